@@ -430,7 +430,7 @@ def job_notes(plan: Plan) -> tuple[str, ...]:
 
 def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[str], list[str]]:
     """Lines about the device's records, read as its site file and the job say, and problems."""
-    from edgeveil_tools.local.data import column_problems, input_range, places
+    from edgeveil_tools.local.data import column_problems, form_of, places
 
     key_file = site.state_dir / SPLIT_KEY_FILE
     started = key_file.exists()  # a check must not make a device's key
@@ -438,13 +438,9 @@ def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[s
     share = DEFAULT_SHARE if job is None else job.data.evaluation_share
     schema = None if job is None else job.data.schema_
     training, evaluation = device_records(site.data, key, evaluation_share=share, schema=schema)
-    asked: dict[str, Any] = {}
-    if job is not None:
-        asked = {"classes": job.data.classes, "input_shape": job.data.input_shape}
-        asked |= {"input_range": input_range(job), "anomaly": job.anomaly}
+    asked = {} if job is None else form_of(job)
     report = check_records(training, evaluation, **asked)
-    problems = report.problems + places(site.data, schema)
-    problems += [] if schema is None else column_problems(site.data, schema)
+    problems = report.problems + places(site.data, schema) + column_problems(site.data, schema)
     held, most = len(training) + len(evaluation), site.policy.max_records
     if held > most:
         problems.append(

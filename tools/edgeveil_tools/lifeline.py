@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 
 VARIABLE = "EDGEVEIL_LIFELINE_FD"
 GRACE_S = 5.0
@@ -42,14 +41,12 @@ def end_with_starter() -> None:
     """The same in a process of `multiprocessing`, which knows its starter: it ends at once."""
     from multiprocessing import parent_process
 
-    starter = parent_process()
-    if starter is not None:
-        threading.Thread(target=_outlive, args=(starter.join,), daemon=True).start()
+    def outlive() -> None:
+        if (starter := parent_process()) is not None:
+            starter.join()
+            os._exit(1)
 
-
-def _outlive(wait: Callable[[], object]) -> None:
-    wait()
-    os._exit(1)
+    threading.Thread(target=outlive, daemon=True).start()
 
 
 def _wait(fd: int) -> None:

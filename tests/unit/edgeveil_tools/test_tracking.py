@@ -12,14 +12,11 @@ from edgeveil_tools import cli
 from edgeveil_tools.local import run
 from edgeveil_tools.tracking.feed import WAITING, Tracking, hidden
 from edgeveil_tools.tracking.watch import tracked
+from tests.kits.job_events import committed
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 ROUNDS = 3
-COMMITTED = {
-    "exchange": 3, "phase": "train", "number": 1, "attempt": 1, "uploads": 6, "accuracy": 0.5,
-    "loss": 1.5, "seconds": 0.4, "bytes": {"cloud_out": 10}, "timeline": {}, "clusters": None,
-    "epsilon": {"training": 2.0, "inference": None}, "figures": {"macro_f1": 0.25},
-}  # fmt: skip
+COMMITTED = committed(3, 1, 1, figures={"macro_f1": 0.25})["data"]
 
 
 @pytest.fixture(scope="module")

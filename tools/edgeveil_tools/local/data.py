@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,14 +60,7 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
         what = f"has the label {largest}, data.classes is {classes}"
         fix = f"correct the labels, which count from 0, or write classes: {largest + 1}"
         raise DataError(what, where=_first(data, classes, schema), fix=fix)
-    report = check_records(
-        pool,
-        test,
-        classes=classes,
-        input_shape=job.data.input_shape,
-        input_range=input_range(job),
-        anomaly=job.anomaly,
-    )
+    report = check_records(pool, test, **form_of(job))
     if not report.usable:
         fix = f"give each record numbers and a label of 0 to {classes - 1}"
         if schema is not None:
@@ -79,8 +73,8 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
     if len(pool) < run.devices:
         sizes.append(f"{len(pool)} records for {run.devices} devices: some have none")
     told = places(data, schema) if report.usable < report.records else []
-    by_column = [] if schema is None else column_problems(data, schema)
-    return sizes + report.problems + _labels(job, data, pool, test) + by_column + told
+    labels, by_column = _labels(job, data, pool, test), column_problems(data, schema)
+    return sizes + report.problems + labels + by_column + told
 
 
 def run_on(file: Path, job: LocalJob) -> LocalRun:
@@ -221,29 +215,30 @@ def _called(data: DataSource) -> str:
 # --- what records are told of ---
 
 
-def column_problems(data: DataSource, schema: DataSchema) -> list[str]:
+def form_of(job: Job) -> dict[str, Any]:
+    """What `check_records` holds records against."""
+    form = {"classes": job.data.classes, "input_shape": job.data.input_shape}
+    return {**form, "input_range": input_range(job), "anomaly": job.anomaly}
+
+
+def column_problems(data: DataSource, schema: DataSchema | None) -> list[str]:
     """What the columns of a table hold that a job's schema does not say, over the whole file."""
     read = source_part(data.source).tallies
-    if read is None:
+    if read is None or schema is None:
         return []
     return schema_problems(schema, read(origin_of(data, schema), schema))
 
 
 def places(data: DataSource, schema: DataSchema | None = None) -> list[str]:
     """Where the lines or pictures stand that are dropped for their form, the first few of them."""
-    faults: list[str] = []
     find = source_part(data.source).faults
-    if find is not None:
-        faults = find(origin_of(data, schema))
+    faults = [] if find is None else find(origin_of(data, schema))
     more = len(faults) - LINES_SHOWN
     return faults[:LINES_SHOWN] + [f"… and {more} more"] * (more > 0)
 
 
-def input_range(job: Job | None) -> tuple[float, float] | None:
+def input_range(job: Job) -> tuple[float, float] | None:
     """The values that features or model expect, least and largest; None where they do not say."""
-    parts = () if job is None else (*job.features, job.model)
-    scales = [
-        0.0 if getattr(one, "ranges", ()) else getattr(one, "input_scale", 0.0) for one in parts
-    ]
-    largest = max(scales, default=0.0)
+    parts = [one for one in (*job.features, job.model) if not getattr(one, "ranges", ())]
+    largest = max((getattr(one, "input_scale", 0.0) for one in parts), default=0.0)
     return (-largest, largest) if largest else None

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -262,7 +262,8 @@ class HeldArrays(Sequence[Array]):
 
     def integers(self) -> NDArray[np.int64]:
         """The sum of integers, in their shape."""
-        return self.added(None).integers().reshape(self[0].shape)
+        shape: tuple[int, ...] = self[0].shape
+        return self.added(None).integers().reshape(shape)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -273,11 +274,7 @@ class HeldArrays(Sequence[Array]):
             found = self._rounds.arrays(self._group, numbers)
             yield from (found[number] for number in numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Array: ...
-    @overload
-    def __getitem__(self, index: slice) -> HeldArrays: ...
-    def __getitem__(self, index: int | slice) -> Array | HeldArrays:
+    def __getitem__(self, index: int | slice) -> Any:
         numbers = self._numbers[index]
         if isinstance(numbers, int):
             return self._rounds.arrays(self._group, [numbers])[numbers]
