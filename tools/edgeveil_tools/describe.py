@@ -31,8 +31,6 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class _Look:
-    """What one column holds."""
-
     name: str
     texts: Counter[str]  # of what is not missing
     gaps: frozenset[str]  # what stands where a value is missing

@@ -45,11 +45,9 @@ class LiveDisplay(ABC):
 
     @property
     def live(self) -> bool:
-        """Whether the picture is on a terminal now."""
         return self._live is not None
 
     def note(self, line: str) -> None:
-        """A line that stays."""
         self.console.print(Text(line), soft_wrap=True)
 
     @abstractmethod
@@ -66,7 +64,6 @@ class RunDisplay(LiveDisplay):
         self._heard_s, self._said = time.monotonic(), ""
 
     def __call__(self, view: RunProgress) -> None:
-        """The run's progress, whenever it changes."""
         self._view, self._heard_s = view, time.monotonic()
         if view.kind == "note":
             self.note(view.line)
@@ -77,7 +74,6 @@ class RunDisplay(LiveDisplay):
             self.note(f"{view.elapsed_s:6.1f} s  {view.line}")
 
     def lines(self, rows: Iterable[tuple[str, str]]) -> None:
-        """A short table of names and values, which stays."""
         table = Table.grid(padding=(0, 2))
         for name, value in rows:
             table.add_row(name, value)

@@ -59,7 +59,6 @@ class Prospect:
 
     @property
     def mean(self) -> float:
-        """Mean accuracy over the seeds."""
         return float(np.mean(self.accuracies))
 
     @property
@@ -270,7 +269,6 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
 
 
 def prospect_lines(found: Prospect) -> Iterator[str]:
-    """The estimate in lines, for a person."""
     yield from ("", *found.verdict, "")
     for name, words in guarantee_lines(found.privacy):
         yield f"{name:<16} {words}"

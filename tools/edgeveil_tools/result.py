@@ -396,7 +396,6 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write whole or not at all."""
     write_whole(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
 
 

@@ -22,7 +22,6 @@ Progress = Callable[[float], None]  # gets the share that is done, up to 1
 
 
 def _array(values: torch.Tensor) -> Float32:
-    """A parameter as an array of its own."""
     found: Float32 = values.detach().contiguous().numpy()
     return found
 

@@ -21,8 +21,6 @@ GROUPS = {
 
 
 def _within(least: int, most: int) -> Callable[[str], int]:
-    """A type of numbers for argparse."""
-
     def number(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"must be in {least}..{most}, got '{text[:20]}'")

@@ -55,7 +55,6 @@ class Children:
             self._foreign.append((name, pid))
 
     def pids(self) -> dict[str, int]:
-        """Process ids by name, of those started here."""
         return {child.name: child.process.pid for child in self._children}
 
     def check(self) -> None:

@@ -97,7 +97,6 @@ class LocalFleet(ABC):
         """Its part of `RunLog.result`."""
 
     def keep_models(self, onnx: bytes, safetensors: bytes) -> None:
-        """The final model, where the run's other files go."""
         write_whole(self.out / "model.onnx", onnx)
         write_whole(self.out / "model.safetensors", safetensors)
 

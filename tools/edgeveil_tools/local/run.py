@@ -273,7 +273,6 @@ def _tracked(tracking: Tracking, result: Result, *, interrupted: bool) -> list[s
 
 
 def _say(hear: Listener, what: str) -> None:
-    """Tell what goes on before and after the job."""
     hear(RunProgress(0, 0, 0, doing=what, kind="look"))
 
 

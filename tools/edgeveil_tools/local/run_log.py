@@ -132,17 +132,14 @@ class RunLog:
         self._tell("look", self.view.line)
 
     def note(self, line: str) -> None:
-        """Tell a line that stays."""
         self._tell("note", line)
 
     def doing(self, what: str) -> None:
-        """Tell what goes on now."""
         self.view.doing = what
         self._tell("doing", what)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the beginning."""
         return time.monotonic() - self._started_s
 
     def _tell(self, kind: Literal["doing", "committed", "note", "look"], line: str) -> None:
@@ -150,7 +147,6 @@ class RunLog:
         self._hear(self.view)
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take the job's next event."""
         event = finite(event)
         with (self._out / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(event, allow_nan=False) + "\n")

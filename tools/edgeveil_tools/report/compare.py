@@ -190,7 +190,6 @@ def _differing(rows: Sequence[ComparedRuns]) -> list[tuple[str, list[str]]]:
 
 
 def heads(rows: Sequence[ComparedRuns]) -> list[str]:
-    """The heads of the table."""
     several = any(len(row.results) > 1 for row in rows)
     led = _measure(rows) + (", median (range)" if several else "")
     return [name or led for name in _HEAD]
@@ -203,13 +202,11 @@ def write_table(rows: Sequence[ComparedRuns], out: Path, failures: Sequence[str]
 
 
 def write_comparison(rows: Sequence[ComparedRuns], page: Path) -> None:
-    """Write the page."""
     brief = [(row.name, row.text) for row in rows]
     write_whole(page, frozen(comparison_view(rows), brief).encode())
 
 
 def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
-    """The page as plain JSON."""
     apart = _differing(rows)
     head = ["setting", *(row.name for row in rows)]
     settings = table_part("Settings that differ", head, [[k, *of] for k, of in apart], text=[0])

@@ -64,7 +64,6 @@ def write_report(
 def report_view(
     result: Mapping[str, Any], events: Sequence[Mapping[str, Any]], held: Json | None = None
 ) -> Json:
-    """The page as plain JSON."""
     published = result["final"]["measured_on"] == MEASURED_ON[True]
     run = RunPart(
         devices=result["devices"],

@@ -205,19 +205,16 @@ class Shelf:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - ends with the shelf
 
     def clear(self) -> None:
-        """Forget them all."""
         self._places.clear()
         self._file.seek(0)
         self._file.truncate()
 
     def put(self, group: int, number: int, array: Array) -> None:
-        """Keep one."""
         place = self._file.seek(0, os.SEEK_END)
         self._places[group, number] = place, array.dtype, array.shape
         self._file.write(array.tobytes())
 
     def all(self, group: int, numbers: Sequence[int]) -> Iterator[Array]:
-        """One after the other."""
         for number in numbers:
             place, dtype, shape = self._places[group, number]
             self._file.seek(place)

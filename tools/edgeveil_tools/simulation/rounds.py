@@ -137,7 +137,6 @@ class SimulatedRounds:
     def _round(
         self, context: RoundContext, state: Mapping[str, Array], selected: Sequence[int]
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The state after it, and its event."""
         plan, times_s = context.plan, [time.monotonic()]
         self.uploads = self.declined = 0
         package = round_package(context, state)
@@ -261,7 +260,6 @@ class HeldArrays(Sequence[Array]):
         return self._rounds.added(self._group, self._numbers, grids)
 
     def integers(self) -> NDArray[np.int64]:
-        """The sum of integers, in their shape."""
         shape: tuple[int, ...] = self[0].shape
         return self.added(None).integers().reshape(shape)
 

@@ -90,7 +90,6 @@ class Tracking:
         self._told, self._figures = 0, dict[str, float]()  # of the newest tested model
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take the job's next event."""
         if event["type"] == "exchange_committed":
             data = event["data"]
             self._figures = figures_of(data) or self._figures

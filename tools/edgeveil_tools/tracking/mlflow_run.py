@@ -40,13 +40,11 @@ class MlflowTracker:
             self._client.log_batch(self._run, params=params[start : start + _BATCH])
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """See `feed`."""
         now_ms = int(time.time() * 1000)
         found = [Metric(key, value, now_ms, step) for key, value in metrics.items()]
         self._client.log_batch(self._run, metrics=found)
 
     def end(self, status: str, facts: Mapping[str, str], files: Sequence[Path]) -> None:
-        """See `feed`."""
         tags = [RunTag(key, value) for key, value in facts.items()]
         self._client.log_batch(self._run, tags=tags)
         for path in files:

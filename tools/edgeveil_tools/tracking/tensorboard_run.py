@@ -31,13 +31,11 @@ class TensorboardTracker:
         self._write(_text("parameters", parameters))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """See `feed`."""
         values = [Summary.Value(tag=key, simple_value=value) for key, value in metrics.items()]
         self._write(Summary(value=values), step)
         self._writer.flush()
 
     def end(self, status: str, facts: Mapping[str, str], files: Sequence[Path]) -> None:
-        """See `feed`."""
         self._write(_text("outcome", {"status": status, **facts}))
         self._writer.close()
         for path in files:
