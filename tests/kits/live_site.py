@@ -53,53 +53,36 @@ class LiveSite:
     """Two brokers, a cloud, a proxy and devices, as processes of their own."""
 
     def __init__(
-        self,
-        folder,
-        devices=5,
-        engine="mosquitto",
-        *,
-        infer_only=0,
-        policy=None,
-        protocol=5,
-        tls=False,
-        websockets=False,
-        profile="default",
-        enforced=None,
-        cells=0,
+        self, folder, devices=5, engine="mosquitto", *, policy=None, enforced=None, cells=0, **plan
     ):
         """`enforced` by the brokers; without it they enforce the links' own `profile`. So many
         `cells`, named `cell-1` and on, each with an edge broker and a proxy; 0: one without name.
-        """
-        ports = Ports(*free_ports(6))
-        named = {f"cell-{number}": CellPorts(*free_ports(3)) for number in range(1, cells + 1)}
+        `plan`: further fields of `SitePlan`."""
         self.plan = SitePlan(
             folder / "site",
             devices=devices,
-            infer_only=infer_only,
-            ports=ports,
-            cells=named,
+            ports=Ports(*free_ports(6)),
+            cells={f"cell-{number}": CellPorts(*free_ports(3)) for number in range(1, cells + 1)},
             engine=engine,
-            protocol=protocol,
-            tls=tls,
-            websockets=websockets,
-            profile=profile,
             # Little more room than digits need, so that a slow machine too has time for trials.
             policy=(policy or Policy(max_inference_epsilon=500)).with_room(500 // devices),
+            **plan,
         )
         self.site = self.provisioned()
         self.logs = folder / "logs"
         self.logs.mkdir()
-        self.brokers = {}
-        for domain in self.plan.domains:
-            broker = plan_of(load_as(BrokerSite, self.site.brokers[domain]), wiretap=True)
-            users = {**self.site.passwords[domain], "wiretap": "tap-word"}
-            limits = enforced or profile
-            self.brokers[domain] = (
-                BrokerProcess(broker, folder / domain, users=users)
-                if limits == "default"
-                else ProfiledBroker(broker, folder / domain, limits, users=users)
-            )
+        self.brokers = {
+            domain: self._broker(domain, folder / domain, enforced or self.plan.profile)
+            for domain in self.plan.domains
+        }
         self.processes = {}
+
+    def _broker(self, domain, folder, limits):
+        broker = plan_of(load_as(BrokerSite, self.site.brokers[domain]), wiretap=True)
+        users = {**self.site.passwords[domain], "wiretap": "tap-word"}
+        if limits == "default":
+            return BrokerProcess(broker, folder, users=users)
+        return ProfiledBroker(broker, folder, limits, users=users)
 
     def provisioned(self):
         return provision(self.plan)

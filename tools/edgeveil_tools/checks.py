@@ -83,8 +83,7 @@ def command(args: argparse.Namespace) -> int:
     records = [one for one in files if _other_kind(one) == "records"]
     limits = site_limits(yaml_files)
     checked = {path: _checked(path, limits, records, show=args.show) for path in yaml_files}
-    plans = {path: one.plan for path, one in checked.items() if one.plan is not None}
-    jobs = [plan.job for plan in plans.values()]
+    jobs = [one.plan.job for one in checked.values() if one.plan is not None]
     if args.estimate and not (jobs or any(one.problems for one in checked.values())):
         fix = "name the job's file too"
         raise UsageError("no job is named to estimate", where="--estimate", fix=fix)
