@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -92,44 +93,13 @@ def bits(found):
     return result
 
 
-RULES = {"added up": {"name": "fedavg"}, "looked at one by one": {"name": "krum"}}
-
-
-@pytest.mark.parametrize("cancelling", [False, True])
-@pytest.mark.parametrize("rule", RULES)
-def test_any_number_of_workers_gives_the_same_bits(rule, cancelling):
-    of = CloudRound(plan=Plan(job(aggregation=RULES[rule])), selected=64)
-    batch, data = of.batch(hostile(of, cancelling))
-    here = opened(of, batch, data)
-    assert {"not_for_this_round", "not_finite", "repeated_segment"} <= set(here.refused)
-    for count in (1, 2, 3):
-        with pool(count) as workers:
-            there = opened(of, batch, data, workers=workers, kept_bytes=200)
-            assert len(workers.pids) == count
-            assert (there.accepted, there.refused) == (here.accepted, here.refused)
-            assert bits(there) == bits(here)
-
-
-@pytest.mark.parametrize("aggregation", [{"name": "fedavg"}, {"name": "median", "groups": 3}])
-def test_any_number_of_workers_gives_the_same_sums_under_masks(aggregation):
-    wanted = job(
-        aggregation={**aggregation, "secure": True},
-        selection={"devices": 64, "min_devices": 64},
-        round={"min_batch": 12},
-    )
-    of = CloudRound(plan=Plan(wanted), selected=64)
-    groups = masked(of)
-    batch, data = of.batch(groups)
-    here = opened(of, batch, data)
-    assert here.refused == {"not_for_this_round": 2, "repeated_segment": 2}  # and softmax
-    assert len(here.chosen) == UPLOADS
-    for count in (1, 2, 3):
-        with pool(count) as workers:
-            there = opened(of, batch, data, workers=workers)
-            assert len(workers.pids) == count
-        assert (there.accepted, there.refused) == (here.accepted, here.refused)
-        assert there.chosen == here.chosen
-        assert numbers(there) == numbers(here)
+def same(there, here):
+    """All that is found, to the last bit."""
+    assert (there.accepted, there.refused) == (here.accepted, here.refused)
+    assert there.chosen == here.chosen
+    assert bits(there) == bits(here)
+    sums = [[[one.to_bytes() for one in s] for s in found.totals] for found in (there, here)]
+    assert sums[0] == sums[1]
 
 
 def masked(of):
@@ -149,14 +119,37 @@ def masked(of):
     return groups
 
 
-def numbers(found):
-    return [[one.to_bytes() for one in of_set] for of_set in found.totals]
+cancelling = partial(hostile, cancelling=True)
+UNDER_MASKS = {"selection": {"devices": 64, "min_devices": 64}, "round": {"min_batch": 12}}
+CASES = {
+    "added up": ({"name": "fedavg"}, hostile),
+    "added up to the last bits": ({"name": "fedavg"}, cancelling),
+    "looked at one by one": ({"name": "krum"}, hostile),
+    "looked at one by one, cancelling": ({"name": "krum"}, cancelling),
+    "under masks": ({"name": "fedavg", "secure": True}, masked),
+    "under masks, in groups": ({"name": "median", "groups": 3, "secure": True}, masked),
+}
 
 
-@pytest.mark.parametrize("cancelling", [False, True])
-def test_batches_of_several_cells_are_added_up_to_the_same_bits(cancelling):
+@pytest.mark.parametrize(("rule", "uploads"), CASES.values(), ids=CASES)
+def test_any_number_of_workers_gives_the_same_bits(rule, uploads):
+    wanted = job(aggregation=rule, **(UNDER_MASKS if rule.get("secure") else {}))
+    of = CloudRound(plan=Plan(wanted), selected=64)
+    batch, data = of.batch(uploads(of))
+    here = opened(of, batch, data)
+    assert {"not_for_this_round", "repeated_segment"} <= set(here.refused)
+    assert len(here.chosen) == (UPLOADS if rule.get("secure") else 0)
+    for count in (1, 2, 3):
+        with pool(count) as workers:
+            there = opened(of, batch, data, workers=workers, kept_bytes=200)
+            assert len(workers.pids) == count
+            same(there, here)
+
+
+@pytest.mark.parametrize("uploads", [hostile, cancelling])
+def test_batches_of_several_cells_are_added_up_to_the_same_bits(uploads):
     of = CloudRound(selected=64)
-    batches = [of.batch(hostile(of, cancelling)), of.batch(of.honest(5)), of.batch(of.honest(4))]
+    batches = [of.batch(uploads(of)), of.batch(of.honest(5)), of.batch(of.honest(4))]
     with pool(2) as workers:
         found = [opened(of, *one, workers=workers) for one in batches]
         for name, arrays in joined(found).arrays.items():
@@ -364,8 +357,7 @@ def test_a_cluster_gives_the_same_bits(cluster):
     here = opened(of, batch, data)
     with pool(2, on_ray=True, address=cluster.address) as workers:
         there = opened(of, batch, data, workers=workers, kept_bytes=200)
-        assert (there.accepted, there.refused) == (here.accepted, here.refused)
-        assert bits(there) == bits(here)
+        same(there, here)
 
 
 @pytest.mark.slow

@@ -58,20 +58,14 @@
 
       // Only what changed is made anew, and the focus stays where it was.
       function place(list, rows) {
-        let next = list.firstElementChild;
+        const job = document.activeElement.closest(".job")?.dataset.job;
         for (const row of rows) {
-          let [made, of] = shown.get(row.id) || [];
-          if (of !== row) {
-            const fresh = rowOf(row);
-            const focused = made && made.contains(document.activeElement) ? document.activeElement.tagName : null;
-            if (made) { if (made === next) next = next.nextElementSibling; made.remove(); }
-            list.insertBefore(fresh, next);
-            shown.set(row.id, [fresh, row]);
-            if (focused) fresh.querySelector(focused.toLowerCase())?.focus({ preventScroll: true });
-          } else if (made === next) next = next.nextElementSibling;
-          else list.insertBefore(made, next);
+          if (!shown.has(row.id) || shown.get(row.id)[1] !== row) shown.set(row.id, [rowOf(row), row]);
         }
-        while (next) { const gone = next; next = next.nextElementSibling; gone.remove(); }
+        const made = rows.map((row) => shown.get(row.id)[0]);
+        if (made.length === list.children.length && made.every((one, k) => one === list.children[k])) return;
+        list.replaceChildren(...made);
+        if (job) made.find((one) => one.dataset.job === job)?.querySelector("a").focus({ preventScroll: true });
       }
 
       ev.show(none, el("h2", {}, "No job yet"),
