@@ -82,19 +82,11 @@ async def test_every_problem_of_a_refused_job_is_returned(ask, store):
 @played
 async def test_nothing_but_health_is_told_without_the_token(ask, store, token):
     job = store.submit_job("a", b"", bytes(32)).id
-    for method, path in [
-        ("GET", "/jobs"),
-        ("POST", "/jobs"),
-        ("GET", "/status"),
-        ("GET", f"/jobs/{job}"),
-        ("GET", "/jobs/none"),
-        ("GET", f"/jobs/{job}/events"),
-        ("GET", f"/jobs/{job}/job.json"),
-        ("POST", f"/jobs/{job}/cancel"),
-        ("POST", f"/jobs/{job}/resume"),
-        ("GET", f"/jobs/{job}/model.onnx"),
-        ("GET", "/no/such/page"),
-    ]:
+    of_it = f"/jobs/{job}"
+    paths = ["/jobs", "/status", of_it, "/jobs/none", "/no/such/page"]
+    paths += [f"{of_it}/{what}" for what in ("events", "job.json", "model.onnx")]
+    changes = [("POST", path) for path in ("/jobs", f"{of_it}/cancel", f"{of_it}/resume")]
+    for method, path in [*(("GET", path) for path in paths), *changes]:
         status, content = await ask(method, path, token=token)
         assert status == 401, path
         assert job.encode() not in content

@@ -3,11 +3,10 @@
 import asyncio
 import json
 import ssl
-from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -29,13 +28,6 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 STATUS = {"jobs": [], "most_running": 1, "enrolled": 0, "queued": 0, "paused": 0, "refused": {}}
 
 
-@dataclass
-class Answer:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class Page:
     """A browser's side: it keeps cookies, and says where its requests come from."""
 
@@ -45,7 +37,8 @@ class Page:
     async def ask(self, method, path, **options):
         options.setdefault("allow_redirects", False)
         async with self._session.request(method, path, **options) as answer:
-            return Answer(answer.status, answer.headers, await answer.read())
+            found = {"status": answer.status, "headers": answer.headers}
+            return SimpleNamespace(**found, body=await answer.read())
 
     async def log_in(self, scope=guard.Scope.SUBMIT, token=None, **options):
         data = {"token": TOKENS[scope] if token is None else token}
@@ -114,8 +107,7 @@ async def test_a_token_is_given_for_a_cookie_that_no_script_and_no_other_site_se
     assert "Secure" not in cookie  # plain HTTP on this machine
     assert TOKENS[guard.Scope.SUBMIT] not in cookie
     assert b"cloud.js" in (await page.ask("GET", "/")).body
-    me = await page.json("GET", "/v1/page/me")
-    assert me == {"scope": "submit", "may_submit": True}
+    assert (await page.json("GET", "/v1/page/me"))["may_submit"]
     assert (await page.ask("GET", "/jobs")).status == 200  # the other addresses too
 
 
@@ -209,13 +201,9 @@ async def test_a_cookie_reaches_as_far_as_its_token(page, store):
     await page.log_in(guard.Scope.READ)
     me = await page.json("GET", "/v1/page/me")
     assert me == {"scope": "read", "may_submit": False}
-    for method, path in [
-        ("POST", "/jobs"),
-        ("POST", f"/jobs/{job}/cancel"),
-        ("POST", f"/jobs/{job}/resume"),
-        ("GET", f"/jobs/{job}/model.onnx"),
-        ("PUT", "/backbones"),
-    ]:
+    changes = [("POST", "/jobs"), ("PUT", "/backbones"), ("GET", f"/jobs/{job}/model.onnx")]
+    changes += [("POST", f"/jobs/{job}/{what}") for what in ("cancel", "resume")]
+    for method, path in changes:
         answer = await page.ask(method, path, headers=OWN)
         assert answer.status == 403, path
         assert "scope 'submit'" in json.loads(answer.body)["what"]

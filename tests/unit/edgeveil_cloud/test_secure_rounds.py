@@ -340,18 +340,15 @@ def test_bytes_that_are_replaced_are_opened_anew(desk):
 
 def test_another_stream_begins_anew(desk):
     streaming = Streaming(desk)
-    desk.host.store(ct.BatchPart(b"o" * 32, 0, streaming.data[: streaming.upload_bytes], desk.wire))
-    streaming.open(replace_stream(streaming.so_far, b"o" * 32))
+    other = msgspec.structs.replace(streaming.so_far, stream=b"o" * 32)
+    streaming.come(0, streaming.upload_bytes, other.stream)
+    streaming.open(other)
     assert streaming.opened() == 1
     streaming.come(0, streaming.upload_bytes)
-    streaming.open(replace_stream(streaming.so_far, b"o" * 32))  # late, of the stream before
+    streaming.open(other)  # late, of the stream before
     assert streaming.opened() == 0
     streaming.come(streaming.upload_bytes, len(streaming.data))
     same_as_at_once(streaming)
-
-
-def replace_stream(batch, name):
-    return msgspec.structs.replace(batch, stream=name)
 
 
 def test_a_stream_that_is_not_the_batch_s_counts_for_nothing(desk):
