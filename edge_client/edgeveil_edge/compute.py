@@ -255,18 +255,31 @@ class Computer(Compute):
     def compute(
         self, one: Computation, half: Half, training: Records, evaluation: Records
     ) -> Answer:
+        """Half of an answer, noised, and its events. Raises ProtocolError where the cloud names
+        kept tensors, and whatever else the package or the records lead to."""
         plan, package, noise = one.job.plan, one.package, one.fresh_noise()
         if half == "train":
-            processor, round = self._site.device, one.round
-            return training_answer(plan, round, package, one.own, training, noise, processor)
+            tensors = unpack_tensors(package.tensors)
+            if any(name.startswith(KEPT) for name in tensors):
+                what = "the cloud names tensors that are the device's own"
+                raise ProtocolError("bad_package", what)
+            tensors |= one.own
+            return plan.device.answer(one.round, tensors, training, noise, self._site.device)
         session = self._inference.session(one.job.graph, plan.job.data.classes)
-        weights = plan.graph_weights(unpack_tensors(package.model))
+        weights = dict(plan.graph_weights(unpack_tensors(package.model)))
         row_s = one.allowed_s / (2 * SLOW_RECORDS)
         if half == "evaluate":
             asked = plan.evaluation_of(one.round.phase).about(unpack_tensors(package.tensors))
             return asked.answer(session, weights, evaluation, noise, row_s)
-        key = self._split_key
-        return softmax_answer(plan, session, weights, evaluation.x, noise, key, row_s)
+        x, samples = evaluation.x.astype(np.float32, copy=False), plan.softmax_samples
+        if samples is None:
+            found: Array = session.summed_softmax(x, weights, row_s)
+        else:
+            found = session.slot_softmax(
+                x, weights, sample_slots(x, samples, self._split_key), row_s
+            )
+        noised, event = plan.noised_softmax(found, noise)
+        return Answer({SOFTMAX: noised}, (event,))
 
 
 def _no_records(plan: Plan) -> Records:
@@ -277,46 +290,6 @@ def failure(error: Exception) -> str:
     """The owner's line; of an unexpected error only its type, since its text may quote a record."""
     why = str(error) if isinstance(error, EdgeVeilError) else type(error).__name__
     return f"computing with the records failed ({why})"
-
-
-# --- the two halves of an answer ---
-
-
-def training_answer(
-    plan: Plan,
-    round: PlannedRound,
-    package: RoundPackage,
-    own: Tensors,
-    training: Records,
-    noise: RandomBytes,
-    processor: str,
-) -> Answer:
-    """The method's noised segments and events. Raises ProtocolError for names of kept tensors."""
-    given = unpack_tensors(package.tensors)
-    if any(name.startswith(KEPT) for name in given):
-        raise ProtocolError("bad_package", "the cloud names tensors that are the device's own")
-    tensors = {**given, **own}
-    return plan.device.answer(round, tensors, training, noise, processor)
-
-
-def softmax_answer(
-    plan: Plan,
-    session: InferenceSession,
-    weights: Tensors,
-    x: Array,
-    noise: RandomBytes,
-    slot_key: bytes,
-    row_s: float = math.inf,
-) -> Answer:
-    """The noised softmax of evaluation records x (n, ...), `row_s` each, and its event."""
-    records, samples = x.astype(np.float32, copy=False), plan.softmax_samples
-    if samples is None:
-        found: Array = session.summed_softmax(records, dict(weights), row_s)
-    else:
-        held = sample_slots(records, samples, slot_key)
-        found = session.slot_softmax(records, dict(weights), held, row_s)
-    noised, event = plan.noised_softmax(found, noise)
-    return Answer({SOFTMAX: noised}, (event,))
 
 
 # --- whether a job can be played here ---

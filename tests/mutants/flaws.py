@@ -968,8 +968,8 @@ MUTANTS = (
         name="training-on-evaluation-records",
         decides="split by record",
         where="edgeveil_edge.compute:Computer.compute",
-        find="training_answer(plan, round, package, one.own, training, noise, processor)",
-        put="training_answer(plan, round, package, one.own, evaluation, noise, processor)",
+        find="plan.device.answer(one.round, tensors, training, noise, self._site.device)",
+        put="plan.device.answer(one.round, tensors, evaluation, noise, self._site.device)",
         killed_by="tests/unit/edgeveil_edge/test_answer.py::test_evaluation_records_change_nothing_of_what_training_records_give",
     ),
     # --- deadline moment ---

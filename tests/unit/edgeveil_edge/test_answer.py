@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import edge_kit
 import msgspec
@@ -23,7 +24,7 @@ from edgeveil.protocol.messages import Group
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge import round_work as answers
-from edgeveil_edge.compute import Computer, softmax_answer
+from edgeveil_edge.compute import Computation, Computer, TaughtJob
 from edgeveil_edge.consent import consent
 
 HEX = JOB_ID.hex()
@@ -129,13 +130,18 @@ def test_a_tensor_of_another_shape_or_name_is_never_sealed(device):
     assert caught.value.reason == "wrong_shape"
 
 
-def test_the_softmax_is_noised_and_priced():
+def test_the_softmax_is_noised_and_priced(tmp_path):
     class Certain:
         def summed_softmax(self, x, weights, row_s):
             return np.array([PLAN.job.data.nominal_evaluation_records << RECORD_BITS, 0, 0])
 
-    noise, x = DerivedRandom(bytes(32)), np.zeros((2, 4))
-    draws = [softmax_answer(PLAN, Certain(), {}, x, noise, bytes(32)) for _ in range(400)]
+    computer, two = Computer(edge_kit.site(tmp_path), bytes(32)), edge_kit.records(2, 1)
+    computer._inference = SimpleNamespace(session=lambda *_asked: Certain())
+    model = pack_tensors(PLAN.cloud.model(PLAN.cloud.initial_state()))
+    asked = TaughtJob(PLAN, b"", b""), PLAN.round(FIRST), RoundPackage("train", 1, True, b"", model)
+    keys = (number.to_bytes(32, "big") for number in range(400))
+    each = [Computation(*asked, {}, True, DerivedRandom(key)) for key in keys]
+    draws = [computer.compute(one, "infer", two, two) for one in each]
     assert {draw.events for draw in draws} == {(PLAN.softmax_event(),)}
     vectors = np.stack([draw.segments[SOFTMAX] for draw in draws])
     # Laplace of scale 2/ε = 0.4: mean absolute deviation 0.4, over 1200 draws ± 0.012.

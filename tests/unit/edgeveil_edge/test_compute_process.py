@@ -24,6 +24,7 @@ from msgspec import structs
 
 from edgeveil.data.schema import Column, DataSchema, Label
 from edgeveil.errors import EdgeVeilError, ProtocolError
+from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.privacy.derived import DerivedRandom
@@ -31,7 +32,7 @@ from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge import compute, compute_child, compute_process
 from edgeveil_edge import compute_worker as wire
-from edgeveil_edge.compute import Computation, ComputedAnswer, Computer, TaughtJob, softmax_answer
+from edgeveil_edge.compute import Computation, ComputedAnswer, Computer, TaughtJob
 from edgeveil_edge.compute_child import WorkerNursery
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer, digest_of
 
@@ -334,14 +335,14 @@ def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeyp
     job, own = taught(), site(tmp_path, path)
     assert job.plan.round(index).infer
     sound = Computer(own, SPLIT_KEY).answer(computation(job, index))
-    real = softmax_answer
+    real = InferenceSession.summed_softmax
 
-    def fails(plan, session, weights, x, *rest):
+    def fails(session, x, *rest):
         if len(x):
             raise ValueError("a record")
-        return real(plan, session, weights, x, *rest)
+        return real(session, x, *rest)
 
-    monkeypatch.setattr("edgeveil_edge.compute.softmax_answer", fails)
+    monkeypatch.setattr(InferenceSession, "summed_softmax", fails)
     found = Computer(own, SPLIT_KEY).answer(computation(job, index))
     assert "ValueError" in found.without
     assert tensors(found)["head.weight"] == tensors(sound)["head.weight"]

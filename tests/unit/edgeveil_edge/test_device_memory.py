@@ -9,13 +9,13 @@ from edge_kit import JOB_ID, Device, Round, job
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs import compile_job
+from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol.device import JobClosed
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
-from edgeveil_edge import compute as answers
+from edgeveil_edge.compute import Computation, Computer, TaughtJob
 
 PLAN = compile_job(
     job(
@@ -56,13 +56,13 @@ def kept(one):
 
 def test_what_a_round_keeps_is_what_the_next_one_gets(tmp_path, monkeypatch):
     one, seen = device(tmp_path), []
-    real = answers.training_answer
+    real = Computer.compute
 
-    def watched(plan, round, package, own, *rest):
-        seen.append({name: array.copy() for name, array in own.items()})
-        return real(plan, round, package, own, *rest)
+    def watched(computer, asked, *rest):
+        seen.append({name: array.copy() for name, array in asked.own.items()})
+        return real(computer, asked, *rest)
 
-    monkeypatch.setattr("edgeveil_edge.compute.training_answer", watched)
+    monkeypatch.setattr(Computer, "compute", watched)
     answered(one, 1)
     first = kept(one)["stc"]
     assert first.any()
@@ -123,11 +123,13 @@ def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path):
     assert isinstance(one.answer(sealed), SealedAnswer)
 
 
-def test_a_cloud_cannot_put_words_into_the_device_s_memory():
+def test_a_cloud_cannot_put_words_into_the_device_s_memory(tmp_path):
     weights = PLAN.cloud.package(PLAN.cloud.initial_state(), PLAN.round(1))
     tensors = pack_tensors({**weights, "kept/stc": np.ones(15, np.float32)})
     package = RoundPackage("train", 1, False, tensors, b"")
     nobody = Records(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
+    job, computer = TaughtJob(PLAN, b"", b""), Computer(device(tmp_path).site, bytes(32))
+    one = Computation(job, PLAN.round(1), package, {}, True, DerivedRandom(bytes(32)))
     with pytest.raises(ProtocolError) as caught:
-        answers.training_answer(PLAN, PLAN.round(1), package, {}, nobody, os_random, "cpu")
+        computer.compute(one, "train", nobody, nobody)
     assert caught.value.reason == "bad_package"

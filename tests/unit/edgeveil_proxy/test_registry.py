@@ -25,27 +25,19 @@ def test_the_roster_is_sorted_by_key_so_that_it_says_nothing(path):
     assert keys == b"".join(sorted(one.sealing.to_bytes() for one in devices))
 
 
-def test_a_second_sealing_key_for_an_identity_is_refused(path):
-    registry, identity = Registry(path), SigningKey.generate()
-    registry.admit(Enrolment.make(identity, OpeningKey.generate()))
+def test_no_second_key_or_identity_and_no_forged_enrolment_is_admitted(path):
+    registry, identity, opening = Registry(path), SigningKey.generate(), OpeningKey.generate()
+    one, other = Enrolment.make(identity, opening), device()
+    registry.admit(one)
     before = registry.roster()
-    with pytest.raises(EnrolmentError, match="another sealing key"):
-        registry.admit(Enrolment.make(identity, OpeningKey.generate()))
-    assert registry.roster() == before
-
-
-def test_two_identities_cannot_share_a_sealing_key(path):
-    registry, opening = Registry(path), OpeningKey.generate()
-    registry.admit(Enrolment.make(SigningKey.generate(), opening))
-    with pytest.raises(EnrolmentError, match="has this sealing key"):
-        registry.admit(Enrolment.make(SigningKey.generate(), opening))
-
-
-def test_a_forged_enrolment_is_refused(path):
-    registry, one, other = Registry(path), device(), device()
-    with pytest.raises(EnrolmentError, match="did not sign"):
-        registry.admit(Enrolment(one.identity, other.sealing, one.signature))
-    assert registry.devices() == ()
+    for enrolment, told in (
+        (Enrolment.make(identity, OpeningKey.generate()), "another sealing key"),
+        (Enrolment.make(SigningKey.generate(), opening), "has this sealing key"),
+        (Enrolment(other.identity, device().sealing, other.signature), "did not sign"),
+    ):
+        with pytest.raises(EnrolmentError, match=told):
+            registry.admit(enrolment)
+    assert registry.roster() == before and len(registry.devices()) == 1
 
 
 def test_a_revoked_device_is_out_until_it_is_admitted_again(path):
