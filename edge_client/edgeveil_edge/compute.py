@@ -177,20 +177,17 @@ class Computer(Compute):
 
     def answer(self, one: Computation) -> ComputedAnswer:
         """See `Compute.answer`; without a limit of time."""
+        one, parts = replace(one, allowed_s=math.inf), list[Answer]()
         with flushed():
-            return self._answer(replace(one, allowed_s=math.inf))
-
-    def _answer(self, one: Computation) -> ComputedAnswer:
-        self.prepare(one)
-        records, unread = self.halves(one.job.plan)
-        parts: list[Answer] = []
-        without = [unread] if unread else []
-        for half in self.order(one)[::-1]:
-            try:
-                parts.append(self.compute(one, half, *records))
-            except Exception as error:  # whatever it was, the records made it: it must not show
-                parts.append(self.blank(one, half))
-                without.append(failure(error))
+            self.prepare(one)
+            records, unread = self.halves(one.job.plan)
+            without = [unread] if unread else []
+            for half in self.order(one)[::-1]:
+                try:
+                    parts.append(self.compute(one, half, *records))
+                except Exception as error:  # whatever it was, the records made it: not to show
+                    parts.append(self.blank(one, half))
+                    without.append(failure(error))
         return ComputedAnswer(tuple(parts), "; ".join(without))
 
     def order(self, one: Computation) -> tuple[Half, ...]:
@@ -275,9 +272,8 @@ class Computer(Compute):
         if samples is None:
             found: Array = session.summed_softmax(x, weights, row_s)
         else:
-            found = session.slot_softmax(
-                x, weights, sample_slots(x, samples, self._split_key), row_s
-            )
+            held = sample_slots(x, samples, self._split_key)
+            found = session.slot_softmax(x, weights, held, row_s)
         noised, event = plan.noised_softmax(found, noise)
         return Answer({SOFTMAX: noised}, (event,))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from edgeveil import logs, plugins
 from edgeveil.config.broker_profiles import PROFILES
-from edgeveil.config.edge import EdgeSite, LoopbackHttp
+from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import Records
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.jobs import Job
@@ -185,7 +185,11 @@ class DeviceProcess:
         }
         self._health = HealthSocket(site.state_dir, Health(parts))
         self._control = ControlSocket(site.state_dir, self._obey)
-        self._page = None if site.page is None else _page(site.page, self)
+        self._page: DevicePage | None = None
+        if site.page is not None:
+            from edgeveil_edge.page import DevicePage  # most devices have none
+
+            self._page = DevicePage(site.page, self)
         if self.device.store.fact(_PAUSED):
             self.pause(True)
 
@@ -342,12 +346,6 @@ class DeviceProcess:
         await self.inference.stop()
         self.device.close()
         self._folder.release()
-
-
-def _page(at: LoopbackHttp, device: DeviceProcess) -> DevicePage:
-    from edgeveil_edge.page import DevicePage  # most devices have none, and load none of it
-
-    return DevicePage(at, device)
 
 
 def _on_state(connected: bool, reason: str) -> None:
