@@ -1,13 +1,12 @@
 """The bare relay over real brokers: every byte is counted at the end, and faults are named."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
 
 from edgeveil.config.site_files import load_site
 from edgeveil.errors import JobFailed
-from edgeveil_lab.load.raw_relay import RawDevice, RawSite, run_raw
+from edgeveil_lab.load.raw_relay import RawDevice, raw_site, run_raw
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_ports
 from edgeveil_tools.site.provision import Ports, SitePlan, provision
@@ -34,7 +33,7 @@ def site(tmp_path_factory):
             stack.callback(broker.stop)
             pids[f"broker-{side}"] = broker.pid
         devices = [RawDevice(one, made.passwords["edge"][one]) for one in made.device_ids]
-        yield RawSite.load(plan.folder), devices, pids
+        yield raw_site(plan.folder), devices, pids
 
 
 def test_every_upload_arrives_and_is_measured(site):
@@ -56,6 +55,6 @@ def test_every_upload_arrives_and_is_measured(site):
 def test_it_stops_where_nothing_arrives(site, monkeypatch):
     accounts, devices, brokers = site
     monkeypatch.setattr("edgeveil_lab.load.raw_relay.STALLED_S", 0.5)
-    elsewhere = replace(accounts, onwards=accounts.edge)  # the relay writes to the wrong broker
+    elsewhere = accounts._replace(onwards=accounts.edge)  # the relay writes to the wrong broker
     with pytest.raises(JobFailed, match="nothing arrives any more, 0 of"):
         run_raw(elsewhere, devices, LoadOptions(payload_bytes=64), 1, brokers)

@@ -64,7 +64,7 @@ def test_every_upload_is_counted_once(tmp_path, how):
     assert names <= set(result["processes"])
     assert all(result["processes"][name]["peak_rss_bytes"] > 1 << 20 for name in names)
     assert result["idle"]["connected"] == 20
-    assert {"processes", "busy_percent", "bottleneck", "note"} <= set(result["generator"])
+    assert {"processes", "busy_percent", "note"} <= set(result["generator"])
     if "--compare" not in how:
         return
     raw, last = result["raw"], result["rounds"][-1]
@@ -236,7 +236,6 @@ def told_by_their_pages(result):
         assert used["cpu_s"] > 0
         assert used["peak_rss_bytes"] > 1 << 24
         assert result["series"][-1]["rss_bytes"][name] > 1 << 24
-        assert name in result["series"][-1]["cpu_percent"]
         assert used["cpu_ms_per_upload"] is None  # of less than ten seconds
 
 

@@ -9,7 +9,6 @@ from edgeveil.config.yaml_tree import DEPTH, NODES, read_tree
 from edgeveil.errors import ConfigError, ProtocolError
 from edgeveil.jobs import compile_canonical, parse_job
 from edgeveil.jobs.job import Job
-from edgeveil_lab.load.scenario import LoadOptions, load_scenario
 from edgeveil_tools.checks import schema
 from tests.fuzz.target import Target, as_file, demand
 
@@ -56,10 +55,6 @@ def _site(data):
     load_site(as_file("site.yaml", data))
 
 
-def _scenario(data):
-    load_scenario(as_file("load.yaml", data))
-
-
 def _short(text):
     """Without comments: they would only make inputs long."""
     lines = (re.sub(r"\s+#.*", "", line) for line in text.splitlines())
@@ -78,11 +73,6 @@ def _canonicals():
 
 def _sites():
     texts = (_short(path.read_text("utf-8")) for path in sorted(_CONFIGS.glob("*.yaml")))
-    yield from (text for text in texts if len(text) <= _TEXT_BYTES)
-
-
-def _scenarios():
-    texts = (_short(p.read_text("utf-8")) for p in sorted((_CONFIGS / "load").glob("*.yaml")))
     yield from (text for text in texts if len(text) <= _TEXT_BYTES)
 
 
@@ -105,8 +95,7 @@ def _words(kind):
             for inner in schema:
                 yield from within(inner)
 
-    found = LoadOptions.model_json_schema() if kind == "load" else schema(kind)
-    return tuple(f"{word}: ".encode() for word in sorted(set(within(found))))
+    return tuple(f"{word}: ".encode() for word in sorted(set(within(schema(kind)))))
 
 
 _YAML = (
@@ -131,6 +120,5 @@ TARGETS = {
     "job_wire": Target(
         _canonical, _canonicals, (ProtocolError,), 2048, (b'":null', b"1e308", b"[")
     ),
-    "load_yaml": Target(_scenario, _scenarios, (ConfigError,), _TEXT_BYTES, _YAML + _words("load")),
     "site_yaml": Target(_site, _sites, (ConfigError,), _TEXT_BYTES, _YAML + _SITE_WORDS),
 }

@@ -4,19 +4,16 @@ import gzip
 import io
 import struct
 import zipfile
-from functools import partial
 
 import numpy as np
 
-from edgeveil.errors import BrokerError, DataError, UsageError
+from edgeveil.errors import BrokerError, DataError
 from edgeveil.parts.sources.arrays import read_npz
-from edgeveil.parts.sources.idx import EMNIST_CLASSES, read_idx
+from edgeveil.parts.sources.idx import read_idx
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import csv_faults, read_csv
-from edgeveil_lab.load.sites import LoadFleet
 from edgeveil_tools.site.broker_rules import read_users
-from tests.fuzz.target import Tape, Target, as_file, demand, scratch
-from tests.kits.published_sets import read_published
+from tests.fuzz.target import Tape, Target, as_file, demand
 
 MAX_BYTES = 1 << 16
 
@@ -39,22 +36,6 @@ def _idx(data):
     sound(read_idx(Origin(path=images, labels_path=labels, max_bytes=MAX_BYTES)))
 
 
-def _published(name, split, stem, data):
-    tape = Tape(data)
-    cut = tape.number(512)
-    rest = tape.rest()
-    as_file(f"{stem}-images-idx3-ubyte.gz", rest[:cut])
-    as_file(f"{stem}-labels-idx1-ubyte.gz", rest[cut:])
-    records = read_published(name, scratch(), split, MAX_BYTES)
-    sound(records)
-    return records
-
-
-def _emnist(data):
-    records = _published("emnist", "test", "emnist-balanced-test", data)
-    demand(bool(np.all(records.y < EMNIST_CLASSES)), "a label of the 47")
-
-
 def _idx_pair():
     images = b"\0\0\x08\3" + struct.pack(">3I", 2, 2, 2) + bytes(8)
     return images, b"\0\0\x08\1" + struct.pack(">I", 2) + b"\0\1"
@@ -66,13 +47,6 @@ def _idx_seeds():
         yield bytes((zipped,)) + len(images).to_bytes(2, "little") + images + labels
     huge = b"\0\0\x08\3" + struct.pack(">3I", 2**31, 2**31, 2) + bytes(8)
     yield b"\0" + len(huge).to_bytes(2, "little") + huge + labels
-
-
-def _mnist_seeds():
-    images, labels = _idx_pair()
-    yield len(images).to_bytes(2, "little") + images + labels
-    zipped = gzip.compress(images, mtime=0)
-    yield len(zipped).to_bytes(2, "little") + zipped + gzip.compress(labels, mtime=0)
 
 
 def _csv(data):
@@ -128,23 +102,10 @@ def _users_seeds():
     yield b"proxy:" + hashed + b"\n# nobody\n\n0123456789abcdef:" + hashed + b"\n"
 
 
-def _fleet(data):
-    fleet = LoadFleet.from_bytes(data, "fleet")
-    demand(LoadFleet.from_bytes(fleet.to_bytes(), "fleet").members == fleet.members, "it survives")
-
-
 TARGETS = {
     "idx": Target(
         _idx, _idx_seeds, (DataError,), 1024, (b"\0\0\x08\3", b"\0\0\x0e\1", b"\x1f\x8b")
     ),
-    "mnist": Target(
-        partial(_published, "mnist", "train", "train"),
-        _mnist_seeds,
-        (DataError,),
-        1024,
-        (b"\0\0\x08\3", b"\x1f\x8b\x08"),
-    ),
-    "emnist": Target(_emnist, _mnist_seeds, (DataError,), 1024, (b"\0\0\x08\3", b"\x1f\x8b\x08")),
     "csv": Target(
         _csv, _csv_seeds, (DataError,), 1024, (b'"', b"label", b",", b"nan", b"\xef\xbb\xbf")
     ),
@@ -152,10 +113,4 @@ TARGETS = {
         _npz, _npz_seeds, (DataError,), 2048, (b"'descr': '<f4'", b"'shape': (9999999,)")
     ),
     "users": Target(_users, _users_seeds, (BrokerError,), 1024, (b"$7$", b"$7$1000000$", b":")),
-    "fleet": Target(
-        _fleet,
-        lambda: [LoadFleet.make(count).to_bytes() for count in (0, 1, 3)],
-        (UsageError,),
-        1024,
-    ),
 }

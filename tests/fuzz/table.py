@@ -5,16 +5,16 @@ from importlib import import_module
 from edgeveil.registry import Table
 
 MODULES = {
-    "wire": ("frame", "inner", "package", "tensors", "assembly", "fetch", "topic"),
+    "wire": ("frame", "inner", "package", "tensors", "assembly", "topic"),
     "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "key_file", "ledger"),
     "trusted": ("delegations", "devices"),
-    "files": ("idx", "mnist", "emnist", "csv", "npz", "users", "fleet"),
+    "files": ("idx", "csv", "npz", "users"),
     "datasets": ("cifar", "parquet", "picture"),
     "graphs": ("onnx_wire", "graph_check", "backbone"),
     "machines": ("device", "proxy", "cloud"),
     "batches": ("batch", "spool"),
-    "served": ("http", "mqtt", "amqtt"),
-    "configs": ("yaml", "job_yaml", "job_wire", "site_yaml", "load_yaml"),
+    "served": ("http", "http-bytes", "mqtt", "amqtt"),
+    "configs": ("yaml", "job_yaml", "job_wire", "site_yaml"),
 }
 NAMES = Table("target", {name: module for module, names in MODULES.items() for name in names})
 

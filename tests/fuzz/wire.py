@@ -18,7 +18,7 @@ from edgeveil.protocol.sealed import (
     encode_package,
 )
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
-from edgeveil.protocol.transfer import NEED_LIMIT, Fetch, describe, first_data, parts
+from edgeveil.protocol.transfer import NEED_LIMIT, Fetch, describe, parts
 from edgeveil.transport.link import Topics
 from tests.fuzz.samples import BODIES, HEADERS, signer
 from tests.fuzz.target import Tape, Target, demand
@@ -128,36 +128,6 @@ def _assembly(data):
     demand(held <= received, "memory grows with what arrives")
 
 
-def _fetch(data):
-    """An offer, then parts and looks of the timer in any order."""
-    tape = Tape(data)
-    true = bytes(range(256)) * tape.number(40)
-    blob = describe(true, tape.choice((256, 512)))
-    header = m.Roster(1, blob)
-    offer = m.Offer(signer("proxy").header(header), tape.choice((b"", true, true[:-1], b"x")))
-    fetch = Fetch(offer, header, 1 << 20)
-    pieces = [*first_data(offer, blob)]
-    for piece in pieces:
-        fetch.add(piece)
-    honest = list(parts(blob, true))
-    while not tape.over:
-        what = tape.number(3)
-        try:
-            if what == 0:
-                fetch.add(tape.choice(honest))
-            elif what == 1:
-                piece = tape.choice(honest)
-                fetch.add(
-                    m.BlobPart(blob.digest, tape.number(blob.parts + 2), piece.crc, piece.data)
-                )
-            else:
-                need = fetch.next_need(timer=bool(tape.number(2)))
-                within = need is None or len(need.indices) <= NEED_LIMIT
-                demand(within, "a request within the credit")
-        except ProtocolError:
-            continue
-
-
 def _tapes():
     yield bytes(64)
     yield bytes(range(256))
@@ -209,6 +179,5 @@ TARGETS = {
         words=[b'"dtype":"F32"', b'"shape":[1,2]', b'"data_offsets":[0,8]', b"9223372036854775807"],
     ),
     "assembly": Target(_assembly, _tapes, (ProtocolError,), max_bytes=1024),
-    "fetch": Target(_fetch, _tapes, (ProtocolError,), max_bytes=256),
     "topic": Target(_topic, _topics, (ProtocolError,), max_bytes=128, words=[b"/up", b"/down"]),
 }

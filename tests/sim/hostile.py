@@ -6,22 +6,8 @@ import zlib
 import numpy as np
 
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, OpenPackage, SealedAnswer
-from edgeveil.protocol.messages import (
-    SEAL_OVERHEAD_BYTES,
-    Ack,
-    BlobPart,
-    Commit,
-    Decline,
-    Hello,
-    Need,
-    Offer,
-    RoundId,
-    Shortfall,
-    Signer,
-    Upload,
-    Want,
-)
 from edgeveil.protocol.sealed import open_broadcast, seal_segment, segment_mark
 from edgeveil.protocol.transfer import describe, part_bytes
 from tests.kits.fleet import PACKET_BYTES
@@ -48,7 +34,7 @@ class Attacker:
 
     def __init__(self, fleet, box, tensor):
         self._fleet, self._box, self._inner, self._tensor = fleet, box, box.host, tensor
-        self.signer = Signer(box.id, box.host.identity.signing)
+        self.signer = m.Signer(box.id, box.host.identity.signing)
         self.spam = lambda _who, _round: []
         self.membership = b""
         box.runner.host = self
@@ -95,7 +81,7 @@ class Attacker:
 
 def upload(who, at, data, groups):
     """An offer of an upload, signed by the attacker."""
-    header = Upload(at, groups, describe(data, part_bytes(PACKET_BYTES)))
+    header = m.Upload(at, groups, describe(data, part_bytes(PACKET_BYTES)))
     return who.signer.offer(header, data if len(data) < PACKET_BYTES // 2 else b"")
 
 
@@ -108,7 +94,7 @@ def second_uploads(who, manifest):
 
 def seal_all(manifest):
     """What looks like an upload from outside."""
-    size = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
+    size = sum(group.padded_bytes + m.SEAL_OVERHEAD_BYTES for group in manifest.groups)
     return os.urandom(size)
 
 
@@ -118,7 +104,7 @@ def other_names(who, manifest):
     mine = upload(who, manifest.at, data, every)
     names = ("0" * 16, "cloud", "proxy")
     renamed = [
-        Offer(type(mine.header)(name, mine.header.payload, mine.header.signature), data[:100])
+        m.Offer(type(mine.header)(name, mine.header.payload, mine.header.signature), data[:100])
         for name in names
     ]
     at = manifest.at
@@ -126,7 +112,7 @@ def other_names(who, manifest):
         replace_at(at, round=at.round + 1),
         replace_at(at, round=max(at.round - 1, 0)),
         replace_at(at, attempt=at.attempt + 1),
-        RoundId(b"another job, 16.", at.round, at.attempt),
+        m.RoundId(b"another job, 16.", at.round, at.attempt),
     )
     return [*renamed, *(upload(who, other, data, every) for other in elsewhere)]
 
@@ -134,7 +120,7 @@ def other_names(who, manifest):
 def replace_at(at, **changes):
     """Another round or attempt."""
     round, attempt = changes.get("round", at.round), changes.get("attempt", at.attempt)
-    return RoundId(at.job_id, round, attempt)
+    return m.RoundId(at.job_id, round, attempt)
 
 
 def wrong_forms(who, manifest):
@@ -154,40 +140,40 @@ def others_words(who, manifest):
     """What only cloud or proxy may say."""
     blob = describe(b"", 1024)
     notes = (
-        Ack(blob.digest, "held"),
-        Shortfall(manifest.at, 0, 9),
-        Ack(manifest.blob.digest, "closed"),
+        m.Ack(blob.digest, "held"),
+        m.Shortfall(manifest.at, 0, 9),
+        m.Ack(manifest.blob.digest, "closed"),
     )
     return [
         *(who.signer.note(body) for body in notes),
-        who.signer.offer(Commit(manifest.at, 0, blob)),
+        who.signer.offer(m.Commit(manifest.at, 0, blob)),
         who.signer.offer(manifest, b"model"),
-        *(Signer("cloud", who.signer.key).note(body) for body in notes),
+        *(m.Signer("cloud", who.signer.key).note(body) for body in notes),
     ]
 
 
 def flood(who, manifest):
     """Hundreds of requests, wishes and parts of nothing."""
     piece = bytes(300)
-    one = BlobPart(describe(piece, 300).digest, 0, zlib.crc32(piece), piece)
-    need = Need(manifest.blob.digest, tuple(range(64)))
-    want = who.signer.note(Want(manifest.at.job_id))
-    unknown = who.signer.note(Want(b"another job, 16."))
-    elsewhere = who.signer.note(Decline(replace_at(manifest.at, round=99)))
+    one = m.BlobPart(describe(piece, 300).digest, 0, zlib.crc32(piece), piece)
+    need = m.Need(manifest.blob.digest, tuple(range(64)))
+    want = who.signer.note(m.Want(manifest.at.job_id))
+    unknown = who.signer.note(m.Want(b"another job, 16."))
+    elsewhere = who.signer.note(m.Decline(replace_at(manifest.at, round=99)))
     return [one, need, want, unknown, elsewhere] * FLOOD
 
 
 def hellos(who, _manifest):
     """As fast as it can."""
-    return [who.signer.note(Hello(who.signer.name))] * (4 * FLOOD)
+    return [who.signer.note(m.Hello(who.signer.name))] * (4 * FLOOD)
 
 
 def never_complete(who, manifest):
     """Offers whose bytes never come."""
     every = tuple(range(len(manifest.groups)))
-    size = sum(group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
+    size = sum(group.padded_bytes + m.SEAL_OVERHEAD_BYTES for group in manifest.groups)
     blobs = [replace_digest(size, n) for n in range(50)]
-    return [who.signer.offer(Upload(manifest.at, every, blob)) for blob in blobs]
+    return [who.signer.offer(m.Upload(manifest.at, every, blob)) for blob in blobs]
 
 
 def replace_digest(size_bytes, number):

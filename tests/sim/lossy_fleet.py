@@ -14,69 +14,15 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
+from edgeveil.protocol import cloud_job as cj
+from edgeveil.protocol import device as dv
+from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
+from edgeveil.protocol import sealed as sl
 from edgeveil.protocol.cloud import CloudMachine, RepeatEnd, RosterKept
-from edgeveil.protocol.cloud_job import (
-    Absorb,
-    BatchDropped,
-    BatchPart,
-    Broadcast,
-    CellBroadcasts,
-    CloudSettings,
-    JobStatus,
-    RoundCommit,
-    SealJob,
-    SealRelease,
-    SealRound,
-    StartJob,
-    TooFewUploads,
-)
-from edgeveil.protocol.device import (
-    DeviceMachine,
-    FindStanza,
-    Installation,
-    InstallJob,
-    InstallRelease,
-    StanzaLook,
-)
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    DeviceSettings,
-    NoAnswer,
-    OpenedPackage,
-    OpenPackage,
-    SealedAnswer,
-)
-from edgeveil.protocol.messages import (
-    SEAL_OVERHEAD_BYTES,
-    Ack,
-    Commit,
-    Group,
-    Note,
-    PeerKeys,
-    RoundId,
-    Signer,
-    Upload,
-    decode,
-    decode_body,
-)
 from edgeveil.protocol.proxy import ProxyMachine
 from edgeveil.protocol.proxy_rounds import ProxySettings
-from edgeveil.protocol.sealed import (
-    JobPackage,
-    ReleasePackage,
-    RoundPackage,
-    Terms,
-    decode_package,
-    encode_package,
-    in_pieces,
-    is_listed,
-    open_broadcast,
-    open_segment,
-    seal_broadcast,
-    seal_segment,
-    segment_mark,
-)
 from edgeveil.protocol.transfer import describe, part_bytes, whole
 from edgeveil.transport.memory import LATENCY_S, no_faults
 from edgeveil_edge.store import DeviceStore
@@ -87,7 +33,7 @@ from tests.sim.crash_net import CrashNet, Died
 PACKET_BYTES = 1536  # small, so that models, uploads and batches travel in parts
 JOB = b"simulated job.16"
 DIGEST = b"d" * 32
-GROUPS = (Group("layer0", 1088), Group("layer1", 64))
+GROUPS = (m.Group("layer0", 1088), m.Group("layer1", 64))
 SMALL_BYTES = 3000  # of a job and of a release
 FLOOR = 2
 
@@ -132,33 +78,33 @@ class DeviceHost(QuietHost):
 
     def perform(self, task):
         match task:
-            case FindStanza(manifest=manifest, stanzas=stanzas):
-                return StanzaLook(is_listed(self.opening, manifest, stanzas))
-            case OpenPackage(manifest=manifest, blob=blob):
-                found = open_broadcast(self.opening, manifest, blob)
+            case dv.FindStanza(manifest=manifest, stanzas=stanzas):
+                return dv.StanzaLook(sl.is_listed(self.opening, manifest, stanzas))
+            case dr.OpenPackage(manifest=manifest, blob=blob):
+                found = sl.open_broadcast(self.opening, manifest, blob)
                 if found is None:
-                    return OpenedPackage(None)
+                    return dr.OpenedPackage(None)
                 if manifest.kind == "round":
                     self.opened.append(manifest.at)
                 self._membership = found[1]
-                return OpenedPackage(decode_package(found[0]))
-            case InstallJob(manifest=manifest, package=package):
+                return dr.OpenedPackage(sl.decode_package(found[0]))
+            case dv.InstallJob(manifest=manifest, package=package):
                 self.disk.put_job(manifest.at.job_id, package.job, package.graph)
-                return Installation()
-            case ComputeAnswer(manifest=manifest):
-                return NoAnswer("not today") if self.declines else self._answer(manifest)
-            case InstallRelease(manifest=manifest):
+                return dv.Installation()
+            case dr.ComputeAnswer(manifest=manifest):
+                return dr.NoAnswer("not today") if self.declines else self._answer(manifest)
+            case dv.InstallRelease(manifest=manifest):
                 self.installed.append(manifest.sequence)
                 self.disk.put_fact("release_sequence", str(manifest.sequence))
-                return Installation()
+                return dv.Installation()
         return fx.WorkFailed("unknown task")
 
     def _answer(self, manifest):
         tensor = self.number.to_bytes(8, "big")
-        sealed = [seal_segment(manifest, g, self._membership, tensor) for g in manifest.groups]
-        sizes, marks = map(len, sealed), (segment_mark(self._membership, s) for s in sealed)
+        sealed = [sl.seal_segment(manifest, g, self._membership, tensor) for g in manifest.groups]
+        sizes, marks = map(len, sealed), (sl.segment_mark(self._membership, s) for s in sealed)
         groups = tuple(range(len(sealed)))
-        return SealedAnswer(groups, tuple(sizes), b"".join(sealed), tuple(marks))
+        return dr.SealedAnswer(groups, tuple(sizes), b"".join(sealed), tuple(marks))
 
 
 class ProxyHost(QuietHost):
@@ -198,31 +144,31 @@ class CloudHost(QuietHost):
         match item:
             case RosterKept(keys=keys):
                 self.keys = [SealingKey(keys[i : i + 32]) for i in range(0, len(keys), 32)]
-            case JobStatus(status=status):
+            case cj.JobStatus(status=status):
                 self.status = self.status or status
-            case BatchPart(digest=digest, offset=offset, data=data):
+            case cj.BatchPart(digest=digest, offset=offset, data=data):
                 self._batch = self._batch if self._batch[0] == digest else (digest, bytearray())
                 held = self._batch[1]
                 held.extend(bytes(max(0, offset + len(data) - len(held))))
                 held[offset : offset + len(data)] = data
-            case BatchDropped():
+            case cj.BatchDropped():
                 self._batch = (b"", bytearray())
 
     def resume(self):
         """From the last commit on, with an attempt that was not used before."""
         here = len(self.committed) + 1
         attempt = max((a for r, a in self._secrets if r == here), default=0) + 1
-        return StartJob(JOB, here, attempt, self.rounds, retries=1000)
+        return cj.StartJob(JOB, here, attempt, self.rounds, retries=1000)
 
     def perform(self, task):
         match task:
-            case SealJob():
-                return self._to_all("job", JobPackage(b"{}", bytes(SMALL_BYTES)))
-            case SealRelease():
-                return self._to_all("release", ReleasePackage("sim", bytes(SMALL_BYTES)))
-            case SealRound(round=number, attempt=attempt):
-                return self._seal_round(RoundId(JOB, number, attempt))
-            case Absorb(batches={"": batch}):
+            case cj.SealJob():
+                return self._to_all("job", sl.JobPackage(b"{}", bytes(SMALL_BYTES)))
+            case cj.SealRelease():
+                return self._to_all("release", sl.ReleasePackage("sim", bytes(SMALL_BYTES)))
+            case cj.SealRound(round=number, attempt=attempt):
+                return self._seal_round(m.RoundId(JOB, number, attempt))
+            case cj.Absorb(batches={"": batch}):
                 return self._absorb(
                     batch.at, batch.counts, whole(batch.blob, bytes(self._batch[1]))
                 )
@@ -230,20 +176,20 @@ class CloudHost(QuietHost):
 
     def _to_all(self, kind, package):
         self.sequence += 1
-        at = RoundId(JOB, 0, self.sequence)
-        terms = Terms(kind, at, self.sequence, DIGEST, kind)
-        plain = encode_package(package)
-        manifest, data, _ = seal_broadcast(
+        at = m.RoundId(JOB, 0, self.sequence)
+        terms = sl.Terms(kind, at, self.sequence, DIGEST, kind)
+        plain = sl.encode_package(package)
+        manifest, data, _ = sl.seal_broadcast(
             terms, plain, self.keys, part_bytes(self._sizes.packet_bytes)
         )
-        return CellBroadcasts({"": Broadcast(manifest, data)})
+        return cj.CellBroadcasts({"": cj.Broadcast(manifest, data)})
 
     def _seal_round(self, at):
         self.sequence += 1
         shift = self.sequence % len(self.keys)
         chosen = (self.keys[shift:] + self.keys[:shift])[: self._count]
         opening = OpeningKey.generate()
-        terms = Terms(
+        terms = sl.Terms(
             kind="round",
             at=at,
             sequence=self.sequence,
@@ -256,42 +202,42 @@ class CloudHost(QuietHost):
             groups=GROUPS,
             cloud_key=opening.public().to_bytes(),
         )
-        package = encode_package(
-            RoundPackage("train", at.round, False, bytes(self._sizes.model_bytes), b"")
+        package = sl.encode_package(
+            sl.RoundPackage("train", at.round, False, bytes(self._sizes.model_bytes), b"")
         )
-        manifest, data, tag = seal_broadcast(
+        manifest, data, tag = sl.seal_broadcast(
             terms, package, chosen, part_bytes(self._sizes.packet_bytes)
         )
         if len(chosen) < len(self.keys):
-            manifest = in_pieces(manifest, data)
+            manifest = sl.in_pieces(manifest, data)
         self._secrets[at.round, at.attempt] = (opening, tag)
         self.selected[at.round, at.attempt] = {key.to_bytes() for key in chosen}
-        return CellBroadcasts({"": Broadcast(manifest, data)})
+        return cj.CellBroadcasts({"": cj.Broadcast(manifest, data)})
 
     def _absorb(self, at, counts, data):
         opening, tag = self._secrets[at.round, at.attempt]
         found = []
         accepted, offset = [], 0
         for group, count in zip(GROUPS, counts, strict=True):
-            size = group.padded_bytes + SEAL_OVERHEAD_BYTES
+            size = group.padded_bytes + m.SEAL_OVERHEAD_BYTES
             found.append([])
             for _ in range(count):
                 sealed = data[offset : offset + size]
                 offset += size
-                plain = open_segment(opening, at, DIGEST, group, tag, sealed)
+                plain = sl.open_segment(opening, at, DIGEST, group, tag, sealed)
                 if plain is None:
                     self.foreign += 1
                     continue
                 found[-1].append(int.from_bytes(plain[:8], "big"))
-                accepted.append(segment_mark(tag, sealed))
+                accepted.append(sl.segment_mark(tag, sealed))
         assert offset == len(data)
         if min(map(len, found)) < FLOOR:
-            return TooFewUploads("too few")
+            return cj.TooFewUploads("too few")
         assert at.round not in self.committed
         self.committed[at.round] = (at.attempt, found)
         blob = b"".join(sorted(accepted))
-        commit = Commit(at, len(accepted), describe(blob, part_bytes(self._sizes.packet_bytes)))
-        return RoundCommit(commit, blob)
+        commit = m.Commit(at, len(accepted), describe(blob, part_bytes(self._sizes.packet_bytes)))
+        return cj.RoundCommit(commit, blob)
 
 
 class FakeRegistry:
@@ -374,19 +320,19 @@ class LossyFleet:
         packet_bytes, push_bytes = self.sizes.packet_bytes, self.sizes.push_bytes
         match host:
             case DeviceHost():
-                signer, settings = Signer(host.id, host.identity), DeviceSettings(packet_bytes)
-                return DeviceMachine(
-                    signer, PeerKeys.pinned(cloud=cloud, proxy=proxy), host.disk.load(), settings
+                signer, settings = m.Signer(host.id, host.identity), dr.DeviceSettings(packet_bytes)
+                return dv.DeviceMachine(
+                    signer, m.PeerKeys.pinned(cloud=cloud, proxy=proxy), host.disk.load(), settings
                 )
             case ProxyHost():
                 bounds = ProxySettings(packet_bytes, push_bytes=push_bytes, min_batch_floor=FLOOR)
-                signer, memory = Signer("proxy", self._proxy_key), host.disk.load()
+                signer, memory = m.Signer("proxy", self._proxy_key), host.disk.load()
                 return ProxyMachine(
-                    signer, PeerKeys.pinned(cloud=cloud), self._registry, memory, bounds
+                    signer, m.PeerKeys.pinned(cloud=cloud), self._registry, memory, bounds
                 )
-        limits = CloudSettings(packet_bytes, push_bytes=push_bytes)
+        limits = cj.CloudSettings(packet_bytes, push_bytes=push_bytes)
         return CloudMachine(
-            Signer("cloud", self._cloud_key), {"": PeerKeys.pinned(proxy=proxy)}, limits
+            m.Signer("cloud", self._cloud_key), {"": m.PeerKeys.pinned(proxy=proxy)}, limits
         )
 
     def run(self, limit_s=20_000.0):
@@ -412,10 +358,10 @@ class LossyFleet:
         assert isinstance(machine, ProxyMachine)
         (collection,) = machine.rounds.collections.values()
         tensor = device.number.to_bytes(8, "big")
-        data = b"".join(seal_segment(collection.manifest, g, membership, tensor) for g in GROUPS)
+        data = b"".join(sl.seal_segment(collection.manifest, g, membership, tensor) for g in GROUPS)
         blob = describe(data, part_bytes(self.sizes.packet_bytes))
-        header = Upload(collection.manifest.at, tuple(range(len(GROUPS))), blob)
-        offer = Signer(device.id, device.identity).offer(header, data)
+        header = m.Upload(collection.manifest.at, tuple(range(len(GROUPS))), blob)
+        offer = m.Signer(device.id, device.identity).offer(header, data)
         self.net.post(proxy, fx.MessageReceived(fx.DeviceAddress(device.id), offer))
 
     def settle(self):
@@ -455,8 +401,8 @@ class LossyFleet:
         found = set()
         for sender, to, frame in self.net.wire or []:
             if isinstance(sender, fx.ProxyAddress) and isinstance(to, fx.DeviceAddress):
-                message = decode(frame, self.sizes.packet_bytes)
-                body = decode_body(message.body) if isinstance(message, Note) else None
-                if isinstance(body, Ack) and body.status == "held":
+                message = m.decode(frame, self.sizes.packet_bytes)
+                body = m.decode_body(message.body) if isinstance(message, m.Note) else None
+                if isinstance(body, m.Ack) and body.status == "held":
                     found.add((to.id, body.blob))
         return found

@@ -7,17 +7,7 @@ import pytest
 from edgeveil.config.policy import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    Decline,
-    Hello,
-    Manifest,
-    Note,
-    Offer,
-    Upload,
-    decode,
-    decode_body,
-    decode_header,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.transport.memory import LATENCY_S
 from tests.kits.fleet import PACKET_BYTES, Fleet, committed, small_job
 
@@ -39,15 +29,15 @@ class CoveredFleet(Fleet):
         super().__init__(folder, devices, faults=self._timed, policy=policy, proxy=covered)
 
     def _timed(self, _sender, to, frame):
-        message, now_s = decode(frame, PACKET_BYTES), self.net.now_s
-        header = decode_header(message.header) if isinstance(message, Offer) else None
+        message, now_s = m.decode(frame, PACKET_BYTES), self.net.now_s
+        header = m.decode_header(message.header) if isinstance(message, m.Offer) else None
         if (
-            isinstance(header, Manifest)
+            isinstance(header, m.Manifest)
             and header.kind == "round"
             and isinstance(to, fx.DeviceAddress)
         ):
             self._begun.setdefault(header.at.round, now_s)
-        if isinstance(header, Upload):
+        if isinstance(header, m.Upload):
             self.moments[header.at.round].append(now_s - self._begun[header.at.round])
         return [LATENCY_S]
 
@@ -78,11 +68,11 @@ def looks(fleet):
     seen = defaultdict(list)
     for sender, _, frame in fleet.net.wire or []:
         if isinstance(sender, fx.DeviceAddress):
-            message = decode(frame, PACKET_BYTES)
+            message = m.decode(frame, PACKET_BYTES)
             kind = type(message).__name__
-            if isinstance(message, Note):
-                kind = type(decode_body(message.body)).__name__
-            inside = isinstance(message, Offer) and bool(message.data)
+            if isinstance(message, m.Note):
+                kind = type(m.decode_body(message.body)).__name__
+            inside = isinstance(message, m.Offer) and bool(message.data)
             seen[sender.id].append((kind, len(frame), inside))
     return seen
 
@@ -100,7 +90,7 @@ def test_devices_that_require_cover_are_silent_without_it(tmp_path):
     )
     assert fleet.finish(job) == "paused"
     kinds = {kind for frames in looks(fleet).values() for kind, *_ in frames}
-    assert kinds.isdisjoint({Offer.__name__, Decline.__name__})
+    assert kinds.isdisjoint({m.Offer.__name__, m.Decline.__name__})
 
 
 def test_devices_that_the_proxy_has_not_heard_yet_look_alike_too(tmp_path):
@@ -112,7 +102,7 @@ def test_devices_that_the_proxy_has_not_heard_yet_look_alike_too(tmp_path):
     played(fleet)
     assert len(fleet.proxy.machine.online) < DEVICES
     alike = {
-        tuple(sorted(frame for frame in frames if frame[0] != Hello.__name__))
+        tuple(sorted(frame for frame in frames if frame[0] != m.Hello.__name__))
         for frames in looks(fleet).values()
     }
     assert len(alike) == 1
@@ -126,7 +116,7 @@ def test_the_proxy_cannot_tell_who_was_selected(plain, covered):
     alike = {tuple(sorted(look)) for look in looks(covered[0]).values()}
     assert len(alike) == 1
     (frames,) = alike
-    assert sum(kind == Offer.__name__ for kind, *_ in frames) == ROUNDS
+    assert sum(kind == m.Offer.__name__ for kind, *_ in frames) == ROUNDS
 
 
 def test_the_model_is_the_one_without_cover(plain, covered):
@@ -153,6 +143,6 @@ def test_a_device_that_declines_looks_like_the_others(tmp_path):
     fleet.devices[0].site.policy.__dict__["min_devices"] = SELECTED + 1
     played(fleet)
     seen = looks(fleet)
-    assert all(kind != Decline.__name__ for frames in seen.values() for kind, *_ in frames)
+    assert all(kind != m.Decline.__name__ for frames in seen.values() for kind, *_ in frames)
     assert len({tuple(sorted(frames)) for frames in seen.values()}) == 1
     assert fleet.devices[0].ledger.spent().epsilon == 0

@@ -20,19 +20,7 @@ from edgeveil.config.policy import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    Ack,
-    Batch,
-    Commit,
-    MaskSums,
-    Note,
-    Offer,
-    Unmask,
-    Upload,
-    decode,
-    decode_body,
-    decode_header,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.storage import SqliteFile
 from edgeveil_cloud.stored_jobs import wire_id
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
@@ -204,9 +192,9 @@ def _counted(site):
     found = {}
     for sender, to, frame in site.net.wire or []:
         if isinstance(sender, fx.CloudAddress) and isinstance(to, fx.ProxyAddress):
-            message = decode(frame, PACKET_BYTES)
-            header = decode_header(message.header) if isinstance(message, Offer) else None
-            if isinstance(header, Commit) and isinstance(message, Offer):
+            message = m.decode(frame, PACKET_BYTES)
+            header = m.decode_header(message.header) if isinstance(message, m.Offer) else None
+            if isinstance(header, m.Commit) and isinstance(message, m.Offer):
                 hashes = message.data
                 assert len(hashes) == header.blob.size_bytes
                 cut = {bytes(hashes[i : i + 32]) for i in range(0, len(hashes), 32)}
@@ -219,14 +207,14 @@ def _acknowledged(site, device):
     offered = {}
     held = set()
     for sender, to, frame in site.net.wire or []:
-        message = decode(frame, PACKET_BYTES)
-        if sender == fx.DeviceAddress(device) and isinstance(message, Offer):
-            header = decode_header(message.header)
-            assert isinstance(header, Upload)
+        message = m.decode(frame, PACKET_BYTES)
+        if sender == fx.DeviceAddress(device) and isinstance(message, m.Offer):
+            header = m.decode_header(message.header)
+            assert isinstance(header, m.Upload)
             offered[header.blob.digest] = (header.at.round, header.at.attempt)
-        if to == fx.DeviceAddress(device) and isinstance(message, Note):
-            body = decode_body(message.body)
-            if isinstance(body, Ack) and body.status == "held":
+        if to == fx.DeviceAddress(device) and isinstance(message, m.Note):
+            body = m.decode_body(message.body)
+            if isinstance(body, m.Ack) and body.status == "held":
                 held.add(body.blob)
     return {offered[digest] for digest in held & offered.keys()}
 
@@ -238,11 +226,11 @@ def check_unmasked_once(site, job):
     questions = {}
     choices = set[bytes]()  # the questions that are no checks
     for _, _, frame in site.net.wire or []:
-        message = decode(frame, PACKET_BYTES)
-        if isinstance(message, Note) and isinstance(decode_body(message.body), Unmask):
+        message = m.decode(frame, PACKET_BYTES)
+        if isinstance(message, m.Note) and isinstance(m.decode_body(message.body), m.Unmask):
             choices.add(hashlib.sha256(message.body.payload).digest())
-        header = decode_header(message.header) if isinstance(message, Offer) else None
-        if isinstance(header, MaskSums) and header.question in choices:
+        header = m.decode_header(message.header) if isinstance(message, m.Offer) else None
+        if isinstance(header, m.MaskSums) and header.question in choices:
             round = header.at.job_id, header.at.round
             questions.setdefault(round, set()).add(header.question)
     assert all(len(asked) == 1 for asked in questions.values()), "unmasked twice"
@@ -307,9 +295,9 @@ def boundaries(monkeypatch, disk, secure):
     """How many a run without any death has, by process."""
     site = played(monkeypatch, disk, secure)
     assert site.died == 0
-    wire = [decode(frame, 1 << 20) for _, _, frame in site.net.wire or []]
-    headers = [decode_header(message.header) for message in wire if isinstance(message, Offer)]
-    batches = [header for header in headers if isinstance(header, Batch)]
+    wire = [m.decode(frame, 1 << 20) for _, _, frame in site.net.wire or []]
+    headers = [m.decode_header(message.header) for message in wire if isinstance(message, m.Offer)]
+    batches = [header for header in headers if isinstance(header, m.Batch)]
     assert batches
     assert all(bool(batch.stream) == (secure == "streamed") for batch in batches)
     return {who: site.net.passed[address] - UNSURE for who, address in site.names.items()}

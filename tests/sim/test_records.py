@@ -3,16 +3,8 @@
 import pytest
 
 from edgeveil.protocol import effects as fx
+from edgeveil.protocol import messages as m
 from edgeveil.protocol import proxy_broadcasts, transfer
-from edgeveil.protocol.messages import (
-    BlobPart,
-    Commit,
-    Manifest,
-    Need,
-    Offer,
-    decode,
-    decode_header,
-)
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 
 FOUR_OF_FIVE = {"deadline_s": 20.0, "min_batch": 3, "quorum": 0.8, "grace_s": 1.0}
@@ -25,7 +17,7 @@ def told(fleet, device):
 
 def newest_round(fleet):
     kept = [one.header for one in fleet.proxy.machine.memory.kept.values()]
-    rounds = [h.at.round for h in kept if isinstance(h, Manifest) and h.kind == "round"]
+    rounds = [h.at.round for h in kept if isinstance(h, m.Manifest) and h.kind == "round"]
     return max(rounds, default=0)
 
 
@@ -57,14 +49,14 @@ class Wire:
         self.pushed = set()
 
     def __call__(self, sender, to, frame):
-        message = decode(frame, PACKET_BYTES)
-        if isinstance(message, Offer) and isinstance(sender, fx.ProxyAddress):
-            header = decode_header(message.header)
-            if isinstance(header, Commit) and header not in self.records:
+        message = m.decode(frame, PACKET_BYTES)
+        if isinstance(message, m.Offer) and isinstance(sender, fx.ProxyAddress):
+            header = m.decode_header(message.header)
+            if isinstance(header, m.Commit) and header not in self.records:
                 self.records.append(header)
-        if isinstance(message, Need) and isinstance(sender, fx.DeviceAddress):
+        if isinstance(message, m.Need) and isinstance(sender, fx.DeviceAddress):
             self.asked.setdefault(message.blob, set()).add(sender)
-        if isinstance(message, BlobPart) and isinstance(to, fx.AllDevices):
+        if isinstance(message, m.BlobPart) and isinstance(to, fx.AllDevices):
             self.pushed.add(message.blob)
         return [0.001]
 

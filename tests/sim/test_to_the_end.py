@@ -7,14 +7,7 @@ import pytest
 
 from edgeveil.jobs import compile_job
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    Manifest,
-    ReleaseStatement,
-    Roster,
-    RoundId,
-    Signer,
-    data_set_tag,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy_rounds import ProxySettings
 from edgeveil.protocol.transfer import describe, part_bytes
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
@@ -32,9 +25,9 @@ def now_ms():
 
 def release(sequence):
     """For the job's data set; what it holds opens for nobody."""
-    return Manifest(
+    return m.Manifest(
         kind="release",
-        at=RoundId(b"F" * 16, 0, 1),
+        at=m.RoundId(b"F" * 16, 0, 1),
         sequence=sequence,
         job_digest=bytes(32),
         phase="release",
@@ -50,7 +43,7 @@ def release(sequence):
         commitment=bytes(32),
         cloud_key=bytes(32),
         blob=describe(JUNK, part_bytes(PACKET_BYTES)),
-        data_set=data_set_tag("digits"),
+        data_set=m.data_set_tag("digits"),
     )
 
 
@@ -68,7 +61,7 @@ class Struck(Fleet):
 
     @property
     def leaked(self):
-        return Signer("cloud", self.cloud.machine.signer.key)
+        return m.Signer("cloud", self.cloud.machine.signer.key)
 
     def paid(self):
         return max(box.ledger.spent().epsilon for box in self.devices)
@@ -87,7 +80,7 @@ def fleet(tmp_path):
 def test_no_number_of_a_leaked_key_bars_what_follows(fleet):
     for number in (2**62, 2**44, now_ms() + 30 * HOUR_MS):
         fleet.as_cloud(fleet.leaked.offer(release(number), JUNK))
-        fleet.as_cloud(fleet.leaked.note(ReleaseStatement(number, 0.0, (), ())))
+        fleet.as_cloud(fleet.leaked.note(m.ReleaseStatement(number, 0.0, (), ())))
     assert fleet.proxy.machine.memory.kept == {} and fleet.proxy.machine.memory.statement is None
     job = fleet.submit(JOB)
     assert fleet.finish(job) == "completed", fleet.store.job(job).reason
@@ -101,7 +94,7 @@ def test_a_job_pauses_unpaid_where_its_release_would_be_refused_and_ends_once_it
     if what == "replayed_release":
         fleet.as_cloud(fleet.leaked.offer(release(number), JUNK))
     else:
-        fleet.as_cloud(fleet.leaked.note(ReleaseStatement(number, 0.0, (), ())))
+        fleet.as_cloud(fleet.leaked.note(m.ReleaseStatement(number, 0.0, (), ())))
     job = fleet.submit(JOB)
     assert fleet.finish(job) == "paused"
     reason = fleet.store.job(job).reason
@@ -117,13 +110,13 @@ def test_a_job_pauses_unpaid_where_the_proxy_s_rosters_are_refused(fleet):
     """The last roster that is taken would be stale in the middle of the job."""
     registry = fleet.proxy.registry
     keys = registry.roster()[1]
-    header = Roster(
+    header = m.Roster(
         2**62,
         describe(keys, part_bytes(PACKET_BYTES)),
         registry.lineage,
         registry.roster_expires_s(),
     )
-    signed = Signer("proxy", fleet.proxy.machine.signer.key)
+    signed = m.Signer("proxy", fleet.proxy.machine.signer.key)
     event = fx.MessageReceived(fx.ProxyAddress(), signed.offer(header, keys))
     fleet.net.post(fleet.cloud.runner, event, 0.0)
     fleet.net.run(lambda: False, fleet.net.now_s + 1.0)

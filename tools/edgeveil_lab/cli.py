@@ -47,12 +47,8 @@ def _add_reproduce(commands: Subparsers) -> None:
         ),
     )
     made.add_argument("name", nargs="?", metavar="NAME", help="an experiment; none: list them")
-    made.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="folder of the data set's files, or of such folders",
-    )
+    text = "folder of the data set's files, or of such folders"
+    made.add_argument("--data", type=Path, metavar="DIR", help=text)
     made.add_argument("--seeds", type=int, metavar="N", help="runs of each row; 3, or 1 if quick")
     made.add_argument("--rounds", type=int, metavar="N", help="play at most N rounds of each row")
     text = "simulate on a Ray cluster, or with `local` on a Ray started for the run"
@@ -86,13 +82,8 @@ def _reproduce(args: argparse.Namespace) -> int:
 
 
 def _add_load(commands: Subparsers) -> None:
-    load = command(
-        commands,
-        "loadtest",
-        "measure how much a site carries",
-        about=_LOAD_ABOUT,
-        examples=_LOAD_EXAMPLES,
-    )
+    what = "measure how much a site carries"
+    load = command(commands, "loadtest", what, about=_LOAD_ABOUT, examples=_LOAD_EXAMPLES)
     load.add_argument("--scenario", type=Path, metavar="FILE", help="YAML file of these options")
     load.later = _add_load_options
     load.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -129,11 +120,9 @@ def _add_capacity(commands: Subparsers) -> None:
         "capacity",
         "play a fleet of any size, and say what each party bears",
         about=(
-            "Plays the real cloud and proxy, with their stores, for every device of the fleet;\n"
-            "the devices that a round asks are real too, all others only listen. Time is virtual:\n"
-            "each party is as long at a message as this machine's processor was. No broker runs\n"
-            "and nothing is encrypted; messages, bytes and rows are those of a site. Says for\n"
-            "each phase who bears most of it."
+            "Plays the real cloud and proxy, with their stores, in virtual time; the devices that\n"
+            "a round asks are real too, all others only listen. No broker runs and nothing is\n"
+            "encrypted. Says for each phase who bears most of it."
         ),
         examples="edgeveil capacity --devices 1000,10000,100000 --out out/capacity",
     )
@@ -170,8 +159,7 @@ def _add_privacy(commands: Subparsers) -> None:
         "audit",
         "attack every privacy mechanism",
         about=(
-            "Draws each mechanism's output under two neighbouring inputs, counts events that were\n"
-            "fixed beforehand, and prints the claimed ε beside the ε that the counts prove. Exit\n"
+            "Prints the claimed ε beside the ε that counts of a mechanism's outputs prove. Exit\n"
             "code 1 if a proven claim fails; a sound one does with probability 1e-6 in all.\n"
             "`finds ε ≥` is the true ε that a test would have found with probability 0.99."
         ),
@@ -179,7 +167,7 @@ def _add_privacy(commands: Subparsers) -> None:
     )
     audit.add_argument("--quick", action="store_true", help="fewer runs, some minutes")
     audit.add_argument(
-        "--runs", type=_runs, metavar="N", help="runs a side; of the slowest attacks a part"
+        "--runs", type=int, metavar="N", help="runs a side; of the slowest attacks a part"
     )
     audit.add_argument("--mechanism", default="", metavar="NAME", help="attack this one alone")
     audit.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
@@ -200,21 +188,14 @@ def _add_privacy(commands: Subparsers) -> None:
     )
     attack.add_argument("recording", type=Path, metavar="RECORDING", help="folder of a recording")
     attack.add_argument("--out", type=Path, metavar="DIR", help="default: RECORDING/attack")
-    attack.add_argument("--data", type=Path, metavar="DIR", help="folder of MNIST's files")
     attack.add_argument("--json", action="store_true", help="print attack.json, progress to stderr")
     attack.set_defaults(handler=_attack)
-
-
-def _runs(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
-    return int(text)
 
 
 def _attack(args: argparse.Namespace) -> int:
     from edgeveil_lab.attack.command import attack
 
-    return attack(args.recording, args.out, args.data, as_json=args.json)
+    return attack(args.recording, args.out, as_json=args.json)
 
 
 def _audit(args: argparse.Namespace) -> int:

@@ -22,12 +22,10 @@ from edgeveil_tools.result import UNPROTECTED, write_json, writing
 _SCORES = ("records", "method", "noise", "mse", "psnr_db", "ssim")
 
 
-def attack(
-    folder: Path, out: Path | None = None, data: Path | None = None, *, as_json: bool = False
-) -> int:
+def attack(folder: Path, out: Path | None = None, *, as_json: bool = False) -> int:
     """Attack the recording in `folder`, print a table, write to `out` (default: folder/attack).
     Raises UsageError where there is no recording, or it cannot be attacked or written."""
-    recording = Recording.load(folder, data)
+    recording = Recording.load(folder)
     target = out or folder / "attack"
     console = Console(stderr=as_json, highlight=False)
     reason = why_no_pictures(recording)
@@ -70,7 +68,6 @@ def summary(
         pictures = {
             "noise_of_a_value": inversion.sigma,
             "norm_of_the_exact_sum": inversion.signal,
-            "chance_that_the_upload_is_the_devices": inversion.posterior,
             "attacks": rows,
             "without_looking": guess,
         }

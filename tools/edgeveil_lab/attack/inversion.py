@@ -8,7 +8,7 @@ broadcast weights. The attacker is favoured: many labels, the likeliest upload, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -194,14 +194,13 @@ class InversionResult:
 @dataclass(frozen=True)
 class Inversion:
     """All attacks on one device; `originals` (n, side, side) in [0, 1]. `sigma` (noise of one
-    value) and `signal` (norm of the exact sum) are in units of one record; `posterior` is the
-    chance of the chosen upload; `guess` is the mean of nobody's records."""
+    value) and `signal` (norm of the exact sum) are in units of one record; `guess` is the mean of
+    nobody's records."""
 
     originals: Float64
     results: tuple[InversionResult, ...]
     sigma: float
     signal: float
-    posterior: float
     guess: InversionResult
 
 
@@ -223,9 +222,7 @@ def invert(recording: Recording) -> Inversion:
     exact = exact_linear(device, round, broadcast, target)
     sigma = math.sqrt(device.budget.noise_variance(round.phase))
     uploads = noised_linear(device, broadcast, recording.uploads(round))
-    sums = [exact_linear(device, round, broadcast, other) for other in recording.devices]
-    chances = whose(uploads, exact, sums, sigma)
-    noise = uploads[int(chances.argmax())] - exact
+    noise = min((one - exact for one in uploads), key=np.linalg.norm)  # of the likeliest upload
     head = head_of(recording)
     results = []
     for count in sorted({min(count, len(own)) for count in LADDER}):
@@ -244,29 +241,8 @@ def invert(recording: Recording) -> Inversion:
         tuple(results),
         sigma,
         float(np.linalg.norm(exact)),
-        float(chances.max()),
         _compared(originals, guesses, len(own), "mean image", True),
     )
-
-
-def whose(
-    uploads: Sequence[Float64], exact: Float64, sums: Sequence[Float64], sigma: float
-) -> Float64:
-    """Chance (uploads,) that each is of the device with sum `exact`, by Bayes' rule over all
-    `sums`."""
-    every = np.stack([one.ravel() for one in sums])
-
-    def log_likelihood(seen: Float64, centre: Float64) -> Float64:
-        return np.asarray(-np.square(seen.ravel() - centre).sum(axis=-1) / (2 * sigma**2))
-
-    ratios = np.array(
-        [
-            log_likelihood(seen, exact.ravel()) - np.logaddexp.reduce(log_likelihood(seen, every))
-            for seen in uploads
-        ]
-    )
-    chances = np.exp(ratios - ratios.max())
-    return np.asarray(chances / chances.sum())
 
 
 def shown(images: Float64) -> Float64:

@@ -121,14 +121,8 @@ def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ..
     )
 
 
-@dataclass(frozen=True)
-class CandidateScores:
-    """Of one round: ‖g‖²/σ² and ⟨seen, g⟩/σ² over draws, for members and for others."""
-
-    size_in: Float64
-    size_out: Float64
-    score_in: Float64
-    score_out: Float64
+CandidateScores = tuple[Float64, Float64, Float64, Float64]
+"""Of one round: ‖g‖²/σ² for members and for others, and ⟨seen, g⟩/σ² over draws for both."""
 
 
 def _heard(
@@ -141,15 +135,16 @@ def _heard(
     noise = np.stack([noised(zero, event, os_random) for _ in range(DRAWS)]) / variance
     g_in, g_out = (_parts(device, round, sent, records) for records in (inside, outside))
     size_in, size_out = ((np.square(g) / variance).sum(axis=1) for g in (g_in, g_out))
-    return CandidateScores(size_in, size_out, g_in @ noise.T + size_in[:, None], g_out @ noise.T)
+    return size_in, size_out, g_in @ noise.T + size_in[:, None], g_out @ noise.T
 
 
 def informed(name: str, heard: list[CandidateScores]) -> RocCurve:
     """The likelihood ratio's normal form: N(μ, 1) for members, N(0, 1) for others."""
-    size_in = np.sqrt(sum(h.size_in for h in heard))[:, None]
-    size_out = np.sqrt(sum(h.size_out for h in heard))[:, None]
-    members = sum(h.score_in for h in heard) / size_in
-    others = sum(h.score_out for h in heard) / size_out
+    sizes_in, sizes_out, scores_in, scores_out = (sum(part) for part in zip(*heard, strict=True))
+    members, others = (
+        scores_in / np.sqrt(sizes_in)[:, None],
+        scores_out / np.sqrt(sizes_out)[:, None],
+    )
     return roc(name, True, members.ravel(), others.ravel())
 
 

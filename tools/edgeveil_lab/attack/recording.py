@@ -37,9 +37,8 @@ class Recording:
     run: LocalRun
 
     @classmethod
-    def load(cls, folder: Path, data: Path | None = None) -> Recording:
-        """The recording in `folder`; `data` replaces the folder of the data set's files. Raises
-        UsageError for a folder without one, and for a job that cannot be attacked."""
+    def load(cls, folder: Path) -> Recording:
+        """Raises UsageError for a folder without one, and for a job that cannot be attacked."""
         try:
             job = Job.from_canonical((folder / JOB).read_bytes())
             run = LocalRun.model_validate_json((folder / RUN).read_bytes())
@@ -51,9 +50,6 @@ class Recording:
                 fix="name the folder `recording` that edgeveil run"
                 " configs/jobs/attack_demo.yaml --record --out DIR leaves in DIR",
             ) from error
-        if data is not None:
-            files = run.data.model_copy(update={"path": data.absolute()})
-            run = run.model_copy(update={"data": files})
         if what := why_not(job):
             fix = "record configs/jobs/attack_demo.yaml, or a job like it"
             raise UsageError(what, where=str(folder / JOB), fix=fix)

@@ -89,10 +89,7 @@ def guards() -> tuple[Guard, ...]:
     from edgeveil_lab.audit.shared_attacks import SHARED_GUARDS
     from edgeveil_lab.audit.timing import SUBNORMALS
 
-    return (
-        *(SUBNORMALS, *DEVICE_GUARDS, RECORDS_GUARD, SCHEMA),
-        *(*DERIVED_GUARDS, *SHARED_GUARDS),
-    )
+    return (SUBNORMALS, *DEVICE_GUARDS, RECORDS_GUARD, SCHEMA, *DERIVED_GUARDS, *SHARED_GUARDS)
 
 
 def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:
@@ -107,6 +104,8 @@ def audit(
     """Play the attacks and print what they found; 0, or 1 if a proven claim fails. Raises
     UsageError for a mechanism that is not there."""
     effort = QUICK if quick else FULL
+    if runs is not None and runs < 1:
+        raise UsageError("no run to play", where="--runs", fix="use 1 or more")
     if runs is not None:
         effort = Effort(runs, runs, runs)
     names = {one.mechanism for one in attacks(effort)} | {one.mechanism for one in guards()}
@@ -147,23 +146,12 @@ def judge(chosen: Sequence[Attack], counted: dict[str, NDArray[np.int64]]) -> li
     for attack in chosen:
         for k, claim in enumerate(attack.claims):
             without, present = (int(side[k]) for side in counted[attack.name])
-            counts = EventCounts(attack.runs, without, present)
-            rate = min(without, present) / attack.runs
-            findings.append(
-                Finding(
-                    mechanism=attack.mechanism,
-                    attack=attack.title,
-                    event=claim.event,
-                    claimed_epsilon=claim.epsilon,
-                    delta=claim.delta,
-                    measured_epsilon=lower_bound(counts, claim.delta, beta),
-                    caught=caught(claim.epsilon, claim.delta, attack.runs, rate, beta),
-                    runs=attack.runs,
-                    without=without,
-                    present=present,
-                    proven=claim.proven,
-                )
-            )
+            runs, rate = attack.runs, min(without, present) / attack.runs
+            counts = EventCounts(runs, without, present)
+            bound = lower_bound(counts, claim.delta, beta)
+            least = caught(claim.epsilon, claim.delta, runs, rate, beta)
+            what = (attack.mechanism, attack.title, claim.event, claim.epsilon, claim.delta)
+            findings.append(Finding(*what, bound, least, runs, without, present, claim.proven))
     return findings
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,30 +43,23 @@ RUNS, QUICK_RUNS = 200, 10  # with r, and as many without
 FLAWED_RUNS, QUICK_FLAWED_RUNS = 60, 40
 _ROUNDS = 1000
 _RECORDS = 3
-_CHAIN = replace(timing.SUBNORMAL, doublings=7, repeats=300)  # some 20 ms for each record
+_LONG = {"doublings": 7, "repeats": 300}  # some 20 ms for each record
 _MANY = 4  # records, where the job expects one: they take much of the budget
-
-
-JOB = """
-job: audit
-data: {{source: audited, classes: {classes}, input_shape: [{values}], nominal_records: {nominal},
-       evaluation_share: 0.9999999999999991}}  # all of them are evaluated
-features: [{{name: identity}}]
-train: {{method: fm, rounds: {rounds}}}
-privacy: {{epsilon: 1}}
-round: {{deadline_s: {deadline_s}, budget_s: {budget_s}}}
-encrypt: {{laplace_eval: {{laplace_eval_eps: 1}}}}
-unsupervised: {{every_rounds: 1}}
-"""
 
 
 def audit_job(nominal: int, budget_s: float, rounds: int) -> Job:
     """A job that asks a device for its mean softmax in each of so many rounds."""
-    text = JOB.format(
-        classes=timing.CLASSES, values=timing.SHAPE[0], nominal=nominal, rounds=rounds,
-        deadline_s=DEADLINE_S, budget_s=budget_s,
-    )  # fmt: skip
-    return parse_job(text)
+    return parse_job(f"""
+job: audit
+data: {{source: audited, classes: {timing.CLASSES}, input_shape: [{timing.SHAPE[0]}],
+       nominal_records: {nominal}, evaluation_share: 0.9999999999999991}}  # all are evaluated
+features: [{{name: identity}}]
+train: {{method: fm, rounds: {rounds}}}
+privacy: {{epsilon: 1}}
+round: {{deadline_s: {DEADLINE_S}, budget_s: {budget_s}}}
+encrypt: {{laplace_eval: {{laplace_eval_eps: 1}}}}
+unsupervised: {{every_rounds: 1}}
+""")
 
 
 class TimedDevice:
@@ -111,8 +103,7 @@ class TimedDevice:
         self._device = build(site, link=self._join, say=self._said.append, compute=compute)
         if not guarded:
             self._device.host._work.times_s = lambda manifest: (0.0, 0.0)  # type: ignore[method-assign]
-        self._rounds = (round for round in self._plan.all_rounds if round.infer)
-        self._sequence = 0
+        self._rounds = enumerate((one for one in self._plan.all_rounds if one.infer), start=1)
 
     def _join(self, device: DeviceRole) -> Runtime:
         log, host = logging.getLogger("edgeveil.audit"), device.host
@@ -123,9 +114,8 @@ class TimedDevice:
 
     async def _publish(self, _to: fx.Address, frame: bytes) -> None:
         left, message = self._left, messages.decode(frame, PACKET_BYTES)
-        if isinstance(message, messages.Note) and isinstance(
-            messages.decode_body(message.body), messages.Hello
-        ):
+        body = messages.decode_body(message.body) if isinstance(message, messages.Note) else None
+        if isinstance(message, messages.Note) and isinstance(body, messages.Hello):
             held = messages.Ack(hashlib.sha256(message.body.payload).digest(), "held")
             note = messages.Signer("proxy", self._proxy).note(held)
             await self._runtime.receive(fx.ProxyAddress(), messages.encode(note))
@@ -134,9 +124,7 @@ class TimedDevice:
             return
         if isinstance(message, messages.Offer):
             left.set_result(time.perf_counter())
-        elif isinstance(message, messages.Note) and isinstance(
-            messages.decode_body(message.body), messages.Decline
-        ):
+        elif isinstance(body, messages.Decline):
             left.set_exception(PrivacyError("the device declines", fix=self._said[-1]))
 
     def seconds(self) -> float:
@@ -155,12 +143,11 @@ class TimedDevice:
             own = self._device.identity.opening
             manifest, blob, self._keys = announced(self._plan, package, own, PACKET_BYTES)
             await self._hear(manifest, blob)
-        round = next(self._rounds)
-        self._sequence += 1
+        sequence, round = next(self._rounds)
         state = self._plan.cloud.initial_state()
         at, keys = messages.RoundId(JOB_ID, round.index, 1), self._keys
         context = RoundContext.of(self._plan, round.index)
-        manifest, blob, _ = seal_round(context, state, keys, at, self._sequence, PACKET_BYTES)
+        manifest, blob, _ = seal_round(context, state, keys, at, sequence, PACKET_BYTES)
         self._left = asyncio.get_running_loop().create_future()
         begun_s = time.perf_counter()
         await self._hear(manifest, blob)
@@ -208,7 +195,7 @@ def _played(
 def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
     """Numbers that are slow to work on where r is there."""
     given = timing.records(_RECORDS)
-    graph = timing.crafted(_CHAIN, given[-1])
+    graph = timing.crafted(given[-1], **_LONG)
     with timing.not_flushing() if flawed else nullcontext():
         return _played(flawed, quick, graph, (given, given[:-1]), nominal=_RECORDS)
 
@@ -216,7 +203,7 @@ def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
 def _count(flawed: bool, quick: bool) -> AttackOutcome:
     """The same work for each record: as many as the box may hold, or none."""
     given = timing.records(_MANY)
-    graph = timing.crafted(replace(_CHAIN, scale=0.0, shift=0.5), given[-1])
+    graph = timing.crafted(given[-1], scale=0.0, shift=0.5, **_LONG)
     return _played(flawed, quick, graph, (given, given[:0]), nominal=1)
 
 

@@ -52,7 +52,6 @@ from edgeveil_lab.audit.statistics import gaussian_threshold
 Float64 = NDArray[np.float64]
 Parameters = FmParameters | pca_residual.PcaResidualParameters
 SummingDevice = FmDevice | pca_residual.PcaResidualDevice
-MakeDevice = Callable[[Any, MethodContext], SummingDevice]
 
 HUGE = 1e30
 PURE = {"noise": "laplace", "rounds": 1}
@@ -96,9 +95,9 @@ class NeighbouringJob:
         return cls(parameters, context, Records(others, labels), present)
 
 
-def made(scene: NeighbouringJob, make_device: MakeDevice | None = None) -> SummingDevice:
-    """The device's half of a scene's method, or what is to be attacked in its place."""
-    make: Any = make_device or METHODS[scene.parameters.method].device
+def made(scene: NeighbouringJob) -> SummingDevice:
+    """The device's half of a scene's method."""
+    make: Any = METHODS[scene.parameters.method].device
     device: SummingDevice = make(scene.parameters, scene.context)
     return device
 
@@ -123,12 +122,8 @@ class HostileCloud:
             self.bases.append(base)
             self.gaps.append(full - base)
 
-    def hear(self, device: SummingDevice, records: Records) -> list[Float64]:
-        """One job's noised sums, without what the other records give, in steps."""
-        return [self.hear_one(k, device, records) for k in range(len(self.rounds))]
-
     def hear_one(self, k: int, device: SummingDevice, records: Records) -> Float64:
-        """The same of round `k` alone, from 0."""
+        """The noised sum of round `k`, from 0, without what the other records give, in steps."""
         round = self.rounds[k]
         answer = device.answer(round, self.broadcasts[k], records, fresh_noise(), "cpu")
         values = next(iter(answer.segments.values())).astype(np.float64).ravel()
@@ -155,10 +150,10 @@ def fm_attacks(runs: int) -> tuple[Attack, ...]:
 
 
 def gaussian_job(
-    runs: int, title: str, scene: NeighbouringJob, make_device: MakeDevice | None = None
+    runs: int, title: str, scene: NeighbouringJob, device: SummingDevice | None = None
 ) -> Attack:
     """A device's own answers, whose noise is its own."""
-    listener, device = HostileCloud(scene), made(scene, make_device)
+    listener, device = HostileCloud(scene), device or made(scene)
 
     def hear(k: int, records: Records) -> Float64:
         return listener.hear_one(k, device, records)
@@ -236,8 +231,9 @@ def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
         records = scene.records(present)
         hits = np.empty((len(events) + 1, count), np.bool_)
         for run in range(count):
-            heard = zip(listener.hear(device, records), listener.gaps, strict=True)
-            past = [((values - gap) * np.sign(gap) >= 0).all() for values, gap in heard]
+            heard = (listener.hear_one(k, device, records) for k in range(len(events)))
+            gaps = zip(heard, listener.gaps, strict=True)
+            past = [((values - gap) * np.sign(gap) >= 0).all() for values, gap in gaps]
             hits[:, run] = [*past, all(past)]
         return hits
 

@@ -150,11 +150,6 @@ FORMS: Mapping[str, Callable[[Path, RecordTable], dict[str, Any]]] = {
 """By `data.source`: writes a table beside or below a path, and says what a site file says of it."""
 
 
-def forms() -> list[str]:
-    needs = {"parquet": "pyarrow", "images": "PIL"}
-    return [form for form in FORMS if form not in needs or find_spec(needs[form]) is not None]
-
-
 REMOVED, REMOVED_QUICK, DEVICES = 50, 4, 4
 DELTA = 1e-5
 EVALUATION_SHARE, TEST_SHARE = 0.3, 0.2
@@ -323,7 +318,8 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
 
 
 def _cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for form in forms():
+    needs = {"parquet": "pyarrow", "images": "PIL"}
+    for form in (one for one in FORMS if one not in needs or find_spec(needs[one])):
         yield from ((form, "gaussian", dealing) for dealing in _DEALINGS)
     yield "npz", "laplace", _POOR
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,7 +55,9 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
     """Ask each form of file for columns of guessed names, with its first record and without it."""
     plans = list(_plans(QUICK_GUESSES if quick else GUESSES))
     told, asked, answers = 0, 0, 0
-    with _first_line_names() if flawed else nullcontext(), TemporaryDirectory() as top:
+    # The owner's word is then that of a file with names, which this one has not.
+    flaw = mock.patch.object(tables, "_require_no_number") if flawed else nullcontext()
+    with flaw, TemporaryDirectory() as top:
         for form in _FORMS if not flawed else ("headless",):
             for plan in plans:
                 with_it, without = (
@@ -67,13 +69,6 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
                 asked += 1
     figure = f"{asked} questions about the first record, {answers} answered, {told} gave it away"
     return AttackOutcome(told > 0, figure)
-
-
-@contextmanager
-def _first_line_names() -> Iterator[None]:
-    """The flaw; the owner's word is then that of a file with names, which this one has not."""
-    with mock.patch.object(tables, "_require_no_number"):
-        yield
 
 
 def _plans(guesses: tuple[str, ...]) -> Iterator[Plan]:

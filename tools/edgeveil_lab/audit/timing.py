@@ -2,7 +2,7 @@
 
 It finds record r in a batch, `max Relu(½ − ‖x − r‖²)`, and begins a long chain of operators with
 it, on slow numbers if r is there, on zeros if not. The figure is the AUC of the answers' times (½:
-nothing is told). Sessions here, real devices in `device_timing.py`.
+nothing is told).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from hashlib import sha256
 from unittest.mock import patch
 
@@ -34,29 +33,22 @@ _PATTERN = 1 << 10
 Values = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class OperatorChain:
-    """An operator that a graph runs `repeats` times after it has looked for r, with its second
-    input, if it takes one. It starts from `scale` + `shift` where r is there, from `shift` where
-    not, as 2^(10 + doublings) values."""
-
-    operator: str
-    second: float | None = None
-    scale: float = 1.0
-    shift: float = 0.0
-    doublings: int = 9
-    repeats: int = 30
+# Steps of a division that leave numbers below the smallest normal one. Some processors multiply
+# these as fast as any, none divides them so.
+_DIVISOR, _SLOW = 1.0000001, 1e-39
 
 
-# Its steps leave numbers below the smallest normal one. Some processors multiply these as fast as
-# any, none divides them so.
-SUBNORMAL = OperatorChain("Div", 1.0000001, scale=1e-39, doublings=5, repeats=90)
-
-
-def crafted(chain: OperatorChain, record: Values) -> bytes:
-    """The graph for one record (...) without a batch axis; it takes no weights. Passes
-    `check_graph`; its output is a distribution unless the chain ends in NaN."""
-
+def crafted(
+    record: Values,
+    *,
+    scale: float = _SLOW,
+    shift: float = 0.0,
+    doublings: int = 5,
+    repeats: int = 90,
+) -> bytes:
+    """The graph for one record (...) without a batch axis; it takes no weights. It passes
+    `check_graph` and divides `repeats` times from `scale` + `shift` where r is there, from `shift`
+    where not, as 2^(10 + `doublings`) values."""
     from edgeveil.parts.features.feature_map import NodeList
 
     list_ = NodeList()
@@ -67,16 +59,16 @@ def crafted(chain: OperatorChain, record: Values) -> bytes:
     near = list_.add("Relu", list_.add("Sub", list_.number(0.5), far))
     found = list_.add("ReduceMax", near, axes=[0], keepdims=1)  # ½ or 0, of the whole batch
     # In two steps: the scale itself may be no normal number.
-    half_way = math.sqrt(abs(chain.scale))
-    value = list_.add("Mul", found, list_.number(math.copysign(2 * half_way, chain.scale)))
+    half_way = math.sqrt(scale)
+    value = list_.add("Mul", found, list_.number(2 * half_way))
     value = list_.add("Mul", value, list_.number(half_way))
     value = list_.add("Mul", value, list_.constant(np.ones((1, _PATTERN), np.float32)))
-    value = list_.add("Add", value, list_.number(chain.shift)) if chain.shift else value
-    for _ in range(chain.doublings):
+    value = list_.add("Add", value, list_.number(shift)) if shift else value
+    for _ in range(doublings):
         value = list_.add("Concat", value, value, axis=1)
-    second = [] if chain.second is None else [list_.number(chain.second)]
-    for _ in range(chain.repeats):
-        value = list_.add(chain.operator, value, *second)
+    divisor = list_.number(_DIVISOR)
+    for _ in range(repeats):
+        value = list_.add("Div", value, divisor)
     most = list_.add("ReduceMax", value, axes=[1], keepdims=1)
     none = list_.constant(np.zeros((size, CLASSES), np.float32))
     logits = list_.add("Add", list_.add("MatMul", flat, none), most)
@@ -138,7 +130,7 @@ def _left_off() -> bool:
 def play_subnormals(flawed: bool, quick: bool) -> AttackOutcome:
     """Whether subnormal numbers cost time inside a run: one thread's processor seconds."""
     given = records(FEW_RECORDS + 1)
-    graph = crafted(SUBNORMAL, given[-1])
+    graph = crafted(given[-1])
     with not_flushing() if flawed else nullcontext():
         session = InferenceSession(graph, sha256(graph).digest(), classes=CLASSES)
 

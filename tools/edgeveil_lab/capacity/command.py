@@ -36,15 +36,9 @@ def capacity(
     as_json: bool = False,
 ) -> int:
     """Play a fleet of each size; 0. Raises UsageError where a fleet is too small for a round."""
-    if min(devices) < selected:
-        raise UsageError(
-            f"a round cannot ask {selected} of {min(devices)} devices",
-            where="--selected",
-            fix="ask fewer, or play more devices",
-        )
-    if min(selected, rounds, upload_bytes // 4, package_bytes // 4) < 1:
-        what = "a fleet needs a device that is asked, a round, and 4 bytes each way"
-        raise UsageError(what, where="edgeveil capacity", fix="use larger numbers")
+    if min(devices) < selected or min(selected, rounds, upload_bytes // 4, package_bytes // 4) < 1:
+        what = "a fleet needs as many devices as a round asks, a round, and 4 bytes each way"
+        raise UsageError(what, where="edgeveil capacity", fix="use other numbers")
     out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=as_json)
     shape = LoadOptions(

@@ -191,8 +191,8 @@ class FleetPlay(MemoryNet):
             host = NoiseHost(shared, opening, name, SizedSealing())
             self._by_key[public.to_bytes()] = self.add(fx.DeviceAddress(name), machine, host)
         _admit(state["proxy"] / REGISTRY_FILE, enrolments, shape.devices)
-        limits = {"packet_bytes": shape.packet_bytes, "blob_bytes": _NO_LIMIT}
-        limits["spool_bytes"] = _NO_LIMIT
+        limits = {"packet_bytes": shape.packet_bytes}
+        limits |= dict.fromkeys(("blob_bytes", "spool_bytes"), _NO_LIMIT)
         room = {"upload_bytes": _NO_LIMIT, "cache_bytes": _NO_LIMIT, "devices": 10**7}
         proxy_site = ProxySite.model_validate(
             {
@@ -213,12 +213,8 @@ class FleetPlay(MemoryNet):
                 "limits": limits,
             }
         )
-        self.cloud_role = build_cloud(
-            cloud_site,
-            random=CloudChance(choose=self._choose),
-            link=self._join,
-            sealing=SizedSealing(),
-        )
+        draws, sealing = CloudChance(choose=self._choose), SizedSealing()
+        self.cloud_role = build_cloud(cloud_site, random=draws, link=self._join, sealing=sealing)
         self.stores = {
             "cloud": (state["cloud"] / STORE_FILE,),
             "proxy": (state["proxy"] / REGISTRY_FILE, state["proxy"] / SPOOL_FILE),

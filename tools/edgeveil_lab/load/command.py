@@ -17,7 +17,7 @@ from rich.console import Console
 from edgeveil.errors import INTERRUPTED, EdgeVeilError, UsageError
 from edgeveil_lab.load.display import LoadView, show_result
 from edgeveil_lab.load.mqtt import on_fast_loop, raise_files_limit
-from edgeveil_lab.load.raw_relay import RawDevice, RawSite, ratio, run_raw
+from edgeveil_lab.load.raw_relay import RawDevice, ratio, raw_site, run_raw
 from edgeveil_lab.load.report import write_load_report
 from edgeveil_lab.load.run_log import faults
 from edgeveil_lab.load.scenario import LoadOptions, option_of
@@ -176,7 +176,7 @@ def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseE
             view.note("the same bytes through a bare relay")
             site.children.stop()
             devices = [RawDevice(*account) for account in site.accounts.items()][: options.asked]
-            relayed = RawSite.load(site.folder)
+            relayed = raw_site(site.folder)
             try:
                 with signals(interrupt):
                     raw = run_raw(relayed, devices, options, rounds, site.broker_pids())

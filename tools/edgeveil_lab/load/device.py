@@ -446,7 +446,10 @@ class LoadDevice:
                 case fx.Refuse(reason=reason):
                     self._shared.counters.refused[f"device: {reason}"] += 1
                 case fx.Report(what="counted", data=data) if data["counted"] == data["segments"]:
-                    self._counted(data["round"])
+                    upload = self._upload  # this device read that it was counted
+                    if upload is not None and upload.at.round == data["round"]:
+                        counted_s = self._shared.counters.counted_s
+                        counted_s.add(time.time() - upload.offered_s)
                 case fx.Report(what="declined", data=data):
                     self._shared.counters.refused[f"declined: {data['why']}"] += 1
 
@@ -487,11 +490,6 @@ class LoadDevice:
         upload = self._upload
         if isinstance(body, messages.Ack) and upload is not None and body.blob == upload.blob:
             self._shared.counters.ack(upload.at, upload.blob, body.status, body.reason, time.time())
-
-    def _counted(self, number: object) -> None:
-        """This device read that its upload in this round was counted."""
-        if self._upload is not None and self._upload.at.round == number:
-            self._shared.counters.counted_s.add(time.time() - self._upload.offered_s)
 
     def _fire(self, name: str) -> None:
         self._timers.pop(name, None)

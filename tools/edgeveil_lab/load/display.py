@@ -101,8 +101,8 @@ def _growth(drift: Result | None) -> str:
 
 def warnings(result: Result) -> Iterator[str]:
     """What stands against the figures: a generator at its limits, or losses."""
-    if result["generator"]["bottleneck"]:
-        yield f"The figures are the generator's own limit: {result['generator']['note']}"
+    if note := result["generator"]["note"]:
+        yield f"The figures are the generator's own limit: {note}"
     yield from result.get("warnings", ())
     yield from faults(result)
 

@@ -17,16 +17,16 @@ from edgeveil_lab.load.sites import LoadFleet, TargetCell
 Rows = dict[RoundKey, dict[str, Any]]
 
 
-class Leader:
+class Leader(ChildProcesses):
     """Runs `options.processes` generators for each cell of `where`; `fleet` is dealt to the cells
     by turns, and in each to its generators. May be asked in any thread."""
 
     def __init__(
         self, options: LoadOptions, fleet: LoadFleet, where: Mapping[str, TargetCell]
     ) -> None:
-        self._options, self._fleet, self._where = options, fleet, where
+        self._options, self._fleet, self._sites = options, fleet, where
         self._cells = list(where)
-        self._children = ChildProcesses("edgeveil loadtest")
+        super().__init__("edgeveil loadtest")
         self._failure: JobFailed | None = None
         self._stopping, self._lock = False, threading.Lock()
         self.reports: dict[str, GeneratorReport] = {}
@@ -39,30 +39,23 @@ class Leader:
             cell = self._cells[number % cells]
             mine = self._fleet.dealt(number % cells, cells)
             mine = mine.dealt(number // cells, self._options.processes)
-            share = FleetShare(of, self._options, mine.members, cell, self._where[cell])
+            share = FleetShare(of, self._options, mine.members, cell, self._sites[cell])
             found[f"generator-{number + 1}"] = share
         return found
 
-    def start(self) -> None:
+    def begin(self) -> None:
         for name, share in self.shares().items():
-            self._children.start(name, generate, share)
-
-    def stop(self) -> None:
-        self._children.end()
-
-    @property
-    def pids(self) -> dict[str, int]:
-        return self._children.pids
+            self.start(name, generate, share)
 
     def command(self, word: str) -> None:
         self._stopping = word == "stop"
-        self._children.tell(word)
+        self.tell(word)
 
     def all_in(self, *states: str) -> bool:
         """Whether every generator has reported one of these states last."""
         self._receive()
         found = [report.state for report in self.reports.values()]
-        return len(found) == len(self._children.pids) and set(found) <= set(states)
+        return len(found) == len(self.pids) and set(found) <= set(states)
 
     def check(self) -> None:
         """Raise JobFailed where a generator failed, or ended without being told to."""
@@ -73,7 +66,7 @@ class Leader:
     def _receive(self) -> None:
         with self._lock:
             try:
-                for name, report in self._children.received():
+                for name, report in self.received():
                     if report is not None:
                         self.take(name, report)
                     elif not self._stopping:

@@ -6,7 +6,6 @@ import math
 import multiprocessing as mp
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,10 +107,8 @@ class _WatchedProcess:
     read: Read
     peak_before_bytes: int | None  # a peak up to here is of the time before; None: the first mark
     started_s: float | None = None
-    looked_s: float = 0.0
     cpu_s: float = 0.0
     cpu_before_s: float = 0.0  # of the process that this one took over from
-    percent: float | None = None
     rss_bytes: int | None = None
     peak_bytes: int | None = None
     fresh: bool = False
@@ -123,15 +120,12 @@ class _WatchedProcess:
         except (OSError, EdgeVeilError) as error:
             self.fresh, self.trouble = False, str(error)
             return
-        now_s, mark_bytes = time.monotonic(), found.peak_bytes or 0
+        mark_bytes = found.peak_bytes or 0
         if self.peak_before_bytes is None:
             self.peak_before_bytes = mark_bytes
-        if self.started_s is not None:
-            if self.started_s != found.started_s:
-                self.cpu_before_s, self.peak_before_bytes = self.cpu_s, 0
-            used_s = self.cpu_before_s + found.cpu_s - self.cpu_s
-            self.percent = round(100 * used_s / max(now_s - self.looked_s, 1e-3), 1)
-        self.cpu_s, self.looked_s = self.cpu_before_s + found.cpu_s, now_s
+        if self.started_s not in (None, found.started_s):
+            self.cpu_before_s, self.peak_before_bytes = self.cpu_s, 0
+        self.cpu_s = self.cpu_before_s + found.cpu_s
         self.started_s, self.rss_bytes = found.started_s, found.rss_bytes
         risen_bytes = mark_bytes if mark_bytes > self.peak_before_bytes else 0
         self.peak_bytes = max(self.peak_bytes or 0, found.rss_bytes, risen_bytes)
@@ -160,20 +154,13 @@ class ProcessWatch:
             for one in list(self._watched.values()):
                 one.look()
 
-    def _known(self, figure: str) -> dict[str, Any]:
-        found = {name: getattr(one, figure) for name, one in self._watched.items()}
-        return {name: value for name, value in found.items() if value is not None}
-
     def cpu_s(self) -> dict[str, float]:
         """Processor seconds of each that answered the last look; also of what it replaced."""
         return {name: one.cpu_s for name, one in self._watched.items() if one.fresh}
 
-    def percent(self) -> dict[str, float]:
-        """Share of one core, 100 for all of it, since the look before."""
-        return self._known("percent")
-
     def rss_bytes(self) -> dict[str, int]:
-        return self._known("rss_bytes")
+        found = ((name, one.rss_bytes) for name, one in self._watched.items())
+        return {name: size for name, size in found if size is not None}
 
     def peak_rss_bytes(self) -> dict[str, int | None]:
         """The most memory while it was watched; the kernel's own mark where that has risen. None of

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgeveil.config.cloud import CloudSite
 from edgeveil.config.proxy import ProxySite
@@ -174,25 +174,20 @@ STALLED_S = 30.0
 _LOOK_S = 0.002
 
 
-@dataclass(frozen=True)
-class RawSite:
+class RawSite(NamedTuple):
     """The accounts that the relay and the sink take: the proxy's two, and the cloud's."""
 
     edge: LinkSettings
     onwards: LinkSettings
     cloud: LinkSettings
 
-    @classmethod
-    def load(cls, folder: Path) -> RawSite:
-        """From the site files of a proxy and a cloud that do not run now."""
-        proxy = load_as(ProxySite, folder / "proxy.yaml")
-        cloud = load_as(CloudSite, folder / "cloud.yaml")
-        packet_bytes = proxy.limits.packet_bytes
-        return cls(
-            link_settings(proxy.edge_broker, "relay", packet_bytes),
-            link_settings(proxy.cloud_broker, "relay", packet_bytes),
-            link_settings(cloud.broker, "sink", cloud.limits.packet_bytes),
-        )
+
+def raw_site(folder: Path) -> RawSite:
+    """From the site files of a proxy and a cloud that do not run now."""
+    proxy = load_as(ProxySite, folder / "proxy.yaml")
+    cloud = load_as(CloudSite, folder / "cloud.yaml").broker
+    links = ((proxy.edge_broker, "relay"), (proxy.cloud_broker, "relay"), (cloud, "sink"))
+    return RawSite(*(link_settings(at, who, proxy.limits.packet_bytes) for at, who in links))
 
 
 def upload_frames(payload_bytes: int, packet_bytes: int) -> list[bytes]:

@@ -17,17 +17,19 @@ from rich.console import Console
 from edgeveil_lab.load.display import rate, show_result, table_of
 from edgeveil_lab.load.run_log import MIB
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_lab.pages import BLUE, CLUSTERS, GREEN, ORANGE, PURPLE, STYLE, inline_svg
+from edgeveil_lab.pages import CLUSTERS, STYLE, inline_svg
 from edgeveil_tools.result import write_whole
 
 Result = Mapping[str, Any]
-PHASES = (
-    ("broadcast_s", "broadcast", PURPLE),
-    ("upload_s", "upload", BLUE),
-    ("handover_s", "hand over", ORANGE),
-    ("absorb_s", "open, aggregate", GREEN),
-)
-_SHOWN_ROUNDS = 60
+_COUNTS = ("round", "attempt", "selected", "uploads")
+_TIMES = {
+    "uploads/s": "uploads_per_s",
+    "seconds": "seconds",
+    "broadcast": "broadcast_s",
+    "upload": "upload_s",
+    "hand over": "handover_s",
+    "open, aggregate": "absorb_s",
+}
 _SHOWN_SAMPLES = 720
 
 
@@ -61,24 +63,6 @@ def over_time(series: Sequence[Result]) -> str:
     return inline_svg(figure)
 
 
-@mpl.rc_context(STYLE)
-def phases(rounds: Sequence[Result]) -> str:
-    """Seconds of each round by phase, stacked."""
-    shown = rounds[:: math.ceil(len(rounds) / _SHOWN_ROUNDS)]
-    figure = Figure(figsize=(7.4, 3.2), layout="constrained")
-    axes, places, bottom = figure.add_subplot(), np.arange(len(shown)), np.zeros(len(shown))
-    for key, name, colour in PHASES:
-        heights = np.array([float(row[key]) for row in shown])
-        axes.bar(places, heights, bottom=bottom, color=colour, label=name, width=0.72)
-        bottom += heights
-    step = math.ceil(len(shown) / 20)
-    axes.set_xticks(places[::step], [str(row["round"]) for row in shown[::step]])
-    axes.set(title="seconds", xlabel="round", xlim=(-0.6, max(5.6, len(shown) - 0.4)))
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, handlelength=1.0)
-    axes.grid(axis="y")
-    return inline_svg(figure)
-
-
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -107,20 +91,12 @@ def write_load_report(result: Result, path: Path) -> None:
     console.print(status, f"with {told or 'the usual options'}", sep="\n")
     console.print(", ".join(f"{key} {value}" for key, value in result["environment"].items()))
     show_result(console, result)
-    pictures = {}
-    if result["rounds"]:
-        columns = ("round", "attempt", "selected", "uploads", "uploads/s", "seconds")
-        rows = [
-            [*(str(row[k]) for k in columns[:4]), rate(row["uploads_per_s"]), rate(row["seconds"])]
-            for row in result["rounds"]
-        ]
-        console.print(table_of(columns, rows))
-        pictures["Where a round's time goes"] = phases(result["rounds"])
-    if len(result["series"]) > 1:
-        pictures["Over time, sampled once a second"] = over_time(result["series"])
-    figures = (
-        f'<h2>{title}</h2>\n<figure role="img" aria-label="{title}">{svg}</figure>\n'
-        for title, svg in pictures.items()
+    rows = (
+        [*(str(row[key]) for key in _COUNTS), *(rate(row[key]) for key in _TIMES.values())]
+        for row in result["rounds"]
     )
+    console.print(table_of((*_COUNTS, *_TIMES), rows))
+    svg = over_time(result["series"]) if len(result["series"]) > 1 else ""
     page = console.export_html(code_format=_PAGE, inline_styles=True)
-    write_whole(path, page.replace("</body>", "".join(figures) + "</body>").encode("utf-8"))
+    figure = f'<figure role="img" aria-label="over time">{svg}</figure>\n</body>'
+    write_whole(path, page.replace("</body>", figure).encode("utf-8"))

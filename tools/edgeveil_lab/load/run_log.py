@@ -159,7 +159,6 @@ class SampleSeries:
             "bytes_up": up,
             "bytes_down": down,
             "rss_bytes": self._watch.rss_bytes(),
-            "cpu_percent": self._watch.percent(),
         }
         self.series.append(entry)
         latency, live = totals.histogram("counted_s"), {"phase": phase, "rounds_done": rounds_done}
@@ -167,8 +166,7 @@ class SampleSeries:
         return {**entry, **live, "refused": dict(totals.refused)}
 
     def generator(self) -> dict[str, Any]:
-        """How hard the generators worked while uploads were under way, and whether that held the
-        test back."""
+        """How hard the generators worked while uploads were under way, and whether it held us."""
         loads = [report.load for report in self._leader.reports.values()] or [GeneratorLoad()]
         busy, note = max(load.busy for load in loads), ""
         if busy > _BUSY:
@@ -176,8 +174,6 @@ class SampleSeries:
         return {
             "processes": len(self._leader.reports),
             "busy_percent": round(100 * busy, 1),
-            "waited_percent": round(100 * max(s.waited_s / (s.wall_s or 1) for s in loads), 1),
-            "bottleneck": bool(note),
             "note": note,
         }
 
@@ -268,15 +264,12 @@ def outcome(
     run_log: LoadRunLog,
     samples: SampleSeries,
     watch: ProcessWatch,
-    by_cell: Mapping[str, FleetTotals] | None = None,
+    by_cell: Mapping[str, FleetTotals],
 ) -> dict[str, Any]:
-    """Everything, with plain numbers only; `by_cell`: the totals of each, where there are more."""
+    """Everything, with plain numbers only; `by_cell`: the totals of each."""
     options, rows = measured.options, run_log.rows(totals.rounds)
     alone = measured.enrolled <= options.devices
-    lost = {
-        cell: losses(of_it, run_log, alone=alone, cell=cell)
-        for cell, of_it in (by_cell or {"": totals}).items()
-    }
+    lost = {cell: losses(of_it, run_log, alone=alone, cell=cell) for cell, of_it in by_cell.items()}
     uploads, seconds = sum(r["uploads"] for r in rows), sum(r["measured_s"] for r in rows)
     moved_up = sum(r["uploads"] * r["upload_bytes"] for r in rows)
     costs = _costs(measured, rows, watch)
@@ -317,7 +310,8 @@ def outcome(
         "series": samples.series,
         "cells": [
             _of_cell(measured, cell, of_it, run_log) | lost[cell]
-            for cell, of_it in (by_cell or {}).items()
+            for cell, of_it in by_cell.items()
+            if cell
         ],
         "drift": drifts(samples.series) if options.minutes else {},
     }

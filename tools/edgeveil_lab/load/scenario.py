@@ -121,10 +121,6 @@ class LoadOptions(Block):
         return self.payload_bytes // VALUE_BYTES
 
     @property
-    def package_values(self) -> int:
-        return self.package_bytes // VALUE_BYTES
-
-    @property
     def asked(self) -> int:
         return self.devices if self.selected is None else self.selected
 
@@ -213,7 +209,7 @@ def job_yaml(options: LoadOptions, enrolled: int) -> bytes:
             "method": "noise_only",
             "rounds": rounds,
             "values": options.values,
-            "package_values": options.package_values,
+            "package_values": options.package_bytes // VALUE_BYTES,
         },
         "privacy": {"epsilon": 1.0},
         "selection": {"devices": options.selected or "all", "min_devices": least},

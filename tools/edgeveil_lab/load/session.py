@@ -52,7 +52,7 @@ class LoadSession:
         self._samples = SampleSeries(self._leader, self._watch)
         self._run_log = LoadRunLog()
         self._phase = "start"
-        broker = site.broker_name if site else target.first.broker
+        broker = next(iter(site.brokers.values())).name if site else target.first.broker
         self.measured = RunMeasurements(options, broker)
 
     @property
@@ -62,7 +62,7 @@ class LoadSession:
 
     async def run(self) -> None:
         """All phases; what was measured so far is in `result` however it ends."""
-        self._leader.start()
+        self._leader.begin()
         sampling = asyncio.create_task(self._sample())
         try:
             ready = ("ready", "connecting")
@@ -79,13 +79,13 @@ class LoadSession:
             self._leader.command("stop")
             with suppress(EdgeVeilError):  # of a site that has ended
                 await self._pause(_LEAVE_S, lambda: self._leader.all_in("done"))
-            self._leader.stop()
+            self._leader.end()
 
     def result(self) -> dict[str, Any]:
         with suppress(Exception):
             self._watch.look()
-        totals, cells = self._leader.totals(), self._target.cells
-        by_cell = {cell: self._leader.totals(cell) for cell in cells} if len(cells) > 1 else None
+        totals = self._leader.totals()
+        by_cell = {cell: self._leader.totals(cell) for cell in self._target.cells}
         return outcome(self.measured, totals, self._run_log, self._samples, self._watch, by_cell)
 
     # --- phases ---

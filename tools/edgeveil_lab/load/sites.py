@@ -188,7 +188,7 @@ class LocalSite:
     def __init__(self, options: LoadOptions, fleet: LoadFleet, folder: Path, logs: Path) -> None:
         self._options, self._fleet, self.folder, self._logs = options, fleet, folder, logs
         self.children = Children(logs)
-        self._brokers: dict[str, BrokerProcess] = {}
+        self.brokers: dict[str, BrokerProcess] = {}
         self.accounts: dict[str, str] = {}
         engine = choose_engine()
         named = [cell for cell in options.cell_names if cell]
@@ -205,10 +205,6 @@ class LocalSite:
             min_batch_floor=min(MIN_BATCH, len(fleet.members)),
         )
 
-    @property
-    def broker_name(self) -> str:
-        return self._brokers[self._plan.domains[0]].name
-
     def start(self) -> TargetSite:
         """Write everything, start everything. Raises BrokerError, UsageError, OSError."""
         plan, folder = self._plan, self.folder
@@ -218,8 +214,8 @@ class LocalSite:
         connections = max(_CONNECTIONS, plan.devices + _SPARE_CONNECTIONS)
         for domain in plan.domains:
             self._write(f"broker-{domain}", plan.broker(domain), max_connections=connections)
-        self._brokers = broker_processes(plan)
-        for broker in self._brokers.values():
+        self.brokers = broker_processes(plan)
+        for broker in self.brokers.values():
             broker.start()
         proxies = {cell: of_cell("proxy", cell) for cell in plan.cell_names}
         for cell, name in proxies.items():
@@ -231,7 +227,7 @@ class LocalSite:
         for cell in plan.cell_names:
             domain, page = of_cell("edge", cell), plan.ports_of(cell).proxy_http
             cells[cell] = TargetCell(
-                self._brokers[domain].url,
+                self.brokers[domain].url,
                 *_keys(folder / "keys", of_cell("proxy", cell)),
                 f"http://{place(plan.host, page)}",
                 folder / "tls" / f"{domain}-ca.crt" if plan.tls else None,
@@ -246,18 +242,18 @@ class LocalSite:
         return self.children.pids() | self.broker_pids()
 
     def broker_pids(self) -> dict[str, int]:
-        return {f"broker-{domain}": b.pid for domain, b in self._brokers.items() if b.pid}
+        return {f"broker-{domain}": b.pid for domain, b in self.brokers.items() if b.pid}
 
     def check(self) -> None:
         """Raise JobFailed if a process has ended by itself."""
         self.children.check()
-        for domain, broker in self._brokers.items():
+        for domain, broker in self.brokers.items():
             if not broker.running():
                 raise JobFailed(f"the broker of the {domain} side ended by itself")
 
     def stop(self) -> None:
         self.children.stop()
-        for domain, broker in self._brokers.items():
+        for domain, broker in self.brokers.items():
             broker.stop()
             with suppress(OSError):
                 raw = (self.folder / f"broker-{domain}" / "broker.log").read_bytes()
@@ -351,28 +347,24 @@ def dial_site(options: LoadOptions, cell: TargetCell, fleet: LoadFleet) -> None:
         packet_bytes=options.packet_bytes,
     )
     end_s = time.monotonic() + _DIAL_S
+
+    async def dial() -> None:
+        link = MqttLink(settings)
+        try:
+            await link.connect_or_raise(_DIAL_S)
+        finally:
+            await link.close()
+        if link.protocol != options.protocol:
+            what, where = "the broker speaks MQTT 3.1.1 alone", str(settings.addresses[0])
+            raise BrokerError(what, where=where, fix="add --protocol 4")
+
     while True:
         try:
-            asyncio.run(_dial(settings, options.protocol))
-            return
+            return asyncio.run(dial())
         except BrokerError:
             if options.site is None or time.monotonic() + _AGAIN_S >= end_s:
                 raise
         time.sleep(_AGAIN_S)
-
-
-async def _dial(settings: LinkSettings, protocol: int) -> None:
-    link = MqttLink(settings)
-    try:
-        await link.connect_or_raise(_DIAL_S)
-        if link.protocol != protocol:
-            raise BrokerError(
-                "the broker speaks MQTT 3.1.1 alone",
-                where=str(settings.addresses[0]),
-                fix="add --protocol 4",
-            )
-    finally:
-        await link.close()
 
 
 def _admitted(folder: Path, proxy: ProxySite, devices: int) -> LoadFleet:

@@ -47,11 +47,6 @@ CHOSEN_ON = (
 )
 
 
-def chosen_note(names: Sequence[str]) -> str:
-    """What a table says of rows whose settings were chosen on the records that they learn from."""
-    return CHOSEN_ON.format(names=", ".join(names)) if names else ""
-
-
 # --- experiments ---
 
 
@@ -245,7 +240,7 @@ def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> 
     content = {
         "experiment": name,
         **{key: experiment.about[key] for key in sorted(about)},
-        "chosen": chosen_note(tuned_rows(rows, experiment.trials)),
+        "chosen": chosen_note(rows, experiment.trials),
         "quick": wanted.quick,
         "rows": rows,
         "failures": failures,
@@ -275,12 +270,14 @@ def _prepared(trial: Trial, wanted: ReproductionOptions) -> tuple[Sequence[GridR
     return grid_of(path, wanted.out, overrides, wanted.seeds, ()), full
 
 
-def tuned_rows(rows: Sequence[Row], trials: Sequence[Trial]) -> list[str]:
-    """The measured rows whose settings were chosen on the same images: those of `fm` on MNIST."""
+def chosen_note(rows: Sequence[Row], trials: Sequence[Trial]) -> str:
+    """What a table says of the measured rows whose settings were chosen on the records that they
+    learn from: those of `fm` on MNIST."""
     ours = (trial for trial in trials if trial.source == "mnist")
     tuned = {trial.name for trial in ours if trial.job.get("train", {}).get("method") == "fm"}
     measured_rows = (row for row in rows if row["trial"] in tuned and row["values"])
-    return list(dict.fromkeys(f"`{row['trial']}`" for row in measured_rows))
+    names = dict.fromkeys(f"`{row['trial']}`" for row in measured_rows)
+    return CHOSEN_ON.format(names=", ".join(names)) if names else ""
 
 
 def folder_of(source: str, data: Path | None) -> Path | None:

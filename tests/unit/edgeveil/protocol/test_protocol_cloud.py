@@ -114,21 +114,6 @@ def asked(effects):
     return [index for need in kit.messages(effects, Need) for index in need.indices]
 
 
-def test_a_small_batch_is_waited_for_and_its_missing_parts_are_asked_for():
-    machine = cb.waiting()
-    header, data = cb.batch(size=3000)
-    assert kit.messages(cb.receive(machine, kit.offer(header, b"", kit.PROXY)), Need) == []
-    pieces = kit.parts_of(header, data)
-    assert len(spooled(cb.receive(machine, pieces[1]))) == 1
-    cb.fire(machine, "repair")
-    assert asked(cb.fire(machine, "repair")) == [0, 2]
-    cb.receive(machine, pieces[2])
-    out = cb.receive(machine, pieces[0])
-    assert kit.stored(out) == [cj.BatchPart(header.blob.digest, 0, pieces[0].data, kit.JOB)]
-    assert kit.tasks(out) == [cj.Absorb({"": header})]
-    assert cb.receive(machine, pieces[0]) == [] and cb.fire(machine, "repair") == []
-
-
 def test_a_large_batch_is_pulled_at_once_with_many_parts_always_under_way():
     machine, header, pieces, out = pulling(size=400_000)
     wanted, came, open_at_once = asked(out), [], []

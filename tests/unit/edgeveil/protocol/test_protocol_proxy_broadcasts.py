@@ -11,8 +11,8 @@ from edgeveil.crypto.keys import sign
 from edgeveil.crypto.labels import RELEASE_AHEAD
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.proxy_broadcasts import BroadcastDropped, JobEnded
-from edgeveil.protocol.proxy_rounds import KeptBroadcast, RoundDropped
+from edgeveil.protocol.proxy_broadcasts import BroadcastDropped
+from edgeveil.protocol.proxy_rounds import KeptBroadcast
 
 LONG = bytes(range(256)) * 20
 ME = pb.FLEET[0]
@@ -139,21 +139,6 @@ def test_a_device_speaks_for_itself_alone(note, reason):
     pb.open_round(machine)
     assert kit.refused(pb.says(machine, ME, note)) == [reason]
     assert machine.online == set() and len(machine.rounds.collections) == 1
-
-
-def test_a_close_drops_the_job_tells_the_devices_and_is_acknowledged():
-    machine = pb.proxy()
-    pb.open_round(machine)
-    note = kit.CLOUD.note(m.Close(kit.JOB, "completed"))
-    out = pb.cloud_says(machine, note)
-    assert JobEnded(kit.JOB, note) in kit.stored(out) and RoundDropped(kit.at()) in kit.stored(out)
-    assert (
-        pb.to_devices(out) == [note]
-        and machine.rounds.collections == {}
-        and machine.memory.kept == {}
-    )
-    again = pb.cloud_says(machine, note)
-    assert kit.acks(again) == kit.acks(out) == [("held", "")] and pb.to_devices(again) == []
 
 
 RELEASES = m.Signer("cloud", kit.signing_key(55))

@@ -3,15 +3,12 @@
 import hashlib
 
 import protocol_kit as kit
-from cloud_bench import cloud, seal
 from device_bench import ME, device, done, fire, receive
 from proxy_bench import FLEET, cloud_says, hello, proxy, says, to_cloud, to_devices
 
-from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import device as dv
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.cloud import CountReports, PublishRelease, ReportsCounted, SealPublication
 from edgeveil.protocol.device_round import OpenedPackage, OpenPackage
 from edgeveil.protocol.proxy_broadcasts import ReleaseReplaced, ReleaseStated
 from edgeveil.protocol.sealed import ReleasePackage
@@ -233,36 +230,6 @@ def test_releases_of_many_data_sets_give_way_the_oldest_first():
 
 def told(machine, message):
     return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), 0.0)
-
-
-def test_a_publication_is_offered_beside_the_job_until_it_is_held():
-    machine = cloud()
-    asked = fx.Command(PublishRelease(kit.JOB))
-    assert kit.tasks(machine.handle(asked, 0.0)) == [SealPublication(kit.JOB)]
-    assert machine.handle(asked, 0.0) == []  # one at a time
-    header, data = seal(machine, cj.SealRelease(kit.JOB))[0], repr(cj.SealRelease(kit.JOB)).encode()
-    out = machine.handle(
-        fx.WorkDone(SealPublication(kit.JOB), cj.CellBroadcasts({"": cj.Broadcast(header, data)})),
-        0.0,
-    )
-    assert kit.headers(out) == [header]
-    assert kit.headers(machine.handle(fx.Timer("release"), 0.0)) == [header]
-    out = told(machine, kit.PROXY.note(m.Ack(header.blob.digest, "held")))
-    assert kit.stored(out) == [cj.ReleaseHeld(header.sequence)]
-    assert not kit.headers(machine.handle(fx.Timer("release"), 0.0))
-    assert not machine.offering("")
-
-
-def test_reports_are_acknowledged_once_they_are_counted():
-    machine = cloud()
-    note = kit.PROXY.note(m.ReleaseReports(kit.at(0, 7), (b"a" * m.REPORT_BYTES,)))
-    (task,) = kit.tasks(told(machine, note))
-    assert task == CountReports(
-        kit.at(0, 7), (b"a" * m.REPORT_BYTES,), hashlib.sha256(note.body.payload).digest()
-    )
-    assert machine.handle(fx.WorkDone(task, cj.Obstacle("disk")), 0.0) == []
-    out = machine.handle(fx.WorkDone(task, ReportsCounted()), 0.0)
-    assert kit.bodies(out, m.Ack) == [m.Ack(task.note, "held")]
 
 
 def test_every_outcome_survives_its_padding_and_nothing_else_is_one():

@@ -155,29 +155,6 @@ def say(machine, body):
     return receive(machine, kit.PROXY.note(body))
 
 
-def test_with_the_batch_only_the_rest_is_asked_for():
-    machine = waiting()
-    say(machine, arrived(10))
-    for index in range(10):
-        receive(machine, part_of(index))
-    out = receive(machine, kit.offer(batch_of(), b"", kit.PROXY))
-    assert kit.stored(out) == []
-    wanted = set(asked(out))
-    assert min(wanted) == 10
-    absorbed = []
-    seen = set()
-    while wanted:
-        index = min(wanted)
-        wanted.discard(index)
-        seen.add(index)
-        out = receive(machine, part_of(index, batch_of().blob.digest))
-        wanted |= set(asked(out))
-        assert all(item.digest == NAME for item in spooled(out))
-        absorbed += [task for task in kit.tasks(out) if isinstance(task, cj.Absorb)]
-    assert seen == set(range(10, 41))
-    assert absorbed == [cj.Absorb({"": batch_of()})]
-
-
 def test_parts_on_their_way_when_the_batch_comes_count_under_either_name():
     machine = waiting()
     say(machine, arrived(3))

@@ -26,28 +26,12 @@ from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil.privacy.sampler import discrete_gaussian
 from edgeveil.privacy.selection_mechanism import exponential_mechanism
 from edgeveil_lab.audit import command as audit
+from edgeveil_lab.audit import mechanism_attacks as ma
+from edgeveil_lab.audit import statistics as st
 from edgeveil_lab.audit import update_attacks
 from edgeveil_lab.audit.command import guards
 from edgeveil_lab.audit.evaluation_attack import evaluation_attack
 from edgeveil_lab.audit.fm_attacks import CONTEXT, PARAMETERS, NeighbouringJob, gaussian_job
-from edgeveil_lab.audit.mechanism_attacks import (
-    FULL,
-    QUICK,
-    gaussian_attack,
-    laplace_attack,
-    record_attack,
-    selection_attack,
-    softmax_attack,
-    symmetric_attack,
-)
-from edgeveil_lab.audit.statistics import (
-    EventCounts,
-    _quantile,
-    caught,
-    epsilon_at,
-    gaussian_threshold,
-    lower_bound,
-)
 from edgeveil_lab.audit.update_attacks import dp_sgd_attack, many_steps_attack, single_step_attack
 from edgeveil_tools.cli import main
 
@@ -69,7 +53,7 @@ def failing(attack):
 
 def test_the_lower_bound_is_that_of_clopper_and_pearson():
     # One-sided at 0.05: 8 of 10 is at least 0.4931, 1 of 10 at most 0.3942.
-    assert lower_bound(EventCounts(10, 1, 8), 0.0, 0.2) == pytest.approx(
+    assert st.lower_bound(st.EventCounts(10, 1, 8), 0.0, 0.2) == pytest.approx(
         math.log(0.4931 / 0.3942), abs=1e-3
     )
 
@@ -78,38 +62,42 @@ def test_the_lower_bound_is_that_of_clopper_and_pearson():
 @pytest.mark.parametrize("tail", [0.005, 0.995])
 def test_quantiles_of_counts_are_those_of_the_library(tail, p):
     for runs in (1, 7, 350, 400_000):
-        assert _quantile(tail, runs, p) == stats.binom.ppf(tail, runs, p)
+        assert st._quantile(tail, runs, p) == stats.binom.ppf(tail, runs, p)
 
 
 def test_both_directions_and_the_complement_are_tried():
-    one = lower_bound(EventCounts(1000, 100, 300), 0.0, BETA)
+    one = st.lower_bound(st.EventCounts(1000, 100, 300), 0.0, BETA)
     assert one > 0
-    assert lower_bound(EventCounts(1000, 300, 100), 0.0, BETA) == one
-    assert lower_bound(EventCounts(1000, 900, 700), 0.0, BETA) == pytest.approx(one)
-    assert lower_bound(EventCounts(1000, 0, 0), 0.0, BETA) == 0.0
+    assert st.lower_bound(st.EventCounts(1000, 300, 100), 0.0, BETA) == one
+    assert st.lower_bound(st.EventCounts(1000, 900, 700), 0.0, BETA) == pytest.approx(one)
+    assert st.lower_bound(st.EventCounts(1000, 0, 0), 0.0, BETA) == 0.0
 
 
 def test_delta_is_taken_off_what_is_found():
-    assert lower_bound(EventCounts(10**6, 0, 1000), 0.01, BETA) == 0.0
-    assert lower_bound(EventCounts(10**6, 0, 20_000), 0.01, BETA) > 5
+    assert st.lower_bound(st.EventCounts(10**6, 0, 1000), 0.01, BETA) == 0.0
+    assert st.lower_bound(st.EventCounts(10**6, 0, 20_000), 0.01, BETA) > 5
 
 
 def test_a_sound_claim_is_hardly_ever_refuted_and_a_false_one_nearly_always():
     rng = np.random.default_rng(5)
     runs, p = 60_000, 0.18
     sound = rng.binomial(runs, [math.exp(-1) * 0.5, 0.5], (2000, 2))
-    refuted = sum(lower_bound(EventCounts(runs, a, b), 0.0, BETA) > 1 for a, b in sound.tolist())
+    refuted = sum(
+        st.lower_bound(st.EventCounts(runs, a, b), 0.0, BETA) > 1 for a, b in sound.tolist()
+    )
     assert refuted == 0
-    edge = caught(1.0, 0.0, runs, p, BETA)
+    edge = st.caught(1.0, 0.0, runs, p, BETA)
     false = rng.binomial(runs, [p, math.exp(edge) * p], (2000, 2))
-    found = sum(lower_bound(EventCounts(runs, a, b), 0.0, BETA) > 1 for a, b in false.tolist())
+    found = sum(
+        st.lower_bound(st.EventCounts(runs, a, b), 0.0, BETA) > 1 for a, b in false.tolist()
+    )
     assert found >= 0.99 * 2000
     assert edge < 1.1
 
 
 def test_the_gaussian_event_is_where_the_curve_is_tight():
-    edge, delta = gaussian_threshold(1.5, 100_000)
-    epsilon = epsilon_at(1.5, delta)
+    edge, delta = st.gaussian_threshold(1.5, 100_000)
+    epsilon = st.epsilon_at(1.5, delta)
     assert gaussian_delta(epsilon, 1.5) == pytest.approx(delta)
     without, present = (0.5 * math.erfc(x / math.sqrt(2)) for x in (edge, edge - 1.5))
     assert math.log((present - delta) / without) == pytest.approx(epsilon)
@@ -126,10 +114,10 @@ UNPROTECTED = {"sgd", "fedprox"}  # they claim nothing that could be refuted
 
 
 def test_every_registered_mechanism_and_method_is_attacked():
-    attacked = {attack.mechanism for attack in audit.attacks(QUICK)}
+    attacked = {attack.mechanism for attack in audit.attacks(ma.QUICK)}
     noised = {name for name in STAGES if stage(name).protects}
     assert noised and noised | set(MECHANISMS) | set(METHODS) - UNPROTECTED <= attacked
-    names = [attack.name for attack in audit.attacks(FULL)]
+    names = [attack.name for attack in audit.attacks(ma.FULL)]
     assert len(names) == len(set(names))
 
 
@@ -211,19 +199,23 @@ BOTH, CLASSES = "both evaluations", "both classes past theirs"
 @pytest.mark.parametrize(
     ("broken", "sound", "found"),
     [
-        (lambda: gaussian_attack(400_000, quieter(0.9)), gaussian_attack, PAST),
-        (lambda: gaussian_attack(60_000, every_second_step), None, ODD),
-        (lambda: laplace_attack(400_000, quieter_laplace), None, "past the value"),
-        (lambda: laplace_attack(60_000, float_laplace), None, OFF),
-        (lambda: symmetric_attack(60_000, same_small_noise, diagonal=True), None, PAST),
-        (lambda: symmetric_attack(60_000, off_diagonals_twice_divided, diagonal=False), None, PAST),
+        (lambda: ma.gaussian_attack(400_000, quieter(0.9)), ma.gaussian_attack, PAST),
+        (lambda: ma.gaussian_attack(60_000, every_second_step), None, ODD),
+        (lambda: ma.laplace_attack(400_000, quieter_laplace), None, "past the value"),
+        (lambda: ma.laplace_attack(60_000, float_laplace), None, OFF),
+        (lambda: ma.symmetric_attack(60_000, same_small_noise, diagonal=True), None, PAST),
+        (
+            lambda: ma.symmetric_attack(60_000, off_diagonals_twice_divided, diagonal=False),
+            None,
+            PAST,
+        ),
         (
             lambda: single_step_attack(100_000, lambda count, _: np.arange(count)),
             single_step_attack,
             PAST,
         ),
         (
-            lambda: softmax_attack(
+            lambda: ma.softmax_attack(
                 30_000,
                 lambda mean, epsilon, **_: softmax_laplace(mean, epsilon, sensitivity=1),
                 sensitivity=2,
@@ -231,9 +223,9 @@ BOTH, CLASSES = "both evaluations", "both classes past theirs"
             None,
             CLASSES,
         ),
-        (lambda: record_attack(30_000, half_the_nominal_records), record_attack, CLASSES),
+        (lambda: ma.record_attack(30_000, half_the_nominal_records), ma.record_attack, CLASSES),
         (
-            lambda: selection_attack(30_000, at_half_the_scale, monotonic=False),
+            lambda: ma.selection_attack(30_000, at_half_the_scale, monotonic=False),
             None,
             "the favoured one",
         ),
@@ -297,9 +289,7 @@ def test_a_record_that_is_not_clipped_is_found(monkeypatch):
 
 
 def test_a_method_that_spends_more_than_it_says_is_found():
-    def generous(parameters, context):
-        return FmDevice(parameters, replace(context, epsilon=2.5 * context.epsilon))
-
+    generous = FmDevice(PARAMETERS, replace(CONTEXT, epsilon=2.5 * CONTEXT.epsilon))
     attack = gaussian_job(2000, "end to end", NeighbouringJob.of(PARAMETERS, CONTEXT), generous)
     assert failing(attack) >= {"round 1", "round 2"}
 
@@ -308,7 +298,7 @@ def test_a_method_that_spends_more_than_it_says_is_found():
 
 
 def test_a_claim_that_fails_gives_exit_code_1_and_says_so(monkeypatch, capsys):
-    broken = gaussian_attack(60_000, quieter(0.7))
+    broken = ma.gaussian_attack(60_000, quieter(0.7))
     played = np.stack([audit.count(broken, side, 60_000) for side in (False, True)])
     monkeypatch.setattr(audit, "attacks", lambda effort: (broken,))
     monkeypatch.setattr(audit, "guards", lambda: ())
@@ -326,7 +316,7 @@ def test_one_mechanism_can_be_asked_for_and_must_be_there(capsys):
     assert main(["audit", "--mechanism", "laplase"]) == 2
     assert "laplace" in capsys.readouterr().err
     assert main(["audit", "--runs", "0"]) == 2
-    assert "at least 1" in capsys.readouterr().err
+    assert "1 or more" in capsys.readouterr().err
 
 
 @pytest.fixture

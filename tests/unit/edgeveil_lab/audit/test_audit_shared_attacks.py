@@ -7,22 +7,7 @@ from edgeveil.parts.methods import fm_sums
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil_lab.audit import command as audit
 from edgeveil_lab.audit import shared_attacks
-from edgeveil_lab.audit.shared_attacks import (
-    CENTRE,
-    GROUPS_JOB,
-    MECHANISM,
-    NORMAL_JOB,
-    SHARED_GUARDS,
-    UPLOADS,
-    AskedProxy,
-    SharedNoiseJob,
-    TurnedUpdate,
-    mixed_totals_attack,
-    part_attack,
-    sum_attack,
-    turned_attack,
-    turned_votes,
-)
+from edgeveil_lab.audit import shared_attacks as sa
 
 WHOLE, AT_EPSILON = "the whole job", "the whole job, at the ε without collusion"
 PAST, PAST_AT_EPSILON = "past the threshold", "past the threshold, at the ε without collusion"
@@ -30,7 +15,7 @@ PAST, PAST_AT_EPSILON = "past the threshold", "past the threshold, at the ε wit
 
 @pytest.fixture(scope="module")
 def job():
-    return SharedNoiseJob()
+    return sa.SharedNoiseJob()
 
 
 def verdicts(attack):
@@ -40,8 +25,8 @@ def verdicts(attack):
 
 
 def test_what_is_attacked_is_what_devices_send(job):
-    one, known = job.rounds[CENTRE], job.scene.without
-    segments = job.segments(CENTRE, known)
+    one, known = job.rounds[sa.CENTRE], job.scene.without
+    segments = job.segments(sa.CENTRE, known)
     upload = one.upload("any", segments)
     (numbers,) = segments.values()
     assert np.array_equal(one.sum_of([upload]), numbers.ravel())
@@ -50,25 +35,25 @@ def test_what_is_attacked_is_what_devices_send(job):
 
 
 def test_a_sum_has_the_parts_that_are_counted_on_and_no_other_noise(job):
-    assert len(job.others(CENTRE)) + 1 == UPLOADS
-    heard = np.array([job.hear_sum(CENTRE, job.scene.without) for _ in range(400)])
-    (event,) = {job.events[CENTRE]}
+    assert len(job.others(sa.CENTRE)) + 1 == sa.UPLOADS
+    heard = np.array([job.hear_sum(sa.CENTRE, job.scene.without) for _ in range(400)])
+    (event,) = {job.events[sa.CENTRE]}
     spread = heard.std() / np.sqrt(event.together.sigma_squared)
     assert spread == pytest.approx(1, abs=0.15)  # of 800 values: within 6 deviations
-    alone = np.array([job.hear_one(CENTRE, job.scene.without) for _ in range(400)])
+    alone = np.array([job.hear_one(sa.CENTRE, job.scene.without) for _ in range(400)])
     assert alone.std() / heard.std() == pytest.approx(job.honest**-0.5, rel=0.25)
 
 
 def test_in_sums_and_alone_nothing_goes_past_what_is_printed(job):
-    assert set(verdicts(sum_attack(300, job)).values()) == {"holds"}
-    found = verdicts(part_attack(300, job))
+    assert set(verdicts(sa.sum_attack(300, job)).values()) == {"holds"}
+    found = verdicts(sa.part_attack(300, job))
     assert {v for name, v in found.items() if "at the ε" not in name} == {"holds"}
 
 
 @pytest.mark.drill
 @pytest.mark.slow
 def test_a_devices_own_part_goes_past_the_epsilon_of_sums_and_not_past_its_own(job):
-    found = verdicts(part_attack(6000, job))
+    found = verdicts(sa.part_attack(6000, job))
     assert (found[WHOLE], found[AT_EPSILON]) == ("holds", "refuted")
 
 
@@ -76,63 +61,63 @@ def test_a_devices_own_part_goes_past_the_epsilon_of_sums_and_not_past_its_own(j
 @pytest.mark.slow
 def test_sums_with_fewer_honest_parts_than_promised_are_found():
     """The printed ε counts on `honest_share`, and on nothing that anybody could check."""
-    assert verdicts(sum_attack(1500, SharedNoiseJob(1)))[WHOLE] == "FAILS"
+    assert verdicts(sa.sum_attack(1500, sa.SharedNoiseJob(1)))[WHOLE] == "FAILS"
 
 
 @pytest.mark.parametrize("quantile", [None, 0.5])
 def test_shared_noise_of_updates_holds_in_sums_and_alone(quantile):
     claims = [
-        verdicts(turned_attack(3000, TurnedUpdate(quantile), alone=alone))
+        verdicts(sa.turned_attack(3000, sa.TurnedUpdate(quantile), alone=alone))
         for alone in (False, True)
     ]
     assert claims == [{PAST: "holds"}, {PAST: "holds", PAST_AT_EPSILON: "refuted"}]
 
 
 def test_sums_of_updates_with_fewer_honest_parts_than_promised_are_found():
-    attack = turned_attack(3000, TurnedUpdate(0.5), alone=False, honest=1)
+    attack = sa.turned_attack(3000, sa.TurnedUpdate(0.5), alone=False, honest=1)
     assert verdicts(attack) == {PAST: "FAILS"}
 
 
 def test_shared_noise_of_votes_holds_in_sums_and_alone():
     for alone in (False, True):
-        assert verdicts(turned_attack(200, turned_votes(), alone=alone))[PAST] == "holds"
+        assert verdicts(sa.turned_attack(200, sa.turned_votes(), alone=alone))[PAST] == "holds"
 
 
 @pytest.mark.slow
 def test_a_devices_own_votes_go_past_the_epsilon_of_sums_and_not_past_its_own():
-    found = verdicts(turned_attack(3000, turned_votes(), alone=True))
+    found = verdicts(sa.turned_attack(3000, sa.turned_votes(), alone=True))
     assert found == {PAST: "holds", PAST_AT_EPSILON: "refuted"}
 
 
 @pytest.mark.slow
 def test_sums_of_votes_with_fewer_honest_parts_than_promised_are_found():
-    attack = turned_attack(1500, turned_votes(), alone=False, honest=1)
+    attack = sa.turned_attack(1500, sa.turned_votes(), alone=False, honest=1)
     assert verdicts(attack) == {PAST: "FAILS"}
 
 
 def test_the_sum_of_a_group_has_the_share_of_its_own_uploads_honest():
-    job = SharedNoiseJob(text=GROUPS_JOB)
-    assert (job.uploads, job.honest) == (UPLOADS, UPLOADS // 2)
+    job = sa.SharedNoiseJob(text=sa.GROUPS_JOB)
+    assert (job.uploads, job.honest) == (sa.UPLOADS, sa.UPLOADS // 2)
     assert {event.honest for event in job.events} == {job.honest}
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("text", [GROUPS_JOB, NORMAL_JOB])
+@pytest.mark.parametrize("text", [sa.GROUPS_JOB, sa.NORMAL_JOB])
 def test_sums_of_groups_and_of_what_is_normal_hold(text):
-    assert set(verdicts(sum_attack(1500, SharedNoiseJob(text=text))).values()) == {"holds"}
+    assert set(verdicts(sa.sum_attack(1500, sa.SharedNoiseJob(text=text))).values()) == {"holds"}
 
 
 @pytest.mark.slow
 def test_groups_whose_noise_counts_on_all_uploads_of_the_round_are_found(monkeypatch):
     """Of four sets, so that the sum of one has a quarter of the noise: half of it is found in no
     more than two plays of three."""
-    four = GROUPS_JOB.replace("groups: 2", "groups: 4")
-    four = four.replace(f"min_batch: {2 * UPLOADS}", f"min_batch: {4 * UPLOADS}")
-    four = four.replace(f"devices: {2 * UPLOADS + 1}", f"devices: {4 * UPLOADS + 1}")
+    four = sa.GROUPS_JOB.replace("groups: 2", "groups: 4")
+    four = four.replace(f"min_batch: {2 * sa.UPLOADS}", f"min_batch: {4 * sa.UPLOADS}")
+    four = four.replace(f"devices: {2 * sa.UPLOADS + 1}", f"devices: {4 * sa.UPLOADS + 1}")
     monkeypatch.setattr("edgeveil.jobs.plan.honest_devices", lambda job: job.round.min_batch // 2)
-    job = SharedNoiseJob(text=four)
-    assert job.uploads == UPLOADS
-    assert verdicts(sum_attack(1000, job))[WHOLE] == "FAILS"
+    job = sa.SharedNoiseJob(text=four)
+    assert job.uploads == sa.UPLOADS
+    assert verdicts(sa.sum_attack(1000, job))[WHOLE] == "FAILS"
 
 
 @pytest.mark.slow
@@ -143,12 +128,12 @@ def test_half_the_noise_of_pca_residual_is_found(monkeypatch):
         return total + whole(0 * total, event, random_bytes) // 2
 
     monkeypatch.setattr(fm_sums, "noised", halved)
-    assert verdicts(sum_attack(1500, SharedNoiseJob(text=NORMAL_JOB)))[WHOLE] == "FAILS"
+    assert verdicts(sa.sum_attack(1500, sa.SharedNoiseJob(text=sa.NORMAL_JOB)))[WHOLE] == "FAILS"
 
 
 @pytest.mark.slow
 def test_a_life_of_two_units_holds_and_not_with_what_a_job_costs_its_device(monkeypatch):
-    attack = mixed_totals_attack(6000)
+    attack = sa.mixed_totals_attack(6000)
     assert set(verdicts(attack).values()) == {"holds"}
     lifetime = shared_attacks._lifetime
 
@@ -157,14 +142,14 @@ def test_a_life_of_two_units_holds_and_not_with_what_a_job_costs_its_device(monk
         return Guarantee(sum(quotes), shared_attacks.LIFE_DELTA, "record", "proven")
 
     monkeypatch.setattr(shared_attacks, "_lifetime", of_devices)
-    assert set(verdicts(mixed_totals_attack(6000)).values()) == {"FAILS"}
+    assert set(verdicts(sa.mixed_totals_attack(6000)).values()) == {"FAILS"}
 
 
 def test_the_proxy_that_is_attacked_answers_the_same_set_and_no_other(job):
-    one = job.rounds[CENTRE]
-    uploads = [one.nothing(f"device {number}") for number in range(UPLOADS + 1)]
-    proxy = AskedProxy(one, uploads)
-    every = range(UPLOADS + 1)
+    one = job.rounds[sa.CENTRE]
+    uploads = [one.nothing(f"device {number}") for number in range(sa.UPLOADS + 1)]
+    proxy = sa.AskedProxy(one, uploads)
+    every = range(sa.UPLOADS + 1)
     assert proxy.masks_of(every[2:]) == b""  # below the floor
     masks = proxy.masks_of(every[1:])
     assert not one.sum_of(uploads[1:], masks).any()
@@ -179,9 +164,9 @@ FAST = ("a round is unmasked for one set", "an upload has masks that nobody else
     "promise",
     [
         pytest.param(one.promise, marks=[] if one.promise in FAST else [pytest.mark.drill])
-        for one in SHARED_GUARDS
+        for one in sa.SHARED_GUARDS
     ],
 )
 def test_a_planted_flaw_is_found_and_the_code_holds(promise):
-    found = audit.judged(MECHANISM, promise, quick=True)
+    found = audit.judged(sa.MECHANISM, promise, quick=True)
     assert (found.verdict, found.stands.broke, found.flawed.broke) == ("holds", False, True), found

@@ -35,7 +35,6 @@ def sample(second, devices, growth_mib_per_s=0.0):
             name: int((size + growth_mib_per_s * second * (name == "cloud")) * (1 << 20))
             for name, size in SIZES_MIB.items()
         },
-        "cpu_percent": dict.fromkeys(NAMES, 40 * busy),
     }
 
 
@@ -74,7 +73,7 @@ def result(devices=2000, seconds=60, growth_mib_per_s=0.0, **options):
         "idle": None,
         "raw": None,
         "raw_ratio": None,
-        "generator": {"processes": 1, "busy_percent": 40.0, "bottleneck": False, "note": ""},
+        "generator": {"processes": 1, "busy_percent": 40.0, "note": ""},
         "series": [sample(second, devices, growth_mib_per_s) for second in range(seconds + 1)],
         "cells": [],
         "drift": {},
@@ -104,4 +103,5 @@ def outcome_of(totals=None, watch=None, marks=(), **measured):
         data = {"exchange": number, "attempt": 1, "uploads": 5}
         run_log.take({"type": "exchange_committed", "time": 10.0 * number, "data": data})
     found = RunMeasurements(options, "a broker", marks=noted, **measured)
-    return outcome(found, totals or FleetTotals([], []), run_log, samples, watch)
+    totals = totals or FleetTotals([], [])
+    return outcome(found, totals, run_log, samples, watch, {"": totals})

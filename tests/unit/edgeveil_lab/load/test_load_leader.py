@@ -53,7 +53,7 @@ def until(done):
 
 def test_a_generator_that_ends_by_itself_is_named():
     leader = Leader(LoadOptions(devices=1), LoadFleet.make(1), WHERE)
-    leader.start()
+    leader.begin()
     try:
         until(lambda: leader.all_in("ready"))
         os.kill(leader.pids["generator-1"], signal.SIGKILL)
@@ -61,4 +61,4 @@ def test_a_generator_that_ends_by_itself_is_named():
         with pytest.raises(JobFailed, match="generator-1 ended by itself"):
             until(lambda: leader.check() is not None)
     finally:
-        leader.stop()
+        leader.end()

@@ -103,13 +103,6 @@ def told(cpu_s, rss_mib=50, peak_mib=None, started_s=7.0):
     )
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Looks are two seconds apart."""
-    now_s = iter(range(100, 1000, 2))
-    monkeypatch.setattr("edgeveil_lab.load.processes.time.monotonic", lambda: next(now_s))
-
-
 def watching(*answers):
     """A watch that has looked at `proxy` as often as there are answers."""
     watch, left = ProcessWatch(), list(answers)
@@ -150,12 +143,9 @@ def test_the_peak_is_that_of_the_test(looks, peak_mib):
     assert watching(*looks).peak_rss_bytes() == {"proxy": peak_mib * MIB}
 
 
-def test_the_share_of_a_core_is_known_from_the_second_look_on_also_of_what_started_anew(clock):
-    assert watching(told(40.0)).percent() == {}
-    assert watching(told(40.0), told(41.0)).percent() == {"proxy": 50.0}
+def test_processor_time_goes_on_in_what_started_anew():
     watch = watching(told(40.0), told(43.0), told(1.0, started_s=9.0), told(1.5, started_s=9.0))
     assert watch.cpu_s() == {"proxy": 44.5}
-    assert watch.percent() == {"proxy": 25.0}
 
 
 def test_who_does_not_answer_now_has_no_processor_time_now():
