@@ -72,16 +72,27 @@ def as_tuples(value: Any) -> Any:
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
-def file_block(given: Any, info: ValidationInfo) -> tuple[Any, Path | None]:
-    """A block, and the folder of its job file where it names a `file`. Raises ValueError for one in
-    a sent job."""
+def filled_from_file(
+    given: Any, info: ValidationInfo, facts: Callable[[dict[str, Any], Path], dict[str, Any]]
+) -> Any:
+    """A block that names a `file`, with its `facts`(block, folder of the job file); others as they
+    are. Only where a job file is read is a file opened. Raises ValueError for one in a sent job,
+    and for what the file says otherwise."""
     given = as_tuples(given)
     if not isinstance(given, dict) or not isinstance(given.get("file"), str):
-        return given, None
+        return given
     folder = (info.context or {}).get("folder")
     if folder is None:
         raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
-    return given, Path(folder)
+    try:
+        found = facts(given, Path(folder))
+    except DataError as error:
+        raise ValueError(f"{given['file']}: {error.what}; {error.fix}") from error
+    for key in found.keys() & given.keys() - {"file"}:
+        if given[key] != found[key]:
+            value = str(found[key])[:80]
+            raise ValueError(f"the file's {key} is {value}, not as given; leave {key} out")
+    return {**given, **found}
 
 
 def own_function(target: str, where: str) -> Any:

@@ -29,7 +29,7 @@ from edgeveil.parts.features.feature_map import (
     unit_rows,
     usable,
 )
-from edgeveil.parts.part import file_block
+from edgeveil.parts.part import filled_from_file
 from edgeveil.subnormals import flushed
 
 
@@ -55,18 +55,7 @@ class OnnxParameters(MapParameters):
     @model_validator(mode="before")
     @classmethod
     def _from_file(cls, given: Any, info: ValidationInfo) -> Any:
-        given, folder = file_block(given, info)
-        if folder is None:
-            return given
-        path = backbone_path(given["file"], folder)
-        try:
-            filled = _facts(read_backbone(path))
-        except DataError as error:
-            raise ValueError(f"{path}: {error.what}; {error.fix}") from error
-        for key, value in filled.items():
-            if key in given and given[key] != value:
-                raise ValueError(f"the file's {key} is {value}, not as given; leave {key} out")
-        return {**given, **filled, "file": str(path)}
+        return filled_from_file(given, info, _facts)
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -75,10 +64,13 @@ class OnnxParameters(MapParameters):
         return self
 
 
-def _facts(graph: bytes) -> dict[str, Any]:
-    form, digest = opened(graph).form, sha256_hex(graph)
+def _facts(given: dict[str, Any], folder: Path) -> dict[str, Any]:
+    path = backbone_path(given["file"], folder)
+    graph = read_backbone(path)
+    form = opened(graph).form
     check_batches(graph)
-    return {"sha256": digest, "input_form": form.input_shape, "output_dim": form.output_dim}
+    found = {"sha256": sha256_hex(graph), "input_form": form.input_shape}
+    return {**found, "output_dim": form.output_dim, "file": str(path)}
 
 
 class OnnxMap:

@@ -27,7 +27,7 @@ from edgeveil.errors import DataError, ProtocolError
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.parts.models.heads import softmax
-from edgeveil.parts.part import PartBlock, file_block
+from edgeveil.parts.part import PartBlock, filled_from_file
 from edgeveil.parts.round import (
     Answer,
     Array,
@@ -78,19 +78,13 @@ class PublicSet(PartBlock):
     @model_validator(mode="before")
     @classmethod
     def _from_file(cls, given: Any, info: ValidationInfo) -> Any:
-        """Fill in what `file` holds, where a job file is read; nowhere else is a file opened."""
-        given, folder = file_block(given, info)
-        if folder is None:
-            return given
-        count = given.get("records", cls.model_fields["records"].default)
-        if not isinstance(count, int) or count < 1:
-            return {**given, "file": None}  # the field's own check says so
-        if {"input_form", "dtype", "rows"} & set(given):
-            raise ValueError("the records are read from file; leave input_form, dtype and rows out")
-        try:
-            return {**given, **_facts(_read(given["file"], folder), count)}
-        except DataError as error:
-            raise ValueError(f"{given['file']}: {error.what}; {error.fix}") from error
+        def facts(given: dict[str, Any], folder: Path) -> dict[str, Any]:
+            count = given.get("records", cls.model_fields["records"].default)
+            if not isinstance(count, int) or count < 1:
+                return {"file": None}  # the field's own check says so
+            return _facts(_read(given["file"], folder), count)
+
+        return filled_from_file(given, info, facts)
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

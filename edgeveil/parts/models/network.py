@@ -33,7 +33,7 @@ from edgeveil.parts.features.feature_map import NodeList
 from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
-from edgeveil.parts.part import BlockPart, PartBlock, file_block, says_nothing
+from edgeveil.parts.part import BlockPart, PartBlock, filled_from_file, says_nothing
 
 if TYPE_CHECKING:
     import torch
@@ -212,20 +212,9 @@ class StateDictFile(PartBlock):
     @model_validator(mode="before")
     @classmethod
     def _digested(cls, given: Any, info: ValidationInfo) -> Any:
-        """Name the weights by digest where a job file is read; nowhere else is a file opened."""
         if isinstance(given, str):
             given = {"file": given}
-        given, folder = file_block(given, info)
-        if folder is None:
-            return given
-        path = (folder / Path(given["file"]).expanduser()).resolve()
-        try:
-            digest = sha256_hex(packed_state_dict(path))
-        except DataError as error:
-            raise ValueError(str(error)) from error
-        if given.get("sha256", digest) != digest:
-            raise ValueError(f"the file's sha256 is {digest}, not as given; leave it out")
-        return {"file": str(path), "sha256": digest}
+        return filled_from_file(given, info, _facts)
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -234,6 +223,11 @@ class StateDictFile(PartBlock):
         """A path, or the block that a job holds once it is sent."""
         whole = handler(schema)
         return {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 4096}, whole]}
+
+
+def _facts(given: dict[str, Any], folder: Path) -> dict[str, Any]:
+    path = (folder / Path(given["file"]).expanduser()).resolve()
+    return {"file": str(path), "sha256": sha256_hex(packed_state_dict(path))}
 
 
 class AdapterParameters(PartBlock):
