@@ -1,6 +1,7 @@
 """Laws that every update stage of the table keeps, alone and in every order of two."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError
-from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs import compile_job, parse_job
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.round import TRAIN, PlannedRound
@@ -119,23 +120,20 @@ def test_its_memory_survives_being_written_down(name):
     assert same(*ends)
 
 
+JOB = """
+job: staged
+data: {source: digits, classes: 10, input_shape: [64], nominal_records: 30}
+model: {name: mlp, hidden: []}
+train: {method: %s, rounds: 2}
+update: %s
+privacy: %s
+"""
+
+
 def job(names, method="sgd", **privacy):
-    made = Job.model_validate(
-        {
-            "job": "staged",
-            "data": {
-                "source": "digits",
-                "classes": 10,
-                "input_shape": (64,),
-                "nominal_records": 30,
-            },
-            "model": {"name": "mlp", "hidden": ()},
-            "train": {"method": method, "rounds": 2},
-            "update": tuple({"name": name, **OPTIONS.get(name, {})} for name in names),
-            "privacy": {"epsilon": 6.0, **privacy},
-        }
-    )
-    return compile_job(made).job
+    update = [{"name": name, **OPTIONS.get(name, {})} for name in names]
+    said = (method, json.dumps(update), json.dumps({"epsilon": 6.0, **privacy}))
+    return compile_job(parse_job(JOB % said)).job
 
 
 def reason(names, *, unproven):

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +46,7 @@ def image_faults(origin: Origin) -> list[str]:
 
 def _read(origin: Origin) -> tuple[Records, list[str]]:
     _require_pillow()
-    form = origin.images if origin.schema is None else SchemaForm.of(origin.schema)
+    form = origin.images if origin.schema is None else _form_of(origin.schema)
     if form is None:
         raise DataError("is not set", where="data.images", fix="write images: {size: [28, 28]}")
     if form.classes is None:
@@ -101,7 +100,7 @@ def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[_Labelled]:
     ]
 
 
-def _into(record: NDArray[np.float32], file: Path, form: Images | SchemaForm) -> str:
+def _into(record: NDArray[np.float32], file: Path, form: Images) -> str:
     from PIL import Image
 
     height, width = form.size
@@ -127,16 +126,12 @@ def _values(image: Any, colours: str, size: tuple[int, int]) -> NDArray[np.float
     return np.moveaxis(values, -1, 0) if colours == "rgb" else values
 
 
-@dataclass(frozen=True)
-class SchemaForm:
-    size: tuple[int, int]
-    colours: str
-    classes: tuple[str, ...]
+def _form_of(schema: DataSchema) -> Images:
+    from edgeveil.config.data import Images
 
-    @classmethod
-    def of(cls, schema: DataSchema) -> SchemaForm:
-        image = schema.image or PictureForm(size=(1, 1))
-        return cls(image.size, "rgb" if image.channels > 1 else "grey", schema.label.names)
+    image = schema.image or PictureForm(size=(1, 1))
+    colours: Literal["grey", "rgb"] = "rgb" if image.channels > 1 else "grey"
+    return Images.model_construct(size=image.size, colours=colours, classes=schema.label.names)
 
 
 def _stored(listed: list[_Labelled]) -> NDArray[np.float32]:
@@ -155,7 +150,7 @@ def encode_files(
 ) -> NDArray[np.float32]:
     """Single pictures as a schema's records; one that cannot be read is NaN. Raises DataError."""
     _require_pillow()
-    form = SchemaForm.of(schema)
+    form = _form_of(schema)
     require_room((len(files), *schema.input_shape), 4, max_bytes, "the pictures")
     x = np.full((len(files), *schema.input_shape), np.nan, np.float32)
     for record, file in zip(x, files, strict=True):
