@@ -14,7 +14,6 @@ from edgeveil.parts.features.onnx import cached_backbone, opened, read_backbone,
 from edgeveil.parts.models.network import packed_state_dict, unpacked
 from edgeveil_tools.result import write_whole
 
-Progress = Callable[[float], None]  # gets the share that is done, up to 1
 NAME = "digits"
 STEPS, DRAWINGS = 3000, 12_000  # batches, and digits drawn for them
 
@@ -29,17 +28,23 @@ def file_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def train(
-    path: Path,
-    *,
-    seed: int = 0,
-    force: bool = False,
-    on_progress: Progress = lambda _: None,
+    path: Path, *, seed: int = 0, force: bool = False, say: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """Train the encoder and write it to `path`. UsageError for a file there, unless `force`."""
+    """Train the encoder and write it to `path`; `say` gets lines on the way, None: standard error
+    does. UsageError for a file there, unless `force`."""
     from edgeveil_tools.backbone.encoders import onnx_encoder, train_encoder
+
+    say, told = say or partial(print, file=sys.stderr, flush=True), 0
+
+    def on_progress(share: float) -> None:
+        nonlocal told
+        if int(share * 10) > told:
+            told = int(share * 10)
+            say(f"training the public encoder of {NAME}: {10 * told} %")
 
     if path.exists() and not force:
         raise UsageError("is there already", where=str(path), fix="train again with --force")
+    say(f"training the public encoder of {NAME}, once, some minutes: {path}")
     graph = onnx_encoder(train_encoder(STEPS, DRAWINGS, seed, on_progress))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, graph)
@@ -67,18 +72,10 @@ def weight_facts(path: Path) -> dict[str, Any]:
 
 
 def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] | None = None) -> None:
-    """Train the encoder where a job file names it and the cache lacks it; `say` gets lines."""
-    say, path, told = say or partial(print, file=sys.stderr, flush=True), cached_backbone(NAME), 0
-
-    def on_progress(share: float) -> None:
-        nonlocal told
-        if int(share * 10) > told:
-            told = int(share * 10)
-            say(f"training the public encoder of {NAME}: {10 * told} %")
-
+    """Train the encoder where a job file names it and the cache lacks it; `say` as in `train`."""
+    path = cached_backbone(NAME)
     if not path.exists() and any(map(_names_it, files)):
-        say(f"training the public encoder of {NAME}, once, some minutes: {path}")
-        train(path, on_progress=on_progress, force=True)
+        train(path, say=say, force=True)
 
 
 def _names_it(path: Path) -> bool:

@@ -59,20 +59,10 @@ def report(args: argparse.Namespace) -> int:
 
 
 def backbone(args: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from edgeveil.parts.features.onnx import cached_backbone
     from edgeveil_tools.backbone.command import file_lines, train
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("training", total=1.0)
-        found = train(
-            args.out or cached_backbone(args.what),
-            seed=args.seed,
-            force=args.force,
-            on_progress=lambda share: progress.update(task, completed=share),
-        )
+    found = train(args.out or cached_backbone(args.what), seed=args.seed, force=args.force)
     return answer(args, file_lines(found), found)
 
 
