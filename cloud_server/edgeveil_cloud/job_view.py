@@ -61,9 +61,7 @@ from edgeveil.privacy.guarantee import (
     up,
     worth_of,
 )
-from edgeveil.protocol.cloud_reasons import (
-    declined_text,
-)
+from edgeveil.protocol.cloud_reasons import declined_text
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.evaluation import told_federated
 from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
@@ -88,9 +86,8 @@ STEPS = (
     ("absorb_s", "open, aggregate, test", "green"),
 )
 _CLOUDS_RECORDS = "on records the cloud holds"
-_NO_FIGURES = (  # counts, and what no model moves
-    *("unusable", "normal", "anomalous", "largest_class_rate", "rmse_of_mean"),
-)
+# Counts, and what no model moves.
+_NO_FIGURES = ("unusable", "normal", "anomalous", "largest_class_rate", "rmse_of_mean")
 _BY_DEVICES = (  # figures that devices' counts may give
     *("accuracy", "balanced_accuracy", "macro_f1", "rmse", "mae"),
     *("auc", "detection_rate", "false_alarm_rate", "precision", "f1", "threshold"),

@@ -76,7 +76,7 @@ def rehearse_job(plan: Plan, limits: BroadcastLimits, *, devices: bool = True) -
         _Rehearsal(plan, limits, devices).play()
         return
     key, artifacts = "model.function", list(plan.artifacts.values())
-    asked = msgspec.msgpack.encode(_Asked(plan.job.canonical(), artifacts, limits))
+    asked = msgspec.msgpack.encode((plan.job.canonical(), artifacts, limits))
     try:
         run_apart(f"{__name__}:play_apart", asked, REHEARSAL_S, key)
     except DataError as error:
@@ -86,17 +86,14 @@ def rehearse_job(plan: Plan, limits: BroadcastLimits, *, devices: bool = True) -
         ) from error
 
 
-class _Asked(msgspec.Struct):
-    job: bytes
-    artifacts: list[bytes]
-    limits: BroadcastLimits
+_Asked = tuple[bytes, list[bytes], BroadcastLimits]
 
 
 def play_apart(request: bytes) -> bytes:
-    asked = msgspec.msgpack.decode(request, type=_Asked)
-    plan = compile_canonical(asked.job)
-    plan = plan.with_artifacts(match_artifacts(kept_digests(plan.job), asked.artifacts))
-    _Rehearsal(plan, asked.limits, True).play()
+    canonical, artifacts, limits = msgspec.msgpack.decode(request, type=_Asked)
+    plan = compile_canonical(canonical)
+    plan = plan.with_artifacts(match_artifacts(kept_digests(plan.job), artifacts))
+    _Rehearsal(plan, limits, True).play()
     return b""
 
 
