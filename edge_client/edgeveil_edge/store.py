@@ -126,14 +126,14 @@ class DeviceStore:
                         _add_receipt(db, put)
                 case rounds.OutboxHeld(at=at):
                     db.execute("UPDATE outbox SET held = 1 WHERE job = ?", (at.job_id,))
-                    _set_receipt(db, at, "held", "stored")
+                    _set_receipt(db, at, {"stored": "held"})
                 case rounds.OutboxDrop(at=at, outcome=outcome):
                     db.execute("DELETE FROM outbox WHERE job = ?", (at.job_id,))
                     query = f"UPDATE seen SET settled = 1 {_WHERE}"  # noqa: S608 - constants
                     db.execute(query, structs.astuple(at))
-                    _end_receipt(db, at, outcome)
+                    _set_receipt(db, at, _ENDED[outcome])
                 case rounds.LateRecord(at=at, outcome=outcome):
-                    _end_receipt(db, at, outcome)
+                    _set_receipt(db, at, _ENDED[outcome])
                 case machine.SealingKeyTold():
                     db.execute("DELETE FROM facts WHERE name = 'new_sealing'")
                 case machine.CloudEpoch(epoch=epoch):
@@ -320,24 +320,22 @@ def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut) -> None:
     db.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", place)
 
 
-def _end_receipt(db: sqlite3.Connection, at: m.RoundId, outcome: rounds.Outcome) -> None:
-    """The device is done with it. What was acknowledged is never called refused or dropped."""
-    if outcome == "counted":
-        _set_receipt(db, at, "counted", "stored", "held", "dropped")
-    elif outcome == "partial" or outcome == "missing":
-        _set_receipt(db, at, "missing", "held")
-        late: tuple[ReceiptState, ...] = ("late", "stored", "dropped")
-        _set_receipt(db, at, *(("dropped", "stored") if outcome == "partial" else late))
-    else:
-        _set_receipt(db, at, outcome, "stored")
+# What a receipt becomes by what it was. What was acknowledged is never called refused or dropped.
+_ENDED: dict[rounds.Outcome, dict[ReceiptState, ReceiptState]] = {
+    "counted": {"stored": "counted", "held": "counted", "dropped": "counted"},
+    "partial": {"held": "missing", "stored": "dropped"},
+    "missing": {"held": "missing", "stored": "late", "dropped": "late"},
+    "refused": {"stored": "refused"},
+    "dropped": {"stored": "dropped"},
+}
 
 
 def _set_receipt(
-    db: sqlite3.Connection, at: m.RoundId, to: ReceiptState, *was: ReceiptState
+    db: sqlite3.Connection, at: m.RoundId, by_state: Mapping[ReceiptState, ReceiptState]
 ) -> None:
-    for state in was:
-        query = f"UPDATE receipts SET state = ? {_WHERE} AND state = ?"  # noqa: S608 - constants
-        db.execute(query, (to, *structs.astuple(at), state))
+    query = f"UPDATE receipts SET state = ? {_WHERE} AND state = ?"  # noqa: S608 - constants
+    for was, to in by_state.items():
+        db.execute(query, (to, *structs.astuple(at), was))
 
 
 def _hashes(hashes: bytes) -> tuple[bytes, ...]:
