@@ -12,7 +12,6 @@ import pytest
 from edgeveil.errors import DataError
 from edgeveil_edge import predict as predict_module
 from tests.unit.edgeveil_edge.edge_kit import final_model
-from tests.unit.edgeveil_edge.test_device_page import Client, opened, own  # noqa: F401
 
 _BLOCK = 1 << 24
 # Beside its records a try holds its libraries: some 150 MB.
@@ -29,9 +28,9 @@ sys.exit(code)
 """
 
 
-def zeros_npz(count_bytes, *, beside=b""):
+def zeros_npz(count_bytes):
     """A packed NPZ whose `x` of 4 float32 a record unpacks to so many zeros, a thousandth of it
-    in the file; `beside` is stored as another member."""
+    in the file."""
     head = io.BytesIO()
     shape = {"descr": "<f4", "fortran_order": False, "shape": (count_bytes // 16, 4)}
     np.lib.format.write_array_header_1_0(head, shape)
@@ -45,7 +44,6 @@ def zeros_npz(count_bytes, *, beside=b""):
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("x.npy", content)
-        archive.writestr("beside.npy", beside)
     # As it stands it is stored: say what it is, in the local head and in the list at the end.
     raw = bytearray(stream.getvalue())
     for at, sizes in ((0, 14), (raw.index(b"PK\x01\x02"), 16)):
