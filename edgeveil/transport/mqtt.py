@@ -85,7 +85,7 @@ class MqttConnection(asyncio.Protocol):
         )
 
     async def open(self, dial_s: float, answer_s: float) -> None:
-        """Dial and log in. Raises BrokerError, or NotSpoken when another version may do better."""
+        """Dial and log in. Raises BrokerError, VersionNotSpoken."""
         settings, address = self._settings, self._address
         try:
             async with asyncio.timeout(dial_s):
