@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from edgeveil.errors import ConfigError, ConfigProblem
+from edgeveil.registry import known_names, nearest
 
 MIX = "impossible_mix"
 RESTS_ON_ANOTHER = "rests_on_another_key"  # which is faulty itself, and told
@@ -99,24 +100,11 @@ def named_in(what: str, family: str, usual: str = "") -> Callable[[str], str]:
     """A validator that takes only the names of one family; who names the `usual` one loads none."""
 
     def check(name: str) -> str:
-        from edgeveil.registry import known_names, nearest
-
         if name != usual and name not in (known := list(known_names(family))):
             raise ValueError(f"unknown {what} '{name[:64]}', {nearest(name[:64], known)}")
         return name
 
     return check
-
-
-def every_name(family: str) -> Callable[[dict[str, Any]], None]:
-    """Adds the names of a family to a JSON schema."""
-
-    def add(schema: dict[str, Any]) -> None:
-        from edgeveil.registry import known_names
-
-        schema["enum"] = list(known_names(family))
-
-    return add
 
 
 PortNumber = Annotated[int, Field(ge=1, le=65535)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from edgeveil.config.base import Block, Mix, SitePath, every_name, named_in
+from edgeveil.config.base import Block, Mix, SitePath, named_in
 from edgeveil.registry import known_names, part_named
 
 _PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -70,7 +70,7 @@ class Partition(Block):
     kind: Annotated[
         str,
         AfterValidator(named_in("partition", "partitions", DEFAULT_PARTITION)),
-        Field(json_schema_extra=every_name("partitions")),
+        Field(json_schema_extra=lambda schema: schema.update(enum=known_names("partitions"))),
     ] = DEFAULT_PARTITION
     """`iid`, `n_class` (few classes), `dirichlet` (uneven classes), `quantity_skew` (sizes)."""
     classes_per_device: int = Field(default=2, ge=1, le=10000)

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from edgeveil.config.base import Block, every_name, named_in
+from edgeveil.config.base import Block, named_in
 from edgeveil.config.explain import SHA256_HEX
+from edgeveil.registry import known_names
 
 DEFAULT_METHOD = "fm"
 USUAL_RECORDS = 20_000  # that a box holds at most
@@ -19,7 +20,7 @@ ColumnPattern = Annotated[str, Field(min_length=1, max_length=128)]
 MethodName = Annotated[
     str,
     AfterValidator(named_in("method", "methods", DEFAULT_METHOD)),
-    Field(json_schema_extra=every_name("methods")),
+    Field(json_schema_extra=lambda schema: schema.update(enum=list(known_names("methods")))),
 ]
 
 
