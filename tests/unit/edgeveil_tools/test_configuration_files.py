@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgeveil.config.base import Block
 from edgeveil.config.explain import SchemaWalk
-from edgeveil.errors import ConfigError
+from edgeveil.errors import ConfigError, UsageError
 from edgeveil_tools.checks import KINDS, load, schema, validate
 from edgeveil_tools.cli import main
 
@@ -106,6 +106,8 @@ def check(path, text):
         for line in error.problems:
             assert LINE.match(line), line
             assert line.startswith(f"{path}:")
+    except UsageError as error:  # two devices of one name
+        assert error.where.startswith(str(path)) and error.fix
 
 
 ODD = ["null", "~", "true", ".inf", "-1", "0", "1e-5", "0x1F", "1:30", "2020-01-01"]
