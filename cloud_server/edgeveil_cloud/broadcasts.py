@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.crypto.buckets import CAPACITY, bucket_bytes, fitting
+from edgeveil.crypto.chunked import chunked_bytes
 from edgeveil.crypto.keys import OpeningKey, SealingKey
-from edgeveil.crypto.stream import stream_bytes
 from edgeveil.data.records import Records
 from edgeveil.errors import JobFailed
 from edgeveil.jobs.artifacts import carried_digests
@@ -205,7 +205,7 @@ def largest_broadcast(plan: Plan, graph: bytes) -> int:
     kinds = {(one.phase, one.infer): one for one in plan.all_rounds}.values()
     sent = (encode_package(round_package(RoundContext.of(plan, one.index), state)) for one in kinds)
     largest = max(released, *(len(package) for package in sent))
-    return stream_bytes(largest + _FIGURES_BYTES)
+    return chunked_bytes(largest + _FIGURES_BYTES)
 
 
 @dataclass(frozen=True)

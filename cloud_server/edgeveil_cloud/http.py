@@ -30,7 +30,7 @@ from edgeveil_cloud.pages.board import Ask
 from edgeveil_cloud.pages.fleet import CloudFacts
 from edgeveil_cloud.pages.routes import MOST_WATCHERS, PageRoutes
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import JobEntry, StoreAway, StoredEvent, UnknownJob
+from edgeveil_cloud.store_tables import JobEntry, JobEvent, StoreAway, UnknownJob
 
 if TYPE_CHECKING:
     from edgeveil_cloud.control import Control
@@ -177,7 +177,7 @@ class _Routes:
         after = int(_number(request, "after", 0.0, 2.0**53))
         wait_s = _number(request, "wait_s", 0.0, MAX_WAIT_S)
 
-        def read() -> Sequence[StoredEvent]:
+        def read() -> Sequence[JobEvent]:
             return self.store.events_after(after, job, _PAGE)
 
         clock = asyncio.get_running_loop().time

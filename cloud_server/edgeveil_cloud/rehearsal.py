@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from edgeveil.crypto.chunked import chunked_bytes
 from edgeveil.crypto.sealing import stanza_area_bytes
-from edgeveil.crypto.stream import stream_bytes
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
@@ -213,7 +213,7 @@ class _Rehearsal:
 
     def _check_blob(self, what: str, package: Package) -> None:
         plain, limit = len(encode_package(package)), self._limits.blob_bytes
-        size = stanza_area_bytes(self._recipients) + stream_bytes(plain)
+        size = stanza_area_bytes(self._recipients) + chunked_bytes(plain)
         if size > limit:
             raise DataError(
                 f"{what} has {size} bytes when it is sealed, the limit is {limit}",

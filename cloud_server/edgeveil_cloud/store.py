@@ -34,12 +34,12 @@ from edgeveil_cloud.store_tables import (
     BatchOpening,
     CellDevices,
     JobEntry,
+    JobEvent,
     JobGlimpse,
     LastCommit,
     RoundRecord,
     Status,
     StoreCounts,
-    StoredEvent,
     StoredRelease,
     StoreError,
     UnknownJob,
@@ -164,7 +164,7 @@ class Store:
         row = None
         if entry.status != "running":  # else it may stand behind thousands of others
             row = db.execute(life.where(kinds)).mappings().first()
-        return JobGlimpse(entry, newest, tested, None if row is None else StoredEvent(**row))
+        return JobGlimpse(entry, newest, tested, None if row is None else JobEvent(**row))
 
     def set_status(
         self, job: str, status: Status, reason: str = "", data: Mapping[str, Any] | None = None
@@ -216,9 +216,7 @@ class Store:
     # --- events: a numbered journal of what jobs did ---
 
     @transaction
-    def append_event(
-        self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]
-    ) -> StoredEvent:
+    def append_event(self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]) -> JobEvent:
         """Store one event; `data` is JSON-able and holds no secret and no device's name."""
         return self._event(db, job, kind, data)
 
@@ -249,14 +247,14 @@ class Store:
     @transaction
     def events_after(
         self, db: Db, seq: int, job: str | None = None, limit: int = 1000
-    ) -> tuple[StoredEvent, ...]:
+    ) -> tuple[JobEvent, ...]:
         """Up to `limit` events numbered above `seq`, of one job or all; see `EVENTS_KEPT`."""
         table = tables.events
         query = sa.select(table).where(table.c.seq > seq).order_by(table.c.seq).limit(limit)
         query = query.filter_by(**({} if job is None else {"job": job}))
-        return tuple(StoredEvent(**row) for row in db.execute(query).mappings())
+        return tuple(JobEvent(**row) for row in db.execute(query).mappings())
 
-    def _event(self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]) -> StoredEvent:
+    def _event(self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]) -> JobEvent:
         """Append an event, and now and then forget the job's oldest beyond `EVENTS_KEPT`, but for
         its commits."""
         if job is not None:
@@ -271,7 +269,7 @@ class Store:
             if oldest is not None:
                 forgotten = sa.and_(table.c.seq <= oldest, table.c.type != COMMITTED)
                 db.execute(table.delete().where(of_job, forgotten))
-        return StoredEvent(seq, job, now_s, kind, dict(data))
+        return JobEvent(seq, job, now_s, kind, dict(data))
 
     def _committed(self) -> None:
         if self._deleted:

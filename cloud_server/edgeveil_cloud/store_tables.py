@@ -92,7 +92,7 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
-class StoredEvent:
+class JobEvent:
     seq: int
     job: str | None
     time: float
@@ -108,7 +108,7 @@ class JobGlimpse:
     entry: JobEntry
     newest: RoundRecord | None
     tested: RoundRecord | None
-    life: StoredEvent | None
+    life: JobEvent | None
 
 
 @dataclass(frozen=True)

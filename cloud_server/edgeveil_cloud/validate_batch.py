@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.crypto.chunked import TAG_BYTES
 from edgeveil.crypto.masking import PackedSum, Vector
 from edgeveil.crypto.ring import CHECK_BYTES
-from edgeveil.crypto.stream import TAG_BYTES
 from edgeveil.errors import ProtocolError
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext

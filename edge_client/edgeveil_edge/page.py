@@ -26,8 +26,8 @@ from edgeveil.config.edge import LoopbackHttp
 from edgeveil.errors import EdgeVeilError
 from edgeveil.tokens import ExpiringSecrets
 from edgeveil.transport.http import (
-    EventStream,
     Handler,
+    LiveUpdates,
     Request,
     Response,
     Route,
@@ -139,11 +139,11 @@ class DevicePage:
 
     # --- what is shown ---
 
-    async def _events(self, request: Request) -> EventStream:
+    async def _events(self, request: Request) -> LiveUpdates:
         async def value() -> dict[str, Any]:
             return await asyncio.to_thread(self.state)
 
-        return EventStream(changes(value, LOOK_S, lambda: self._knows(request)))
+        return LiveUpdates(changes(value, LOOK_S, lambda: self._knows(request)))
 
     def state(self) -> dict[str, Any]:
         """Everything that the page shows. Reads files: not for the loop's thread."""

@@ -78,8 +78,8 @@ def _job(job: str, entry: JobAccount) -> dict[str, Any]:
         **{name: _guarantee(value) for name, value in guarantees(entry.spent)},
         "reserved": {name: _guarantee(value) for name, value in guarantees(reserved)},
         "releases": [
-            {"exchange": round, "link": release.number, "events": _events(release.events)}
-            for round, release in entry.releases.items()
+            {"exchange": round, "link": answer.number, "events": _events(answer.events)}
+            for round, answer in entry.answers.items()
         ],
     }
 
@@ -87,8 +87,8 @@ def _job(job: str, entry: JobAccount) -> dict[str, Any]:
 def kinds(entry: JobAccount) -> list[dict[str, Any]]:
     """What a job released: each kind of event, how often, and in which rounds."""
     rounds: dict[Event, list[int]] = {}
-    for round, release in entry.releases.items():
-        for event in release.events:
+    for round, answer in entry.answers.items():
+        for event in answer.events:
             rounds.setdefault(event, []).append(round)
     return [
         {**one, "count": len(rounds[event]), "exchanges": _spans(rounds[event])}

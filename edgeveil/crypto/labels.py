@@ -19,7 +19,7 @@ MOVE = b"edgeveil/v1/move"
 PROXY_RUNS = b"edgeveil/v1/proxy-runs"
 RELEASE_AHEAD = b"edgeveil/v1/release-ahead"
 
-# Sealing contexts (HPKE `info`) and the chunked stream.
+# Sealing contexts (HPKE `info`) and the chunked ciphertext.
 CONTENT_KEY = b"edgeveil/v1/content-key"
 BUCKET = b"edgeveil/v1/bucket"
 SEGMENT = b"edgeveil/v1/segment"

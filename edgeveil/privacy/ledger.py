@@ -34,7 +34,7 @@ from edgeveil.privacy.ledger_chain import (
     Change,
     JobAccount,
     LedgerChain,
-    Release,
+    PricedAnswer,
     broken,
     next_refusal,
     require_database,
@@ -186,9 +186,9 @@ class Ledger:
         the first receipt, which covers no other payload: publish what `recall` gives. Raises
         `PrivacyError` if the job is not open or the events go past what it reserved."""
         with self._written() as db:
-            if self._release(job_id, round) is None:
+            if self._answer(job_id, round) is None:
                 self.admit(job_id, events)
-                body = Release.body(events, _digest(payload))
+                body = PricedAnswer.body(events, _digest(payload))
                 released = Change(self.dataset, "released", job_id, round, body)
                 number = self._chain.append(db, released)
                 db.execute("INSERT INTO payloads VALUES (?, ?)", (number, payload))
@@ -214,18 +214,18 @@ class Ledger:
         """(receipt, payload) of an earlier commit, or None. PrivacyError if gone or changed."""
         with self._file.transaction() as db:
             self._chain.settle()  # what a crash left out of the head must be in it before it goes
-            release = self._release(job_id, round)
-            if release is None:
+            answer = self._answer(job_id, round)
+            if answer is None:
                 return None
             row = db.execute(
                 "SELECT CAST(coalesce(payload, '') AS BLOB) FROM payloads WHERE number = ?",
-                (release.number,),
+                (answer.number,),
             ).fetchone()
         if row is None:
             raise PrivacyError(f"job {job_id}, round {round}: released and forgotten")
         receipt = self._receipt(job_id, round)
         if not receipt.covers(row[0]):
-            raise _other_tensors(release, self._path)
+            raise _other_tensors(answer, self._path)
         return receipt, row[0]
 
     def close_job(self, job_id: str) -> None:
@@ -238,7 +238,7 @@ class Ledger:
             self._forget(db, job_id, entry)
 
     def _forget(self, db: sqlite3.Connection, job_id: str, entry: JobAccount) -> None:
-        numbers = [(release.number,) for release in entry.releases.values()]
+        numbers = [(answer.number,) for answer in entry.answers.values()]
         db.executemany("DELETE FROM payloads WHERE number = ?", numbers)
         self._keep(db, job_id, b"")
 
@@ -275,13 +275,13 @@ class Ledger:
     def answered(self, job_id: str) -> bool:
         with self._file.guard():
             entry = self._account().get(job_id)
-            return entry is not None and bool(entry.releases)
+            return entry is not None and bool(entry.answers)
 
     @property
     def datasets(self) -> tuple[str, ...]:
         with self._file.guard():
             accounts = self._chain.accounts.items()
-            return tuple(name for name, of in accounts if any(job.releases for job in of.values()))
+            return tuple(name for name, of in accounts if any(job.answers for job in of.values()))
 
     def next_refusal(self, limits: Limits) -> PrivacyError | None:
         with self._file.guard():
@@ -306,12 +306,12 @@ class Ledger:
         self._chain.follow()
         return self._chain.account(self.dataset)
 
-    def _release(self, job_id: str, round: int) -> Release | None:
+    def _answer(self, job_id: str, round: int) -> PricedAnswer | None:
         entry = self._account().get(job_id)
-        return None if entry is None else entry.releases.get(round)
+        return None if entry is None else entry.answers.get(round)
 
     def _receipt(self, job_id: str, round: int) -> Receipt:
-        found = self._chain.account(self.dataset)[job_id].releases[round]
+        found = self._chain.account(self.dataset)[job_id].answers[round]
         key, digest = (self.dataset, job_id, round), found.payload_sha256
         return Receipt(*key, found.events, digest, _MADE_BY_LEDGER)
 
@@ -333,9 +333,9 @@ def read_ledger(path: Path) -> LedgerChain:
     finally:
         file.close()
     entries = (entry for account in chain.accounts.values() for entry in account.values())
-    for release in (one for entry in entries if entry.is_open for one in entry.releases.values()):
-        if held.get(release.number) != release.payload_sha256:
-            raise _other_tensors(release, path)
+    for answer in (one for entry in entries if entry.is_open for one in entry.answers.values()):
+        if held.get(answer.number) != answer.payload_sha256:
+            raise _other_tensors(answer, path)
     return chain
 
 
@@ -351,8 +351,8 @@ def _open(path: Path) -> SqliteFile:
     )
 
 
-def _other_tensors(release: Release, path: Path) -> PrivacyError:
-    return broken(f"the tensors of link {release.number} are not those that were stored", path)
+def _other_tensors(answer: PricedAnswer, path: Path) -> PrivacyError:
+    return broken(f"the tensors of link {answer.number} are not those that were stored", path)
 
 
 def _digest(payload: bytes) -> bytes:

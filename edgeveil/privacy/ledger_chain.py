@@ -98,7 +98,7 @@ class ChainHead:
 
 
 @dataclass(frozen=True)
-class Release:
+class PricedAnswer:
     """The events of one round, and which link (counted from 1) holds them."""
 
     number: int
@@ -111,7 +111,7 @@ class Release:
         return json.dumps({"events": listed, "payload_sha256": payload_sha256.hex()})
 
     @classmethod
-    def from_body(cls, number: int, body: str) -> Release:
+    def from_body(cls, number: int, body: str) -> PricedAnswer:
         plain = json.loads(body)
         events = tuple(event_from_dict(event) for event in plain["events"])
         return cls(number, events, bytes.fromhex(plain["payload_sha256"]))
@@ -124,11 +124,11 @@ class JobAccount:
     request: JobRequest
     is_open: bool = True
     elsewhere: bool = False  # a copy of this device answered it: all that was reserved counts
-    releases: dict[int, Release] = field(default_factory=dict)
+    answers: dict[int, PricedAnswer] = field(default_factory=dict)
 
     @property
     def events(self) -> tuple[Event, ...]:
-        return tuple(event for release in self.releases.values() for event in release.events)
+        return tuple(event for answer in self.answers.values() for event in answer.events)
 
     @property
     def counting(self) -> JobRequest:
@@ -303,7 +303,7 @@ class LedgerChain:
         if change.kind == "opened":
             jobs[change.job] = JobAccount(JobRequest.from_json(change.body))
         elif change.kind == "released":
-            jobs[change.job].releases[change.round] = Release.from_body(number, change.body)
+            jobs[change.job].answers[change.round] = PricedAnswer.from_body(number, change.body)
         elif change.kind == "elsewhere":
             request = JobRequest.from_json(change.body) if change.body else UNTOLD
             entry = jobs.setdefault(change.job, JobAccount(request))

@@ -48,7 +48,7 @@ class FindStanza:
 
 @dataclass(frozen=True)
 class StanzaLook:
-    """Whether there is one: the stream is of use here."""
+    """Whether there is one: the ciphertext is of use here."""
 
     found: bool
 
@@ -154,8 +154,8 @@ HeaderTest = Callable[[m.BroadcastHeader], bool]
 
 class Fetches:
     """Offered blobs by digest. What is complete is handed out once and forgotten; a blob that
-    `stays` when it is offered again. Of a manifest in pieces the stanzas come first; the stream is
-    asked for, and handed out with them, once it is of use (`go_on`)."""
+    `stays` when it is offered again. Of a manifest in pieces the stanzas come first; the ciphertext
+    is asked for, and handed out with them, once it is of use (`go_on`)."""
 
     def __init__(
         self,
@@ -201,12 +201,12 @@ class Fetches:
             return self.under_way.setdefault(header.blob.digest, new)
         stanzas = header.pieces[0]
         for piece in () if self.has(header) else header.pieces:
-            bucketed, stream = piece == stanzas and header.buckets > 1, piece != stanzas
+            bucketed, ciphertext = piece == stanzas and header.buckets > 1, piece != stanzas
             mine = {bucket_of(key, header.buckets) for key in self._sealing} if bucketed else ()
             large = beside and piece.size_bytes >= tr.LEAST_BYTES and not bucketed
             only = frozenset(mine) or None
             self.under_way[piece.digest] = tr.Fetch[m.BroadcastHeader](
-                offer, header, limit_bytes, blob=piece, idle=stream, only=only, beside=large
+                offer, header, limit_bytes, blob=piece, idle=ciphertext, only=only, beside=large
             )
         return self.under_way.get(stanzas.digest)
 
@@ -244,7 +244,7 @@ class Fetches:
         return failed
 
     def go_on(self, manifest: m.Manifest, stanzas: bytes) -> list[fx.Effect]:
-        """Ask for the stream, unless it was given up. Raises ProtocolError `bad_digest`."""
+        """Ask for the ciphertext, unless it was given up. Raises ProtocolError `bad_digest`."""
         fetch = self.under_way.get(manifest.pieces[1].digest)
         if fetch is None or fetch.header != manifest:
             return []
@@ -505,7 +505,7 @@ class DeviceMachine:
         return [fx.Work(dr.OpenPackage(header, data))]
 
     def _covers(self, manifest: m.Manifest) -> bool:
-        """Whether all fetch the stream: of a release, so that nobody sees its canary."""
+        """Whether all fetch the ciphertext: of a release, so that nobody sees its canary."""
         if manifest.kind == "release":
             return True
         round_ = self.rounds.of(manifest.at.job_id) if manifest.kind == "round" else None

@@ -139,17 +139,17 @@ MOST_CAUSES = 16  # counted in one message: room for causes of later versions
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     """The cloud's broadcast: a job, a round's model or the final release, sealed.
 
-    The blob is `stanza_bytes` of sealed content keys, then the AEAD stream of the package.
+    The blob is `stanza_bytes` of sealed content keys, then the ciphertext of the package.
     `commitment` binds the content key and `package_digest` the plaintext, so that two devices
     cannot be shown different models under one ciphertext. `cloud_key` is the HPKE key of this round
     alone (zeros for a job or a release). `sequence` grows with every broadcast of a cloud. Unless
     `shuffled`, the proxy hands uploads over in the order in which they came. `masked` groups are
     summed under masks, the uploads dealt into `sets`, each summed by itself. `data_set` is a
     release's tag (`data_set_tag`; empty: by an earlier version). `pieces`, where not everybody is
-    selected, are the blob's stanzas and its stream as blobs of their own: who finds no stanza needs
-    no stream. Of several `buckets` each is a part of the first piece, and a device needs that of
-    its own key alone (`edgeveil.crypto.buckets`). `check` commits to the factors by which masks are
-    checked (`CheckMasks`; empty: none are).
+    selected, are the blob's stanzas and its ciphertext as blobs of their own: who finds no stanza
+    needs no ciphertext. Of several `buckets` each is a part of the first piece, and a device needs
+    that of its own key alone (`edgeveil.crypto.buckets`). `check` commits to the factors by which
+    masks are checked (`CheckMasks`; empty: none are).
 
     A job's says what its last broadcast will be, so that it is refused before anybody pays for it:
     the release's `data_set`, the most bytes beside stanzas of a round's package or the release

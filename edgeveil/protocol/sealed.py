@@ -1,9 +1,9 @@
 """What is sealed: packages to the selected devices, segments to the cloud, seeds to the proxy.
 
 A broadcast is one content key, sealed to each selected key, and the package under it. Everything
-public about it is bound into the context of the stanzas, of the stream and of the commitment, so no
-part of one broadcast can stand in another. A segment is bound to its round, to its group, and to
-a tag that only those can compute who opened that broadcast.
+public about it is bound into the context of the stanzas, of the ciphertext and of the commitment,
+so no part of one broadcast can stand in another. A segment is bound to its round, to its group,
+and to a tag that only those can compute who opened that broadcast.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from edgeveil.crypto.buckets import bucket_level, bucket_of, seal_buckets
+from edgeveil.crypto.chunked import TAG_BYTES, commit, commits_to, open_chunked, seal_chunked
 from edgeveil.crypto.keys import CheckKey, ContentKey, MaskSeed, OpeningKey, SealingKey
 from edgeveil.crypto.labels import (
     CONTENT_KEY,
@@ -34,7 +35,6 @@ from edgeveil.crypto.sealing import (
     seal,
     seal_stanzas,
 )
-from edgeveil.crypto.stream import TAG_BYTES, commit, commits_to, open_stream, seal_stream
 from edgeveil.errors import CryptoError, ProtocolError
 from edgeveil.protocol.messages import Group, Manifest, MaskedGroup, RoundId
 from edgeveil.protocol.transfer import describe
@@ -216,8 +216,8 @@ def seal_broadcast(
         stanzas = seal_buckets(content_key, recipients, info, level)
     else:
         stanzas = seal_stanzas(content_key, recipients, info)
-    stream_context = _context(MODEL_STREAM, terms, digest)
-    data = seal_stream(content_key, stream_context, package, front=stanzas)
+    chunk_context = _context(MODEL_STREAM, terms, digest)
+    data = seal_chunked(content_key, chunk_context, package, front=stanzas)
     manifest = terms.manifest(
         package,
         data,
@@ -242,9 +242,9 @@ def open_broadcast(key: OpeningKey, manifest: Manifest, data: bytes) -> tuple[by
         return None
     if not commits_to(manifest.commitment, content_key, info):
         raise ProtocolError("wrong_commitment")
-    stream_context = _context(MODEL_STREAM, manifest, manifest.package_digest)
+    chunk_context = _context(MODEL_STREAM, manifest, manifest.package_digest)
     try:
-        package = open_stream(content_key, stream_context, view[front:])
+        package = open_chunked(content_key, chunk_context, view[front:])
     except CryptoError:
         raise ProtocolError("broken_stream") from None
     same = hashlib.sha256(package).digest() == manifest.package_digest
@@ -260,7 +260,7 @@ def is_listed(key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool:
 
 
 def front_bytes(manifest: Manifest, size_bytes: int) -> int:
-    """How much of so many bytes of a broadcast is ahead of its stream."""
+    """How much of so many bytes of a broadcast is ahead of its ciphertext."""
     if manifest.buckets == 1:
         return manifest.stanza_bytes
     return max(0, size_bytes - manifest.blob.size_bytes + manifest.stanza_bytes)

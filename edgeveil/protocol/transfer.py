@@ -276,7 +276,7 @@ def check_fetchable(offer: m.Offer, blob: m.Blob, limit_bytes: int) -> None:
 
 
 def pieces_of(header: m.Header) -> tuple[m.Blob, ...]:
-    """A manifest's stanzas and its stream, or a record's pieces, where they may be had apart."""
+    """A manifest's stanzas and ciphertext, or a record's pieces, where they may be had apart."""
     return header.pieces if isinstance(header, m.Manifest | m.Commit) else ()
 
 

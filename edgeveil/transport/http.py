@@ -50,7 +50,7 @@ class Response:
 
 
 @dataclass(frozen=True)
-class EventStream:
+class LiveUpdates:
     """Server-sent events, each with its framing: the connection stays open while they come."""
 
     events: AsyncGenerator[bytes, None]
@@ -147,7 +147,7 @@ class Request:
         return self.connection.chunks()
 
 
-Answer = Response | EventStream
+Answer = Response | LiveUpdates
 Handler = Callable[[Request], Awaitable[Answer]]
 
 

@@ -21,8 +21,8 @@ from edgeveil.errors import EdgeVeilError
 from edgeveil.pages.assets import SECURITY_HEADERS
 from edgeveil.transport.http import (
     Answer,
-    EventStream,
     HttpError,
+    LiveUpdates,
     Request,
     Response,
     Route,
@@ -282,7 +282,7 @@ class Connection(asyncio.Protocol):
             return False
         self._idle = False
         answer = await self._answer(request)
-        if isinstance(answer, EventStream):
+        if isinstance(answer, LiveUpdates):
             await self._stream(answer, request.method == "HEAD")
         else:
             await self._send(answer, head_only=request.method == "HEAD")
@@ -436,7 +436,7 @@ class Connection(asyncio.Protocol):
                 self.transport.abort()  # what was not taken by now is not kept for later
                 raise ConnectionAbortedError from None
 
-    async def _stream(self, stream: EventStream, head_only: bool) -> None:
+    async def _stream(self, stream: LiveUpdates, head_only: bool) -> None:
         self.transport.write(self._head(200, _EVENTS, None))
         if head_only:
             return

@@ -25,7 +25,7 @@ _KEYS = {"enrolment", "note", "revoked"}
 
 
 @dataclass(frozen=True)
-class PlannedDevice:
+class DeviceEntry:
     """One line."""
 
     enrolment: Enrolment
@@ -43,7 +43,7 @@ class PlannedDevice:
         return json.dumps(said) + "\n"
 
 
-def read_devices(path: Path) -> list[PlannedDevice]:
+def read_devices(path: Path) -> list[DeviceEntry]:
     """All lines; signatures are checked where devices are admitted. Raises EnrolmentError."""
     try:
         with path.open("rb") as file:
@@ -56,7 +56,7 @@ def read_devices(path: Path) -> list[PlannedDevice]:
     return [_line(line, f"{path}:{n}") for n, line in enumerate(raw.splitlines(), 1)]
 
 
-def _line(line: bytes, where: str) -> PlannedDevice:
+def _line(line: bytes, where: str) -> DeviceEntry:
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def _line(line: bytes, where: str) -> PlannedDevice:
     move = Move.from_plain(said["move"], where) if "move" in said else None
     if move is not None and move.sealing != enrolment.sealing:
         raise EnrolmentError("has another device's move", where=where, fix=_FIX)
-    return PlannedDevice(enrolment, note, revoked, move)
+    return DeviceEntry(enrolment, note, revoked, move)
 
 
 class DevicesFile:
@@ -111,7 +111,7 @@ class DevicesFile:
         self._registry.revoke_many(out)
         return True
 
-    def _moved(self, planned: list[PlannedDevice]) -> list[MovedDevice]:
+    def _moved(self, planned: list[DeviceEntry]) -> list[MovedDevice]:
         """Moves that change something; one that was followed needs no signature."""
         moved = [one for one in planned if one.move is not None and not one.revoked]
         followed, found = self._registry.followed_moves() if moved else {}, []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeveil.protocol.messages import DECLINE_CAUSES
-from edgeveil.transport.http import EventStream, Request, Response, Route, changes, file_routes
+from edgeveil.transport.http import LiveUpdates, Request, Response, Route, changes, file_routes
 from edgeveil.transport.link import StateHandler
 from edgeveil.transport.metrics import bounded
 from edgeveil_proxy.role import MAX_OFFLINE_SHARE
@@ -54,11 +54,11 @@ class ProxyPage:
         """Counts; for this machine also the ids of devices whose messages were refused."""
         return Response.of_json({**self._counts(), **self._of_devices(request)})
 
-    async def events(self, request: Request) -> EventStream:
+    async def events(self, request: Request) -> LiveUpdates:
         async def value() -> dict[str, Any]:
             return {**self._counts(), **await self._state(), **self._of_devices(request)}
 
-        return EventStream(changes(value, LOOK_S))
+        return LiveUpdates(changes(value, LOOK_S))
 
     def _counts(self) -> dict[str, Any]:
         proxy, runtime, moved = self._process.proxy, self._process.runtime, self._process.links

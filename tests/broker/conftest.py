@@ -3,7 +3,7 @@
 import pytest
 from broker_harness import PASSWORDS
 
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
 from tests.kits.certificates import issue
 
 
@@ -21,7 +21,7 @@ def protocol(request):
 def broker(engine, tmp_path):
     """An edge-side broker with its access list and four users."""
     process = BrokerProcess(
-        BrokerPlan(engine=engine, acl="edge"), tmp_path / "broker", users=PASSWORDS
+        BrokerSpec(engine=engine, acl="edge"), tmp_path / "broker", users=PASSWORDS
     )
     process.start()
     yield process

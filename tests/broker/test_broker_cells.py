@@ -7,7 +7,7 @@ from broker_harness import linked
 
 from edgeveil.errors import BrokerError
 from edgeveil.transport.link import Topics
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
 
 NORTH, SOUTH = Topics("north"), Topics("south")
 USERS = {name: f"{name}-word" for name in ("proxy-north", "proxy-south", "cloud", "ada", "bob")}
@@ -21,7 +21,7 @@ def side(request):
 @pytest.fixture
 def shared(engine, side, tmp_path):
     """A broker of that side for both cells."""
-    plan = BrokerPlan(engine=engine, acl=side, cells=("north", "south"))
+    plan = BrokerSpec(engine=engine, acl=side, cells=("north", "south"))
     process = BrokerProcess(plan, tmp_path / "broker", users=USERS)
     process.start()
     yield process

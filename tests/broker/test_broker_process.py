@@ -16,7 +16,7 @@ from broker_harness import PASSWORDS, linked, make_link
 from edgeveil.config.broker import BrokerTls
 from edgeveil.errors import BrokerError
 from edgeveil_tools.site import brokers
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, choose_engine, free_port
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec, choose_engine, free_port
 
 OUT, IN = "edgeveil/v1/cloud/out", "edgeveil/v1/cloud/in"
 
@@ -57,7 +57,7 @@ def test_auto_takes_mosquitto_where_it_is_and_amqtt_where_not(monkeypatch):
 
 
 async def test_the_cloud_side_has_two_voices_and_no_third(engine, tmp_path):
-    plan = BrokerPlan(engine=engine, acl="cloud")
+    plan = BrokerSpec(engine=engine, acl="cloud")
     process = BrokerProcess(plan, tmp_path / "b", users=PASSWORDS)
     process.start()
     try:
@@ -84,7 +84,7 @@ async def test_the_cloud_side_has_two_voices_and_no_third(engine, tmp_path):
 
 @pytest.mark.parametrize("wiretap", [True, False])
 async def test_a_wiretap_hears_everything_but_only_when_asked_for(engine, tmp_path, wiretap):
-    plan = BrokerPlan(engine=engine, acl="edge", wiretap=wiretap)
+    plan = BrokerSpec(engine=engine, acl="edge", wiretap=wiretap)
     process = BrokerProcess(plan, tmp_path / "b", users=PASSWORDS | {"wiretap": "w"})
     process.start()
     try:
@@ -172,7 +172,7 @@ def test_a_broker_does_not_outlive_a_killed_starter(engine, tmp_path):
     code = (
         "import time; from pathlib import Path; from edgeveil_tools.site.brokers import *;"
         "from edgeveil_tools.site.brokers import *;"
-        f"b = BrokerProcess(BrokerPlan(engine={engine!r}), Path({str(tmp_path)!r})); b.start();"
+        f"b = BrokerProcess(BrokerSpec(engine={engine!r}), Path({str(tmp_path)!r})); b.start();"
         "import psutil; c = psutil.Process(b.pid).children();"
         "print(*[b.pid, *(p.pid for p in c)], flush=True); time.sleep(600)"
     )
@@ -199,7 +199,7 @@ def test_a_broker_that_cannot_start_says_why(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(brokers, "START_TIMEOUT_S", 30.0)
     (tmp_path / "x.crt").write_text("no certificate")
     tls = BrokerTls(cert_file=tmp_path / "x.crt", key_file=tmp_path / "x.crt")
-    process = BrokerProcess(BrokerPlan(engine=engine, tls=tls), tmp_path / "b")
+    process = BrokerProcess(BrokerSpec(engine=engine, tls=tls), tmp_path / "b")
     with pytest.raises(BrokerError, match=f"{engine} did not start: ."):
         process.start()
     assert not process.running()

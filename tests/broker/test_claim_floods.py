@@ -29,7 +29,7 @@ from edgeveil_proxy.claims import CLAIMS_FILE, ClaimBook, ClaimLink
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site import brokers
 from edgeveil_tools.site.broker_rules import rules_for
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
 from tests.kits.earlier_code import earlier_code
 
 TOPICS, PROXY = Topics(), SigningKey.generate()
@@ -56,7 +56,7 @@ class Place:
             key_file=folder / "broker.key",
             ca_file=folder / "ca.crt",
         )
-        plan = BrokerPlan(engine="mosquitto", acl="edge", tls=tls)
+        plan = BrokerSpec(engine="mosquitto", acl="edge", tls=tls)
         self.broker = BrokerProcess(plan, folder / "broker")
         self.broker.start()
 

@@ -7,7 +7,7 @@ import pytest
 from broker_harness import ALL, PASSWORDS, Ear, linked, make_link
 
 from edgeveil.errors import BrokerError
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_port
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec, free_port
 
 SOON = {"backoff_base_s": 0.01, "backoff_cap_s": 0.01}
 
@@ -28,7 +28,7 @@ async def test_where_none_works_each_is_named_with_its_reason(broker):
 @pytest.fixture
 def two(engine, tmp_path):
     """Two brokers alike."""
-    plan = BrokerPlan(engine=engine, acl="edge")
+    plan = BrokerSpec(engine=engine, acl="edge")
     brokers = [BrokerProcess(plan, tmp_path / str(number), users=PASSWORDS) for number in range(2)]
     for process in brokers:
         process.start()

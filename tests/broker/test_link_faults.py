@@ -9,7 +9,7 @@ from broker_harness import PASSWORDS, UP, linked, listener_tls, make_link
 from edgeveil.errors import BrokerError
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
 
 HANG_S = 30  # only ends a test that hangs
 
@@ -36,7 +36,7 @@ def tls_broker(engine, pki):
     started = []
 
     def start(name="here", **changes):
-        plan = BrokerPlan(engine=engine, acl="edge", tls=listener_tls(pki, name, **changes))
+        plan = BrokerSpec(engine=engine, acl="edge", tls=listener_tls(pki, name, **changes))
         started.append(BrokerProcess(plan, pki / f"broker-{name}", users=PASSWORDS))
         started[-1].start()
         return started[-1]
@@ -62,7 +62,7 @@ def has_ipv6():
 async def test_a_broker_listens_on_an_ipv6_address(engine, tmp_path, websockets):
     if websockets and engine == "mosquitto":
         pytest.skip("a listener more of the same kind")
-    plan = BrokerPlan(engine=engine, acl="edge", host="::1", websockets_port=0)
+    plan = BrokerSpec(engine=engine, acl="edge", host="::1", websockets_port=0)
     process = BrokerProcess(plan, tmp_path / "six", users=PASSWORDS)
     process.start()
     try:

@@ -7,7 +7,7 @@ from broker_harness import PASSWORDS, UP, linked
 
 from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.transport.link import Topics
-from edgeveil_tools.site.brokers import BrokerPlan
+from edgeveil_tools.site.brokers import BrokerSpec
 from tests.kits.profiled_broker import BEYOND_PROFILE, ProfiledBroker
 
 HANG_S = 60  # only ends a test that hangs
@@ -19,7 +19,7 @@ def enforcing(tmp_path):
     started = []
 
     def start(profile):
-        plan = BrokerPlan("amqtt", acl="edge", packet_bytes=1 << 20)
+        plan = BrokerSpec("amqtt", acl="edge", packet_bytes=1 << 20)
         started.append(ProfiledBroker(plan, tmp_path / profile, profile, users=PASSWORDS))
         started[-1].start()
         return started[-1]

@@ -57,9 +57,9 @@ async def test_each_topic_keeps_its_order_and_what_comes_up_arrives_once(broker)
 
 
 async def test_the_link_is_up_again_only_when_all_of_it_is(engine, tmp_path):
-    from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+    from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
 
-    broker = BrokerProcess(BrokerPlan(engine=engine, acl="edge"), tmp_path / "b", users=PASSWORDS)
+    broker = BrokerProcess(BrokerSpec(engine=engine, acl="edge"), tmp_path / "b", users=PASSWORDS)
     broker.start()
     try:
         link, ear = spread(broker, 3), Ear()

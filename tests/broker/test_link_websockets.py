@@ -6,7 +6,7 @@ import pytest
 from broker_harness import PASSWORDS, UP, linked, listener_tls
 
 from edgeveil.errors import BrokerError
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
 
 HANG_S = 60  # only ends a test that hangs
 
@@ -16,7 +16,7 @@ def ws_broker(request, pki):
     """A broker with a WebSocket listener, and the link settings that reach it."""
     scheme, engine = request.param.split("-")
     tls = listener_tls(pki) if scheme == "wss" else None
-    plan = BrokerPlan(engine=engine, acl="edge", tls=tls, websockets_port=0)
+    plan = BrokerSpec(engine=engine, acl="edge", tls=tls, websockets_port=0)
     process = BrokerProcess(plan, pki / "broker", users=PASSWORDS)
     process.start()
     changes = {"url": process.websockets_url}
@@ -53,8 +53,8 @@ async def test_both_listeners_are_one_broker(ws_broker, pki):
 
 
 def test_mosquitto_is_not_taken_for_what_it_stalls_with(pki):
-    assert BrokerProcess(BrokerPlan(websockets_port=0), pki / "broker").engine == "amqtt"
-    plan = BrokerPlan(tls=listener_tls(pki), websockets_port=0)
+    assert BrokerProcess(BrokerSpec(websockets_port=0), pki / "broker").engine == "amqtt"
+    plan = BrokerSpec(tls=listener_tls(pki), websockets_port=0)
     assert BrokerProcess(plan, pki / "broker").engine == "amqtt"
     with pytest.raises(BrokerError, match="mosquitto stalls"):
         BrokerProcess(replace(plan, engine="mosquitto"), pki / "broker")

@@ -8,8 +8,8 @@ from edgeveil.config.site_files import load_site
 from edgeveil.errors import JobFailed
 from edgeveil_lab.load.raw_relay import RawDevice, raw_site, run_raw
 from edgeveil_lab.load.scenario import LoadOptions
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_ports
-from edgeveil_tools.site.provision import Ports, SitePlan, provision
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec, free_ports
+from edgeveil_tools.site.provision import Ports, SiteSpec, provision
 
 pytestmark = pytest.mark.drill
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.drill
 def site(tmp_path_factory):
     """A provisioned site whose two brokers run."""
     folder = tmp_path_factory.mktemp("raw")
-    plan = SitePlan(folder / "site", devices=6, ports=Ports(*free_ports(4)))
+    plan = SiteSpec(folder / "site", devices=6, ports=Ports(*free_ports(4)))
     made = provision(plan)
     with ExitStack() as stack:
         pids = {}
         for side, file in made.brokers.items():
             limits = load_site(file)
             broker = BrokerProcess(
-                BrokerPlan(port=limits.port, acl=side),
+                BrokerSpec(port=limits.port, acl=side),
                 folder / f"broker-{side}",
                 users_file=limits.users_file,
             )

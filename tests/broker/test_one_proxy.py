@@ -12,7 +12,7 @@ from edgeveil.crypto.labels import PROXY_RUNS
 from edgeveil.errors import BrokerError, UsageError
 from edgeveil.transport.link import Topics
 from edgeveil_proxy.main import AloneInCell
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
 
 NORTH, SOUTH, THIEF = (SigningKey(bytes([n]) * 32) for n in (1, 2, 3))
 USERS = {"proxy-north": "north-word", "proxy-south": "south-word", "ada": "ada-word"}
@@ -20,7 +20,7 @@ USERS = {"proxy-north": "north-word", "proxy-south": "south-word", "ada": "ada-w
 
 @pytest.fixture
 def shared(engine, tmp_path):
-    plan = BrokerPlan(engine=engine, acl="edge", cells=("north", "south"))
+    plan = BrokerSpec(engine=engine, acl="edge", cells=("north", "south"))
     process = BrokerProcess(plan, tmp_path / "broker", users=USERS)
     process.start()
     for user, word in USERS.items():

@@ -218,12 +218,12 @@ def ledgers_exact(found, _facts):
             if name not in jobs:
                 yield f"device {device.number} has a job that the cloud does not know"
                 continue
-            for round, release in entry.releases.items():
+            for round, answer in entry.answers.items():
                 plan = jobs[name].plan
                 wanted = Counter(plan.price(plan.round(round), trains=device.trains))
-                if Counter(release.events) != wanted:
+                if Counter(answer.events) != wanted:
                     where = _at(jobs[name], round)
-                    yield f"device {device.number} priced {where} as {list(release.events)}"
+                    yield f"device {device.number} priced {where} as {list(answer.events)}"
 
 
 def models_same(found, _facts):

@@ -98,7 +98,7 @@ class Evidence:
 
 def collect(site, logs, wrong_masks=()):
     """Read the files of a stopped site. `wrong_masks`: devices whose masks are wrong."""
-    folder, plan = site.plan.folder, site.plan
+    folder, plan = site.spec.folder, site.spec
     texts = {path.stem: path.read_text("utf-8", "replace") for path in logs.glob("*.log")}
     for path in folder.glob("broker-*/broker.log"):
         texts[path.parent.name] = path.read_text("utf-8", "replace")

@@ -217,14 +217,14 @@ class ChaosRun:
             self._look("waiting")
 
     def _all_online(self):
-        return self._online() == self.site.site.plan.devices and self.jobs.look()
+        return self._online() == self.site.site.spec.devices and self.jobs.look()
 
     def _releases_there(self):
         """Every device holds the release of the last completed job."""
         if not self.jobs.completed:
             return False
         wanted = wire_id(self.jobs.completed[-1]).hex()
-        plan = self.site.site.plan
+        plan = self.site.site.spec
         return all(
             release_in_use(plan.edge_state(number)) == wanted
             for number in range(1, plan.devices + 1)
@@ -255,7 +255,7 @@ class ChaosRun:
 
     def _pages(self):
         """Status of every proxy. Raises OSError."""
-        plan = self.site.site.plan
+        plan = self.site.site.spec
         return {
             path.stem: get_json(
                 f"http://{place(plan.host, plan.ports_of(cell).proxy_http)}", "/status"
@@ -277,7 +277,7 @@ class ChaosRun:
         return found
 
     def _cloud(self):
-        return Cloud(self.site.site.plan.url, self.site.site.token_file)
+        return Cloud(self.site.site.spec.url, self.site.site.token_file)
 
     def now_s(self):
         return time.monotonic() - self._begun_s

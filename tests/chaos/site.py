@@ -135,7 +135,7 @@ class ChaosSite:
 
     def tap(self):
         """Tap all databases, once every device is up and before the first job."""
-        plan = self.site.plan
+        plan = self.site.spec
         tap_store(plan.folder / CLOUD_STORE)
         for cell in plan.cell_names:
             tap_spool(spool_of(plan, cell))

@@ -85,7 +85,7 @@ def test_a_job_counts_it_as_any_other_and_its_release_infers(box, tmp_path):
         # Emulated, a box takes some thirty times as long.
         job = live.completed(live.submit(rounds=3, every=2, budget_s=4))
         assert {round["uploads"] for round in job["exchanges"]} == {5}
-        state = live.plan.edge_state(1)
+        state = live.spec.edge_state(1)
         wait_for(lambda: "final model is in use" in live.log("aarch64"), "its release")
         assert live.stop("aarch64") == 0
         (account,) = read_ledger(state / LEDGER_FILE).accounts.values()

@@ -180,7 +180,7 @@ def test_a_fleet_is_seen_from_proxy_and_device(tmp_path, capsys):
             assert "room on the disk · met" in text_of(shown, "#conditions")
             sound(shown)
 
-            shown.open(f"http://127.0.0.1:{live.plan.ports_of('').proxy_http}/", DESK, dark=True)
+            shown.open(f"http://127.0.0.1:{live.spec.ports_of('').proxy_http}/", DESK, dark=True)
             shown.wait("document.querySelectorAll('#bytes svg').length === 4")
             shown.wait("document.querySelectorAll('#links .dot:not(.down)').length === 2")
             assert text_of(shown, "#cards .card").split("\n")[1:] == ["5", "of 5 admitted"]

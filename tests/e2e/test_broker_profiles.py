@@ -73,7 +73,7 @@ def test_a_job_over_several_connections_of_the_proxy(tmp_path):
         written["proxy"]["cloud_broker"]["links"] = 2
         live.site.proxy.write_text(yaml.safe_dump(written))
         played(live)
-        ports = {live.plan.ports.edge: 3 + 1, live.plan.ports.cloud: 2}
+        ports = {live.spec.ports.edge: 3 + 1, live.spec.ports.cloud: 2}
         # Of the edge broker's, one listens for another proxy of the cell.
         open_to = Counter(
             link.raddr.port

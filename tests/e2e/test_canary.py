@@ -14,13 +14,13 @@ trial._RECORD_NUMBERS = 1
 
 
 def submit(live, **release):
-    text = site_job(live.plan.devices, rounds=1)
+    text = site_job(live.spec.devices, rounds=1)
     lines = "".join(f"  {name}: {value}\n" for name, value in release.items())
     return live.client.submit_yaml(f"{text}\nrelease:\n{lines}".encode())
 
 
 def stores(live):
-    folder = live.plan.folder / "state"
+    folder = live.spec.folder / "state"
     return [ReleaseStore(folder / f"edge-{n}" / "releases") for n in range(1, DEVICES + 1)]
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from edgeveil_tools.site.brokers import free_ports
-from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from edgeveil_tools.site.fleet_spec import FLEET_FILE
 from tests.e2e.test_fleet import PlannedFleet
 from tests.kits.live_site import wait_for
 
@@ -32,7 +32,7 @@ class CellFleet(PlannedFleet):
             listen = {"listen": f"127.0.0.1:{own}", "public": f"localhost:{own}"}
             fleet["cells"]["south"]["edge_broker"] = listen
             brokers.append("broker-edge-south")
-        (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
+        (self.site / FLEET_FILE).write_text(yaml.safe_dump(plan))
         self.command("apply")
         self.install(*brokers, "proxy-north", "proxy-south", *BOXES)
         self.start(*brokers)
@@ -42,9 +42,9 @@ class CellFleet(PlannedFleet):
 
     def move(self, box, cell):
         """As an operator does: the device's cell in the plan, and an apply."""
-        plan = yaml.safe_load((self.site / PLAN_FILE).read_text())
+        plan = yaml.safe_load((self.site / FLEET_FILE).read_text())
         plan["fleet"]["devices"].setdefault("list", []).append({"name": box, "cell": cell})
-        (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
+        (self.site / FLEET_FILE).write_text(yaml.safe_dump(plan))
         self.command("apply")
 
     def status(self, cell):

@@ -41,11 +41,11 @@ def test_a_job_to_its_model_in_a_browser(tmp_path, window):
     with LiveSite(tmp_path, devices=5) as site:
         site.start_all()
         token = site.site.token_file.with_name(TOKEN_FILES[Scope.SUBMIT]).read_text().strip()
-        log_in(window, site.plan.url, token)
+        log_in(window, site.spec.url, token)
         assert "No job yet" in window.text
 
         job = tmp_path / "job.yaml"
-        text = (site.plan.folder / "job.yaml").read_text()
+        text = (site.spec.folder / "job.yaml").read_text()
         job.write_text(
             text.replace("every_rounds: 6", "every_rounds: 2").replace("rounds: 6", "rounds: 3")
         )

@@ -35,7 +35,7 @@ class CopiedSite(LiveSite):
     def copy(self, number):
         """Its state as it is now."""
         copied = self.copies / str(len(list(self.copies.glob("*"))))
-        shutil.copytree(self.plan.edge_state(number), copied)
+        shutil.copytree(self.spec.edge_state(number), copied)
         return copied
 
     def copied_after_a_job(self):
@@ -49,8 +49,8 @@ class CopiedSite(LiveSite):
         return copied
 
     def put_back(self, number, copied):
-        shutil.rmtree(self.plan.edge_state(number))
-        shutil.copytree(copied, self.plan.edge_state(number))
+        shutil.rmtree(self.spec.edge_state(number))
+        shutil.copytree(copied, self.spec.edge_state(number))
 
     def job(self, rounds=2):
         """One job; its name in ledgers, and the uploads of each round."""
@@ -58,7 +58,7 @@ class CopiedSite(LiveSite):
         return wire_id(found["id"]).hex(), [round["uploads"] for round in found["exchanges"]]
 
     def accounts(self, number):
-        state = self.plan.edge_state(number)
+        state = self.spec.edge_state(number)
         assert main(["ledger", str(state)]) == 0
         (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
         return account
@@ -124,6 +124,6 @@ def test_two_copies_at_once_hold_up_no_job_and_forget_no_answer(live, tmp_path):
     live.stop("edge-twin")
     live.stop("edge-1")
     rounds = uploads.count(DEVICES)
-    for state in (live.plan.edge_state(1), twin):  # whichever was first at the proxy: both paid
+    for state in (live.spec.edge_state(1), twin):  # whichever was first at the proxy: both paid
         (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
         assert account[job].elsewhere or len(account[job].releases) >= rounds

@@ -19,7 +19,7 @@ from edgeveil.protocol.cloud_reasons import OTHER_KEY, SILENT
 from edgeveil.transport.process import LOCK_FILE
 from edgeveil_tools.probe import problem_of
 from edgeveil_tools.site.brokers import free_ports
-from edgeveil_tools.site.provision import Ports, SitePlan, provision
+from edgeveil_tools.site.provision import Ports, SiteSpec, provision
 from tests.kits.live_site import LiveSite, wait_for
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(site,
 
 def health(site):
     """What the proxy's health page answers: it is on both links."""
-    url = f"http://127.0.0.1:{site.plan.ports_of('').proxy_http}/healthz"
+    url = f"http://127.0.0.1:{site.spec.ports_of('').proxy_http}/healthz"
     try:
         with urlopen(url, timeout=10) as answer:
             return answer.status
@@ -101,7 +101,7 @@ FILES = {"cloud": "cloud.yaml", "proxy": "proxy.yaml", "edge": "edge-1.yaml"}
 def provisioned(tmp_path_factory):
     """The files of a site of which no process runs."""
     folder = tmp_path_factory.mktemp("files") / "site"
-    provision(SitePlan(folder, devices=3, ports=Ports(*free_ports(6))))
+    provision(SiteSpec(folder, devices=3, ports=Ports(*free_ports(6))))
     return folder
 
 
@@ -187,7 +187,7 @@ def test_provision_over_a_site_makes_no_second_key(files, role):
     state = files / named_in(files / FILES[role], "state_dir")
     shutil.rmtree(state)
     before = {path: path.read_bytes() for path in (files / "keys").iterdir()}
-    plan = SitePlan(files, devices=3, ports=Ports(*free_ports(6)))
+    plan = SiteSpec(files, devices=3, ports=Ports(*free_ports(6)))
     with pytest.raises(SystemFault) as caught:
         provision(plan, force=True)
     assert str(state) in str(caught.value) and not list(state.glob("*.key"))

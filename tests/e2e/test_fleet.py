@@ -17,7 +17,7 @@ from edgeveil.errors import UsageError
 from edgeveil_tools.cli import main
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import free_ports
-from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from edgeveil_tools.site.fleet_spec import FLEET_FILE
 from tests.kits.live_site import site_job, wait_for
 
 DEVICES = 4
@@ -40,7 +40,7 @@ class PlannedFleet:
             fleet["devices"] |= {"claims": {"admit": "at_once"}}
             fleet["devices"]["data"]["shard"] = {"devices": 4, "index": 0}
         (self.site / "devices.csv").write_text("name\n")
-        (self.site / PLAN_FILE).write_text(yaml.safe_dump(plan))
+        (self.site / FLEET_FILE).write_text(yaml.safe_dump(plan))
         self.command("apply")
 
     def planned(self, folder, *options):
@@ -51,7 +51,7 @@ class PlannedFleet:
         self.processes = {}
         self._told = {}
         assert main(["site", "init", str(self.site), "--devices", str(DEVICES), *options]) == 0
-        plan = yaml.safe_load((self.site / PLAN_FILE).read_text())
+        plan = yaml.safe_load((self.site / FLEET_FILE).read_text())
         for at, port in zip(("edge_broker", "cloud_broker"), free_ports(2), strict=True):
             plan["fleet"][at] |= {"listen": f"127.0.0.1:{port}", "public": f"localhost:{port}"}
         return plan

@@ -42,7 +42,7 @@ def test_a_thousand_silent_connections_leave_brokers_devices_and_pages_served(tm
             live.start(name, site, files=(256, FILES))
         wait_for(live.answers, "the cloud's start")
         wait_for(live.proxy_status, "the proxy's start")
-        ports = live.plan.ports
+        ports = live.spec.ports
         with crowd(ports.cloud_http) as at_cloud, crowd(ports.proxy_http) as at_proxy:
             for name, pages in (("cloud", at_cloud), ("proxy", at_proxy)):
                 files = Path(f"/proc/{live.processes[name].pid}/fd")

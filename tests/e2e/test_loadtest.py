@@ -16,7 +16,7 @@ import pytest
 
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.brokers import free_ports
-from edgeveil_tools.site.provision import LocalPlan, Ports, provision
+from edgeveil_tools.site.provision import LocalSpec, Ports, provision
 from tests.kits.live_site import wait_for
 
 pytestmark = pytest.mark.slow
@@ -156,7 +156,7 @@ def test_a_running_site_is_loaded_over_the_network_and_by_its_folder(tmp_path):
     run = {"check": True, "capture_output": True, "timeout": 120}
     edge, cloud, cloud_http, proxy_http = free_ports(4)
     ports = Ports(edge, cloud, cloud_http, proxy_http)
-    provision(LocalPlan(devices=1, ports=ports).site(site))
+    provision(LocalSpec(devices=1, ports=ports).site(site))
     subprocess.run(edgeveil("loadtest", "--make-fleet", fleet, "--devices", 6), **run)
     admit = ("proxy", "admit", "--config", site / "proxy.yaml", f"{fleet}.enrolments")
     subprocess.run(edgeveil(*admit), **run)

@@ -55,7 +55,7 @@ class Watched(LiveSite):
             (kind, block), *_ = yaml.safe_load(path.read_text()).items()
             block["log"] = {"level": "debug", "format": "json"}
             path.write_text(yaml.safe_dump({kind: block}))
-        ports = self.plan.ports
+        ports = self.spec.ports
         self.pages = {
             "cloud": f"http://127.0.0.1:{ports.cloud_http}",
             "proxy": f"http://127.0.0.1:{ports.proxy_http}",
@@ -86,7 +86,7 @@ def watched(tmp_path_factory):
 
 def test_metrics_tell_what_happened(watched):
     live, done = watched
-    rounds, devices = len(done["exchanges"]), live.plan.devices
+    rounds, devices = len(done["exchanges"]), live.spec.devices
     cloud, proxy = live.metrics("cloud"), live.metrics("proxy")
     assert found(cloud, "rounds_total", result="committed") == rounds
     assert found(cloud, "round_seconds_count") == rounds
@@ -193,7 +193,7 @@ def test_logs_name_job_and_round_and_nothing_that_is_secret(watched):
         assert rounds and rounds <= set(range(1, len(done["exchanges"]) + 1)), name
         assert name == "edge" or len(rounds) == len(done["exchanges"]), name
         text = "\n".join(map(json.dumps, lines))
-        hidden = [f"box-{n}" for n in range(1, live.plan.devices + 1)]
+        hidden = [f"box-{n}" for n in range(1, live.spec.devices + 1)]
         hidden += [word for users in live.site.passwords.values() for word in users.values()]
         hidden += [live.site.token_file.read_text().strip(), *live.site.device_ids]
         assert not [word for word in hidden if word in text], name

@@ -58,14 +58,14 @@ class UpgradedSite(LiveSite):
         site = super().provisioned()
         if self._commit == EARLIER:
             return site
-        shutil.rmtree(self.plan.folder)
-        numbers = json.dumps([astuple(self.plan.ports), DEVICES])
+        shutil.rmtree(self.spec.folder)
+        numbers = json.dumps([astuple(self.spec.ports), DEVICES])
         made = subprocess.run(
-            [sys.executable, "-c", _PROVISION, str(self.plan.folder), numbers],
+            [sys.executable, "-c", _PROVISION, str(self.spec.folder), numbers],
             capture_output=True,
             text=True,
             env=self._earlier,
-            cwd=self.plan.folder.parent,
+            cwd=self.spec.folder.parent,
         )
         assert made.returncode == 0, made.stderr
         return replace(site, passwords=json.loads(made.stdout))
@@ -138,7 +138,7 @@ def test_a_job_runs_through_while_every_party_is_brought_up(live, first):
     again = live.finish(live.submit(rounds=1, every=0))
     assert {round["uploads"] for round in again["exchanges"]} == {DEVICES}
     for number in range(1, DEVICES + 1):
-        book = read_ledger(live.plan.edge_state(number) / LEDGER_FILE)
+        book = read_ledger(live.spec.edge_state(number) / LEDGER_FILE)
         (account,) = book.accounts.values()
         assert not any(entry.elsewhere for entry in account.values())
     for name in live.configs:

@@ -37,10 +37,10 @@ def test_the_model_is_that_of_the_exact_sums_of_what_devices_priced(tmp_path, na
     policy = Policy(max_inference_epsilon=500, max_collusion_epsilon_per_job=100)
     with LiveSite(tmp_path, DEVICES, policy=policy) as live:
         live.start_all()
-        tap_site(live.plan)
+        tap_site(live.spec)
         job = live.completed(live.client.submit_yaml(smaller(name, min_batch)))
         assert [one["uploads"] for one in job["exchanges"]] == [DEVICES] * len(job["exchanges"])
-        state = live.plan.folder / "state"
+        state = live.spec.folder / "state"
         wait_for(lambda: len(list(state.rglob("model.onnx"))) == DEVICES, "the releases")
         for process in ("edge", "proxy", "cloud"):
             assert live.stop(process) == 0

@@ -183,7 +183,7 @@ def test_unreachable_broker_and_wrong_password_are_named(tmp_path):
     with LiveSite(tmp_path) as live:
         live.brokers["cloud"].stop()
         assert live.start("cloud", live.site.cloud).wait(15) == 3
-        assert f"127.0.0.1:{live.plan.ports.cloud}" in live.log("cloud")
+        assert f"127.0.0.1:{live.spec.ports.cloud}" in live.log("cloud")
         (tmp_path / "site" / "passwords" / "proxy-edge").write_text("wrong\n")
         assert live.start("proxy", live.site.proxy).wait(15) == 3
         assert "password" in live.log("proxy")

@@ -36,7 +36,7 @@ class StoredElsewhere(LiveSite):
     def begin(self):
         """All processes and a job; returns when it is queued."""
         self.start_all()
-        tap_site(self.plan)
+        tap_site(self.spec)
         return self.submit(rounds=3, every=0)
 
     def wait_said(self, *words):
@@ -51,14 +51,14 @@ class StoredElsewhere(LiveSite):
     def health(self):
         """What the cloud says of itself."""
         try:
-            with urllib.request.urlopen(f"{self.plan.url}/healthz", timeout=10) as answer:
+            with urllib.request.urlopen(f"{self.spec.url}/healthz", timeout=10) as answer:
                 return dict(json.load(answer))
         except urllib.error.HTTPError as error:
             return dict(json.load(error))
 
     def copy_store(self):
         """To the file in which a cloud without a server has it."""
-        path = self.plan.folder / "state" / "cloud" / STORE_FILE
+        path = self.spec.folder / "state" / "cloud" / STORE_FILE
         Store(f"sqlite:///{path}").close()
         copy, metadata = sa.create_engine(f"sqlite:///{path}"), sa.MetaData()
         there = sa.create_engine(self.server.url.replace("postgresql", "postgresql+psycopg"))

@@ -16,8 +16,8 @@ class TrustedSite(LiveSite):
 
     def __init__(self, folder, **options):
         super().__init__(folder, **options)
-        self.root, self.trust = folder / "root", self.plan.folder / "trust.json"
-        cloud, proxy = self.plan.folder / "state" / "cloud", self.plan.folder / "state" / "proxy"
+        self.root, self.trust = folder / "root", self.spec.folder / "trust.json"
+        cloud, proxy = self.spec.folder / "state" / "cloud", self.spec.folder / "state" / "proxy"
         assert main(["keys", "--config", str(self.site.cloud)]) == 0
         self.command(
             "init",
@@ -42,7 +42,7 @@ class TrustedSite(LiveSite):
         """As an operator does: the next key is made where it stays, the root names it."""
         config = self.site.cloud if kind == "cloud" else self.site.proxy
         assert main(["keys", "--config", str(config), "--next"]) == 0
-        following = self.plan.folder / "state" / kind / f"{name}-next.pub"
+        following = self.spec.folder / "state" / kind / f"{name}-next.pub"
         self.command("rotate", role, str(following))
 
     def submit_to(self, devices, rounds):
@@ -55,8 +55,8 @@ class TrustedSite(LiveSite):
     def versions(self):
         """The delegations that the devices hold."""
         found = set()
-        for number in range(1, self.plan.devices + 1):
-            kept = TrustBundle.load(self.plan.edge_state(number) / "trust.json")
+        for number in range(1, self.spec.devices + 1):
+            kept = TrustBundle.load(self.spec.edge_state(number) / "trust.json")
             found.add(json.loads(kept.delegations)["signed"]["version"])
         return found
 
@@ -89,7 +89,7 @@ def test_every_key_is_rotated_while_a_job_runs(live):
 
 def test_a_rebuilt_registry_is_told_and_vouched_for(live):
     live.start_all()
-    state = live.plan.folder / "state" / "proxy"
+    state = live.spec.folder / "state" / "proxy"
     wait_for(lambda: "roster enrolled=6" in live.log("cloud"), "the roster")
     live.stop("proxy")
     kept = state / "registry.sqlite"
@@ -97,7 +97,7 @@ def test_a_rebuilt_registry_is_told_and_vouched_for(live):
     kept.unlink()
     enrolments = []
     for number, config in enumerate(live.site.edges):
-        path = live.plan.folder / f"enrolment-{number}.json"
+        path = live.spec.folder / f"enrolment-{number}.json"
         assert main(["keys", "--config", str(config), "--out", str(path)]) == 0
         enrolments.append(str(path))
     assert main(["proxy", "admit", "--config", str(live.site.proxy), *enrolments]) == 0
@@ -125,7 +125,7 @@ def test_a_device_gets_a_new_sealing_key_while_a_job_runs(live):
     job = live.submit_to(5, rounds=8)
     wait_for(lambda: live.committed(job) >= 2, "two rounds")
     live.stop("edge")
-    opening = live.plan.edge_state(1) / "opening.key"
+    opening = live.spec.edge_state(1) / "opening.key"
     opening.unlink()
     assert main(["keys", "--next", "--config", str(live.site.edges[0])]) == 0
     rosters = live.log("cloud").count("enrolled=6")
@@ -137,5 +137,5 @@ def test_a_device_gets_a_new_sealing_key_while_a_job_runs(live):
     assert (uploads[0], uploads[-1]) == (6, 5), "the job goes on without it"
     found = live.finish(live.submit(rounds=1, every=0))
     assert {round["uploads"] for round in found["exchanges"]} == {6}
-    ledger = live.plan.edge_state(1) / "ledger.sqlite"
+    ledger = live.spec.edge_state(1) / "ledger.sqlite"
     assert main(["ledger", str(ledger.parent)]) == 0

@@ -6,6 +6,7 @@ from functools import cache
 
 from msgspec.structs import replace
 
+from edgeveil.crypto.chunked import HEADER_BYTES, TAG_BYTES, open_chunked, seal_chunked
 from edgeveil.crypto.keys import (
     ContentKey,
     LedgerKey,
@@ -15,7 +16,6 @@ from edgeveil.crypto.keys import (
     VerifyKey,
 )
 from edgeveil.crypto.sealing import STANZA_BYTES, open_stanzas, seal_stanzas
-from edgeveil.crypto.stream import HEADER_BYTES, TAG_BYTES, open_stream, seal_stream
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import CryptoError, PrivacyError, ProtocolError, UsageError
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
@@ -45,7 +45,7 @@ def _content_key():
 def _stream(plain_bytes, chunk_bytes):
     """Header and chunks of a true stream."""
     plain = bytes(index % 251 for index in range(plain_bytes))
-    whole = seal_stream(_content_key(), b"context", plain, chunk_bytes)
+    whole = seal_chunked(_content_key(), b"context", plain, chunk_bytes)
     step = chunk_bytes + TAG_BYTES
     starts = range(HEADER_BYTES, len(whole), step)
     return (whole[:HEADER_BYTES], *(whole[start : start + step] for start in starts))
@@ -55,7 +55,7 @@ def _open_stream(data):
     """A true stream whose chunks are cut out, repeated, moved or changed; or any bytes."""
     tape = Tape(data)
     if not tape.number(8):
-        open_stream(_content_key(), b"context", tape.rest())
+        open_chunked(_content_key(), b"context", tape.rest())
         return
     plain_bytes, chunk_bytes = tape.choice((0, 1, 64, 65, 200)), tape.choice((1, 16, 64))
     true = _stream(plain_bytes, chunk_bytes)
@@ -71,7 +71,7 @@ def _open_stream(data):
         elif pieces:
             pieces[index] = tape.damaged(pieces[index], 1)
     given = b"".join(pieces)
-    found = open_stream(_content_key(), b"context", given)
+    found = open_chunked(_content_key(), b"context", given)
     demand(given == b"".join(true), "only the very stream opens")
     demand(len(found) == plain_bytes, "the whole text")
 

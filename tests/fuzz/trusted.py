@@ -16,7 +16,7 @@ from edgeveil.trust.metadata import (
     sign_document,
 )
 from edgeveil.trust.moves import Move, moved_cells
-from edgeveil_proxy.devices_file import PlannedDevice, read_devices
+from edgeveil_proxy.devices_file import DeviceEntry, read_devices
 from tests.fuzz.target import Target, as_file, demand
 
 _KEYS = [SigningKey(bytes([n]) * 32) for n in range(1, 9)]
@@ -62,8 +62,8 @@ def _devices_seeds():
     enrolment = Enrolment.make(_KEYS[0], opening)
     for number in range(1, 3):
         move = Move.make(_KEYS[7], _SITE.epoch, opening.public(), "south", number)
-        yield PlannedDevice(enrolment, "box", False, move).to_line().encode()
-    yield PlannedDevice(enrolment, "box", True).to_line().encode()
+        yield DeviceEntry(enrolment, "box", False, move).to_line().encode()
+    yield DeviceEntry(enrolment, "box", True).to_line().encode()
 
 
 TARGETS = {

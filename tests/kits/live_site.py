@@ -17,7 +17,7 @@ from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import BrokerProcess, free_ports, plan_of
-from edgeveil_tools.site.provision import CellPorts, Ports, SitePlan, provision
+from edgeveil_tools.site.provision import CellPorts, Ports, SiteSpec, provision
 from tests.kits.profiled_broker import ProfiledBroker
 
 WAIT_S = 60.0
@@ -57,8 +57,8 @@ class LiveSite:
     ):
         """`enforced` by the brokers; without it they enforce the links' own `profile`. So many
         `cells`, named `cell-1` and on, each with an edge broker and a proxy; 0: one without name.
-        `plan`: further fields of `SitePlan`."""
-        self.plan = SitePlan(
+        `plan`: further fields of `SiteSpec`."""
+        self.spec = SiteSpec(
             folder / "site",
             devices=devices,
             ports=Ports(*free_ports(6)),
@@ -72,8 +72,8 @@ class LiveSite:
         self.logs = folder / "logs"
         self.logs.mkdir()
         self.brokers = {
-            domain: self._broker(domain, folder / domain, enforced or self.plan.profile)
-            for domain in self.plan.domains
+            domain: self._broker(domain, folder / domain, enforced or self.spec.profile)
+            for domain in self.spec.domains
         }
         self.processes = {}
 
@@ -85,7 +85,7 @@ class LiveSite:
         return ProfiledBroker(broker, folder, limits, users=users)
 
     def provisioned(self):
-        return provision(self.plan)
+        return provision(self.spec)
 
     def __enter__(self):
         for broker in self.brokers.values():
@@ -121,7 +121,7 @@ class LiveSite:
 
     def start_all(self):
         self.start("cloud", self.site.cloud)
-        for cell in self.plan.cell_names:
+        for cell in self.spec.cell_names:
             self.start_proxy(cell)
         self.start("edge", *self.site.edges)
         self.wait_ready()
@@ -131,11 +131,11 @@ class LiveSite:
 
     def wait_ready(self):
         wait_for(self.answers, "the cloud's start")
-        wait_for(lambda: self.online() == self.plan.devices, "all hellos")
+        wait_for(lambda: self.online() == self.spec.devices, "all hellos")
 
     def online(self, *cells):
         """Devices online in these cells; in all of them where none is named."""
-        of_it = cells or self.plan.cell_names
+        of_it = cells or self.spec.cell_names
         return sum(self.proxy_status(cell).get("online", 0) for cell in of_it)
 
     def answers(self):
@@ -152,7 +152,7 @@ class LiveSite:
         from urllib.request import urlopen
 
         try:
-            port = self.plan.ports_of(cell).proxy_http
+            port = self.spec.ports_of(cell).proxy_http
             with urlopen(f"http://127.0.0.1:{port}/status") as answer:
                 return json.loads(answer.read())
         except (URLError, ConnectionError):
@@ -160,18 +160,18 @@ class LiveSite:
 
     @property
     def client(self):
-        return Cloud(self.plan.url, self.site.token_file)
+        return Cloud(self.spec.url, self.site.token_file)
 
     def submit(self, rounds=3, every=2, **numbers):
         """Queue a job over the site's devices with so many rounds, evaluating `every` so many (0:
         never), and other `numbers` of the file changed by their keys.
         """
-        own = yaml.safe_load((self.plan.folder / "job.yaml").read_text())
+        own = yaml.safe_load((self.spec.folder / "job.yaml").read_text())
         text = site_job(
-            self.plan.devices,
+            self.spec.devices,
             rounds=rounds,
             every=every,
-            min_batch=min(5, self.plan.devices - self.plan.infer_only),
+            min_batch=min(5, self.spec.devices - self.spec.infer_only),
             nominal_records=own["data"]["nominal_records"],
         )
         for key, number in numbers.items():

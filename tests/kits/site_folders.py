@@ -4,8 +4,8 @@ import yaml
 from cryptography import x509
 
 from edgeveil_tools.cli import main
-from edgeveil_tools.site.fleet_plan import PLAN_FILE
 from edgeveil_tools.site.fleet_site import FleetSite
+from edgeveil_tools.site.fleet_spec import FLEET_FILE
 
 
 def planned(folder, devices=3, *options):
@@ -24,11 +24,11 @@ def shown(path):
 
 def plan(folder, **changes):
     """Change blocks of the plan by their keys, other values as a whole."""
-    said = yaml.safe_load((folder / PLAN_FILE).read_text())
+    said = yaml.safe_load((folder / FLEET_FILE).read_text())
     for key, value in changes.items():
         block = said["fleet"].setdefault(key, {})
         said["fleet"][key] = block | value if isinstance(value, dict) else value
-    (folder / PLAN_FILE).write_text(yaml.safe_dump(said, sort_keys=False))
+    (folder / FLEET_FILE).write_text(yaml.safe_dump(said, sort_keys=False))
 
 
 def contents(folder):

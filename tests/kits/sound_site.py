@@ -4,9 +4,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from edgeveil.jobs import load_plan
+from edgeveil.jobs import load_spec
 from edgeveil.jobs.round_context import RoundContext
-from edgeveil.privacy.ledger_chain import JobAccount, Release
+from edgeveil.privacy.ledger_chain import JobAccount, PricedAnswer
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.validate_batch import ValidatedBatch
@@ -14,7 +14,7 @@ from edgeveil_edge.store import UploadReceipt
 from tests.chaos.__main__ import JOB
 from tests.chaos.evidence import CommittedRound, DeviceFacts, Evidence, JobFacts
 
-PLAN = load_plan(JOB)
+PLAN = load_spec(JOB)
 DEVICES = 4
 NAME = "chaos-0001"
 LARGEST = 1 << 28  # in whole steps
@@ -73,7 +73,7 @@ def device_of(job, number, cell=""):
         )
         for index in ROUNDS
     }
-    releases = {index: Release(index, events, b"") for index, events in priced.items()}
+    releases = {index: PricedAnswer(index, events, b"") for index, events in priced.items()}
     return DeviceFacts(
         number=number + 1,
         trains=True,
@@ -84,6 +84,6 @@ def device_of(job, number, cell=""):
         links=tuple((wire, index) for index in ROUNDS),
         ledger={wire: JobAccount(PLAN.request(wire), releases=releases)},
         release=(wire, "digest"),
-        releases={(wire, index): pack_tensors(tensors(number, index)) for index in ROUNDS},
+        answers={(wire, index): pack_tensors(tensors(number, index)) for index in ROUNDS},
         cell=cell,
     )

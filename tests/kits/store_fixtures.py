@@ -28,7 +28,7 @@ def make(folder, scratch):
         live.start_all()
         done = live.submit(rounds=2, every=1)
         assert live.finish(done)["status"] == "completed"
-        device = live.plan.edge_state(1) / "device.sqlite"
+        device = live.spec.edge_state(1) / "device.sqlite"
         wait_for(lambda: _has_release(device), "its release on the device")
         live.stop("edge")
         live.stop("proxy")
@@ -45,7 +45,7 @@ def make(folder, scratch):
             back_up(load_site(config), archive)
             with (folder / f"{role}.backup.gz").open("wb") as out:
                 out.write(gzip.compress(archive.read_bytes(), 9, mtime=0))
-        account = read_ledger(live.plan.edge_state(1) / LEDGER_FILE).account("digits")
+        account = read_ledger(live.spec.edge_state(1) / LEDGER_FILE).account("digits")
         facts = {
             "done": done,
             "waiting": waiting,

@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         name="linear-half-sensitivity",
         decides="sensitivity",
-        where="edgeveil.parts.methods.fm_sums:released_sum",
+        where="edgeveil.parts.methods.fm_sums:priced_sum",
         find="parameters.clip",
         put="parameters.clip / 2",
         nth=2,
@@ -238,7 +238,7 @@ MUTANTS = (
     Mutant(
         name="linear-half-laplace-sensitivity",
         decides="sensitivity",
-        where="edgeveil.parts.methods.fm_sums:released_sum",
+        where="edgeveil.parts.methods.fm_sums:priced_sum",
         find="min(by_factors, by_norm)",
         put="min(by_factors, by_norm) // 2",
         of=("fm",),

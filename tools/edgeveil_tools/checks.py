@@ -31,7 +31,7 @@ from edgeveil.errors import (
     UsageError,
 )
 from edgeveil.evaluation.figures import ACCURACY
-from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
+from edgeveil.jobs import Job, Plan, compile_job, line_of, load_spec
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.parts.features.onnx import backbone_path
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from edgeveil.config.policy import Policy
     from edgeveil.config.site_files import Site
     from edgeveil_cloud.broadcasts import BroadcastLimits
-    from edgeveil_tools.site.fleet_plan import FleetPlan
-    from edgeveil_tools.site.provision import LocalPlan
+    from edgeveil_tools.site.fleet_spec import FleetSpec
+    from edgeveil_tools.site.provision import LocalSpec
 
 KINDS = ("job", *SITES, "policy", "fleet")
 DEFAULT_SHARE = 0.1
@@ -220,7 +220,7 @@ def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
 # --- files ---
 
 
-def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetPlan | LocalPlan]:
+def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetSpec | LocalSpec]:
     """Read a file; returns its kind (`KINDS`) and content, of a job also the plan. ConfigError."""
     kind = kind_of(parsed(read(path), str(path)).value)
     if kind == "job":
@@ -229,15 +229,15 @@ def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | Fleet
         text = f"a load test's scenario: edgeveil loadtest --scenario {path} checks it"
         raise ConfigError([f"{path}:1 load: {text}"])
     if kind == "fleet":
-        from edgeveil_tools.site.fleet_plan import devices_of, read_plan
+        from edgeveil_tools.site.fleet_spec import devices_of, read_spec
 
-        plan = read_plan(path)
+        plan = read_spec(path)
         devices_of(plan, str(path))
         return kind, plan
     if kind == "local":
-        from edgeveil_tools.site.provision import LocalPlan
+        from edgeveil_tools.site.provision import LocalSpec
 
-        return kind, only_block(LocalPlan, kind, parsed(read(path), str(path)), path)
+        return kind, only_block(LocalSpec, kind, parsed(read(path), str(path)), path)
     if kind == "policy":
         return kind, load_policy(path)
     return kind, load_site(path)
@@ -350,9 +350,9 @@ def schema(kind: str) -> Schema:
 
         inner = Policy.model_json_schema()
     else:
-        from edgeveil_tools.site.fleet_plan import FleetPlan
+        from edgeveil_tools.site.fleet_spec import FleetSpec
 
-        inner = FleetPlan.model_json_schema()
+        inner = FleetSpec.model_json_schema()
     definitions = inner.pop("$defs", {})
     return {
         **dialect,
@@ -412,7 +412,7 @@ def plan_of(job: str | Path | Job) -> Plan:
     """The plan of a job file, or of a job as it was loaded. Raises ConfigError."""
     if not isinstance(job, Job):
         ensure_for_jobs([Path(job)])
-        return load_plan(Path(job))
+        return load_spec(Path(job))
     return compile_job(job.alone if isinstance(job, LocalJob) else job)
 
 

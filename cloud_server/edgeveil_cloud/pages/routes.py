@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 
 from edgeveil.pages.assets import asset, content_type
 from edgeveil.pages.parts import Json
-from edgeveil.transport.http import EventStream, HttpError, Request, Response, Route, refusal
+from edgeveil.transport.http import HttpError, LiveUpdates, Request, Response, Route, refusal
 from edgeveil_cloud.http_guard import OWN_PAGE, FailedTries, RequestGuard, Scope
 from edgeveil_cloud.pages import files
 from edgeveil_cloud.pages.board import Ask, JobBoard, JobViews, encoded
@@ -110,9 +110,9 @@ class PageRoutes:
         scope = asker.scope if asker is not None else Scope.READ
         return Response.of_json({"scope": scope.label, "may_submit": scope >= Scope.SUBMIT})
 
-    async def stream(self, request: Request) -> EventStream:
+    async def stream(self, request: Request) -> LiveUpdates:
         """All rows first, then those that change, until either side hangs up."""
-        return EventStream(self._rows(request))
+        return LiveUpdates(self._rows(request))
 
     async def _rows(self, request: Request) -> AsyncGenerator[bytes, None]:
         with self.board as board:

@@ -444,7 +444,7 @@ def phases(parameters: FmParameters, projection: PcaParameters | None) -> tuple[
 
 
 @dataclass(frozen=True)
-class ReleasedSum:
+class PricedSum:
     """A sum over records before noise. `l2` is in units, the Frobenius norm of a symmetric matrix;
     `l1_steps` counts the sent values in steps of 2**-24."""
 
@@ -465,7 +465,7 @@ class ReleasedSum:
         return laplace_event(self.what, steps, steps, epsilon, self.size, LAPLACE_BITS)
 
 
-def released_sum(phase: str, parameters: FmParameters, context: MethodContext) -> ReleasedSum:
+def priced_sum(phase: str, parameters: FmParameters, context: MethodContext) -> PricedSum:
     """The sum of a preparatory phase, or of the linear terms.
 
     L1 of z·rᵀ, r = p - y clipped, is ‖z‖₁·‖r‖₁: at most 2√d, and at most 2√(d(c - 1)/c)·clip, since
@@ -487,18 +487,18 @@ def released_sum(phase: str, parameters: FmParameters, context: MethodContext) -
         by_norm = math.isqrt(d * limit)
     else:
         by_norm = math.isqrt(4 * d * (c - 1) * limit // c) + 1 + widest
-    return ReleasedSum("sum of linear terms", d * c, parameters.clip, min(by_factors, by_norm))
+    return PricedSum("sum of linear terms", d * c, parameters.clip, min(by_factors, by_norm))
 
 
-def features_sum(d: int) -> ReleasedSum:
+def features_sum(d: int) -> PricedSum:
     """Σφ of d features of norm 1 at most, so ‖φ‖₁ <= √d."""
     one = 1 << PRODUCT_BITS
-    return ReleasedSum("sum of features", d, 1.0, math.isqrt(d * one * one))
+    return PricedSum("sum of features", d, 1.0, math.isqrt(d * one * one))
 
 
-def products_sum(what: str, d: int) -> ReleasedSum:
+def products_sum(what: str, d: int) -> PricedSum:
     """Triangle of Σzzᵀ, z (d,) of norm 1 at most: its L1 is (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2."""
-    return ReleasedSum(what, triangle_size(d), 1.0, (d + 1) << (PRODUCT_BITS - 1), "symmetric")
+    return PricedSum(what, triangle_size(d), 1.0, (d + 1) << (PRODUCT_BITS - 1), "symmetric")
 
 
 @dataclass(frozen=True)
@@ -635,7 +635,7 @@ def _share_out(parameters: FmParameters, context: MethodContext, delta: float) -
     shares[TRAIN] = (1.0 - sum(shares.values())) / times
 
     def noised_by(phase: str, mu: float) -> Event:
-        released = released_sum(phase, parameters, context)
+        released = priced_sum(phase, parameters, context)
         return shared_gaussian(released.gaussian(mu), context.honest)
 
     events: dict[str, Event] = {}
@@ -656,7 +656,7 @@ def _share_out(parameters: FmParameters, context: MethodContext, delta: float) -
         }
     else:
         for phase, share in shares.items():
-            released = released_sum(phase, parameters, context)
+            released = priced_sum(phase, parameters, context)
             events[phase] = released.laplace(rest_epsilon * share)
     local = projection is not None and projection.name == "local_pca"
     return Budget(events, times, (LOCAL_BASIS,) if local else ())

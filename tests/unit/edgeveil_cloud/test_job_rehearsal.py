@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
-from edgeveil.crypto.stream import stream_bytes
+from edgeveil.crypto.chunked import chunked_bytes
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, JobFailed
-from edgeveil.jobs import compile_job, load_job, load_plan, parse_plan
+from edgeveil.jobs import compile_job, load_job, load_spec, parse_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.aggregation.robust import Krum
 from edgeveil.parts.models import python_model
@@ -145,7 +145,7 @@ def keeps_to_what_it_announces(plan, devices, monkeypatch):
     rehearse_job(plan, LIMITS, devices=devices)
     told = largest_broadcast(plan, plan.graph())
     assert len(plain) > 1
-    assert all(stream_bytes(size) <= told for size in plain[1:])  # past the job itself
+    assert all(chunked_bytes(size) <= told for size in plain[1:])  # past the job itself
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_rule_that_fails_is_refused_with_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Krum, "combine", fails)
     path = JOBS / "digits_krum.yaml"
     with pytest.raises(ConfigError, match="FloatingPointError: no nearest upload") as caught:
-        rehearse(load_plan(path), path)
+        rehearse(load_spec(path), path)
     (problem,) = caught.value.problems
     number = next(n for n, t in enumerate(path.open(), 1) if t.startswith("aggregation"))
     assert problem.startswith(f"{path}:{number} aggregation: ")
@@ -244,11 +244,11 @@ def test_the_cloud_needs_no_torch_for_a_model_of_ours():
 import sys
 from pathlib import Path
 from edgeveil_cloud.rehearsal import rehearse_job
-from edgeveil.crypto.stream import stream_bytes
+from edgeveil.crypto.chunked import chunked_bytes
 from edgeveil_cloud import rehearsal
 from edgeveil_cloud.broadcasts import BroadcastLimits, largest_broadcast
-from edgeveil.jobs import load_plan
-plan = load_plan(Path("tests/kits/quickstart.yaml"))
+from edgeveil.jobs import load_spec
+plan = load_spec(Path("tests/kits/quickstart.yaml"))
 rehearse_job(plan, BroadcastLimits(4096), devices=False)
 print("torch" in sys.modules)
 """

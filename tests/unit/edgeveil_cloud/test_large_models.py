@@ -8,7 +8,7 @@ import pytest
 import yaml
 from round_kit import CloudRound, job, public_keys
 
-from edgeveil.crypto.stream import stream_bytes
+from edgeveil.crypto.chunked import chunked_bytes
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.load import parse_plan
 from edgeveil.parts.models.heads import bake
@@ -121,5 +121,5 @@ def test_no_release_is_larger_than_its_job_announced(data):
     figures = {f"figure {k}": k / 7 for k in range(100)}
     onnx = bake(graph, plan.model_weights(plan.cloud.initial_state()), model_card(plan, figures))
     package = encode_package(ReleasePackage("j" * 64, onnx, "d" * 64, 1e9 / 7))
-    sealed = stream_bytes(len(package)) + plan.upload_bytes
+    sealed = chunked_bytes(len(package)) + plan.upload_bytes
     assert said - (1 << 17) < sealed <= said

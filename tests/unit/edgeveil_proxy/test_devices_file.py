@@ -8,7 +8,7 @@ from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.trust.metadata import RoleKey, TrustError
 from edgeveil.trust.moves import Move
-from edgeveil_proxy.devices_file import DevicesFile, PlannedDevice
+from edgeveil_proxy.devices_file import DeviceEntry, DevicesFile
 from edgeveil_proxy.registry import Registry
 
 
@@ -27,7 +27,7 @@ def registry(tmp_path):
 def write(tmp_path):
     def written(*lines):
         path = tmp_path / "devices.jsonl"
-        path.write_text("".join(PlannedDevice(*line).to_line() for line in lines))
+        path.write_text("".join(DeviceEntry(*line).to_line() for line in lines))
         return path
 
     return written

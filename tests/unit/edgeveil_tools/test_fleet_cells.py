@@ -14,7 +14,7 @@ from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.moves import moved_cells, read_moves
 from edgeveil_proxy.devices_file import read_devices
 from edgeveil_tools.site.bundles import install
-from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from edgeveil_tools.site.fleet_spec import FLEET_FILE
 from edgeveil_tools.site.trust_folder import TrustFolder
 from tests.kits.site_folders import opened, plan, planned, shown
 
@@ -32,7 +32,7 @@ def folder(tmp_path):
 
 def moved(folder, name, to):
     """Plan the device in the cell `to`, in place of where it was."""
-    listed = yaml.safe_load((folder / PLAN_FILE).read_text())["fleet"]["devices"].get("list", [])
+    listed = yaml.safe_load((folder / FLEET_FILE).read_text())["fleet"]["devices"].get("list", [])
     rest = [one for one in listed if one["name"] != name]
     plan(folder, devices={"list": [*rest, {"name": name, "cell": to}]})
     return opened(folder).apply()
@@ -163,7 +163,7 @@ def test_what_cannot_be_is_told_with_its_key(folder, changes, told):
     plan(folder, **changes)
     with pytest.raises(ConfigError) as caught:
         opened(folder).changes()
-    assert told in str(caught.value) and PLAN_FILE in str(caught.value)
+    assert told in str(caught.value) and FLEET_FILE in str(caught.value)
 
 
 def test_claims_are_of_a_cell_with_a_broker_of_its_own(folder):
@@ -196,9 +196,9 @@ def test_an_unnamed_cell_goes_on_beside_named_ones(tmp_path):
     moved(folder, "box-0001", "north")
     assert site_of(folder, "box-0001").cell == "north"
     plan(folder, cells={"north": {}})
-    said = yaml.safe_load((folder / PLAN_FILE).read_text())
+    said = yaml.safe_load((folder / FLEET_FILE).read_text())
     del said["fleet"]["cells"][""]
-    (folder / PLAN_FILE).write_text(yaml.safe_dump(said))
+    (folder / FLEET_FILE).write_text(yaml.safe_dump(said))
     with pytest.raises(UsageError, match="box-0002 is in the cell without a name, which the plan"):
         opened(folder).changes()
     done = moved(folder, "box-0002", "north")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from edgeveil.errors import ConfigError, UsageError
-from edgeveil_tools.site.fleet_plan import PLAN_FILE, devices_of, load_plan
+from edgeveil_tools.site.fleet_spec import FLEET_FILE, devices_of, load_spec
 from tests.kits.site_folders import planned
 
 
@@ -19,23 +19,23 @@ def folder(tmp_path):
 @pytest.fixture
 def change(folder):
     def changed(*path, to):
-        plan = yaml.safe_load((folder / PLAN_FILE).read_text())
+        plan = yaml.safe_load((folder / FLEET_FILE).read_text())
         *steps, last = path
         reduce(getitem, steps, plan["fleet"])[last] = to
-        (folder / PLAN_FILE).write_text(yaml.safe_dump(plan))
+        (folder / FLEET_FILE).write_text(yaml.safe_dump(plan))
 
     return changed
 
 
 @pytest.mark.parametrize("host", ["2001:db8::5", "[2001:db8::5]"])
 def test_a_fleet_begins_at_an_ipv6_address(tmp_path, host):
-    plan = load_plan(planned(tmp_path / "six", 1, "--host", host))
+    plan = load_spec(planned(tmp_path / "six", 1, "--host", host))
     assert plan.edge_broker.public == "[2001:db8::5]:8883"
     assert plan.cloud_broker.public == "[2001:db8::5]:8884"
 
 
 def devices(folder):
-    return devices_of(load_plan(folder), PLAN_FILE)
+    return devices_of(load_spec(folder), FLEET_FILE)
 
 
 def test_devices_come_by_list_table_and_count(folder, change):
@@ -84,8 +84,8 @@ def test_a_placeholder_alone_may_be_a_number(folder):
 def test_an_impossible_plan_is_refused_by_name(folder, change, path, value, told):
     change(*path, to=value)
     with pytest.raises(ConfigError, match=told) as caught:
-        load_plan(folder)
-    assert PLAN_FILE in str(caught.value)
+        load_spec(folder)
+    assert FLEET_FILE in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_a_table_of_which_nobody_says_what_names_its_columns_is_refused_as_it_is
     """And not by each box, job after job."""
     change("devices", "data", to=ROWS)
     with pytest.raises(ConfigError) as caught:
-        load_plan(folder)
+        load_spec(folder)
     (place,) = caught.value.places
     assert place.key == "fleet.devices.data.source" and place.line > 0
     change("devices", "data", to={**ROWS, "header": False})
     assert all(device.data["header"] is False for device in devices(folder))
     change("devices", "list", to=[{"name": "first", "data": ROWS}])
     with pytest.raises(ConfigError, match=r"fleet\.devices\.list\[0\]\.data\.source"):
-        load_plan(folder)
+        load_spec(folder)
     change("devices", "list", to=[])
     change("devices", "csv", to="boxes.csv")
     (folder / "boxes.csv").write_text("name,kind\nw-3,parquet\nw-4,csv\n")

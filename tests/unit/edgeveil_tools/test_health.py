@@ -16,14 +16,14 @@ from edgeveil.transport.health import HEALTH_SOCKET, Health, HealthSocket
 from edgeveil.transport.process import LOCK_FILE, OwnFolder
 from edgeveil_tools import probe
 from edgeveil_tools.cli import main
-from edgeveil_tools.site.provision import Ports, SitePlan, provision
+from edgeveil_tools.site.provision import Ports, SiteSpec, provision
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    plan = SitePlan(tmp_path_factory.mktemp("health") / "site", devices=1, ports=Ports(1, 2, 3, 4))
+    plan = SiteSpec(tmp_path_factory.mktemp("health") / "site", devices=1, ports=Ports(1, 2, 3, 4))
     return provision(plan)
 
 

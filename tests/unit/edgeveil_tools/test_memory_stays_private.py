@@ -16,7 +16,7 @@ import pytest
 
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.site.brokers import free_ports
-from edgeveil_tools.site.provision import Ports, SitePlan, provision
+from edgeveil_tools.site.provision import Ports, SiteSpec, provision
 from tests.kits.live_site import wait_for
 
 # Each interpreter answers SIGUSR2 with whether it is dumpable (PR_GET_DUMPABLE is 3).
@@ -89,7 +89,7 @@ def site(tmp_path_factory):
     before = os.umask(0)
     try:
         folder = tmp_path_factory.mktemp("umask") / "site"
-        plan = SitePlan(
+        plan = SiteSpec(
             folder, devices=1, infer_only=0, engine="amqtt", ports=Ports(*free_ports(4))
         )
         return provision(plan)

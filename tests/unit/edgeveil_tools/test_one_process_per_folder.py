@@ -11,13 +11,13 @@ from edgeveil.config.proxy import ProxySite
 from edgeveil.transport.process import OwnFolder
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.cli.common import load_as
-from edgeveil_tools.site.provision import Ports, SitePlan, provision
+from edgeveil_tools.site.provision import Ports, SiteSpec, provision
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    return provision(SitePlan(folder / "site", devices=2, ports=Ports(1, 2, 3, 4)))
+    return provision(SiteSpec(folder / "site", devices=2, ports=Ports(1, 2, 3, 4)))
 
 
 @pytest.mark.parametrize("role", ["cloud", "proxy", "edge"])

@@ -13,7 +13,7 @@ from edgeveil.errors import ConfigError, UsageError
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli import main
 from edgeveil_tools.site.broker_rules import password_matches, read_users
-from edgeveil_tools.site.provision import CellPorts, SitePlan, guide, provision
+from edgeveil_tools.site.provision import CellPorts, SiteSpec, guide, provision
 from tests.kits.earlier_code import earlier_code
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 
 def small(folder, **changes):
-    return SitePlan(folder, policy=Policy(min_devices=3), **changes)
+    return SiteSpec(folder, policy=Policy(min_devices=3), **changes)
 
 
 def changed(path, **keys):

@@ -14,7 +14,7 @@ from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run import FILES, prepare
 from edgeveil_tools.local.run_log import RunProgress, epsilon_by_plan
-from edgeveil_tools.site.provision import SitePlan, provision
+from edgeveil_tools.site.provision import SiteSpec, provision
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 
@@ -70,7 +70,7 @@ def test_an_earlier_runs_files_go_and_others_stay(tmp_path):
 @pytest.fixture
 def small(tmp_path):
     job, run = local_job(QUICKSTART, Overrides(devices=6))
-    plan = SitePlan(tmp_path / "site", devices=6, partition=run.partition, seed=run.seed)
+    plan = SiteSpec(tmp_path / "site", devices=6, partition=run.partition, seed=run.seed)
     provision(plan)
     return job, run, plan
 

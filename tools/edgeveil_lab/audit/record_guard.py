@@ -158,7 +158,7 @@ _DEALINGS: list[dict[str, Any]] = [*({"kind": kind} for kind in PARTITIONS.names
 
 
 @dataclass(frozen=True)
-class FleetRelease:
+class FleetAnswers:
     """What a fleet's devices hold and would release before any noise."""
 
     held: Counter[tuple[Any, ...]]  # (device, half, record) of each record
@@ -194,7 +194,7 @@ class DealtFleet:
         event = counts_event("clusters", squared, cells, 8.0, DELTA, 1, fine_bits=STEP_BITS)
         self._of_clusters = gaussian_law(event)
 
-    def released(self, data: dict[str, Any], dealing: dict[str, Any]) -> FleetRelease:
+    def released(self, data: dict[str, Any], dealing: dict[str, Any]) -> FleetAnswers:
         shard = {"devices": DEVICES, "partition": dealing, "seed": SEED, "classes": CLASSES}
         block = {**data, "name": "own", "test_share": TEST_SHARE, "shard": shard}
         held: Counter[tuple[Any, ...]] = Counter()
@@ -217,9 +217,9 @@ class DealtFleet:
             rows.append(self._session.slot_softmax(evaluation.x, self._weights, slots))
             outputs = self._session.single_outputs(evaluation.x, self._weights, CLASSES)
             clusters.append(self._clusters.of(outputs, evaluation.y))
-        return FleetRelease(held, tuple(map(tuple, sums)), np.stack(rows), tuple(clusters))
+        return FleetAnswers(held, tuple(map(tuple, sums)), np.stack(rows), tuple(clusters))
 
-    def true_epsilons(self, one: FleetRelease, other: FleetRelease) -> tuple[float, float, float]:
+    def true_epsilons(self, one: FleetAnswers, other: FleetAnswers) -> tuple[float, float, float]:
         """(training, inference, clusters) ε of the whole fleet's answers for this pair of files.
         Devices add their noise independently, so their squared L2 norms add up, as do L1 norms."""
         events: list[Event] = []

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from edgeveil.crypto.chunked import open_chunked, seal_chunked
 from edgeveil.crypto.keys import CheckKey, ContentKey, MaskSeed, OpeningKey, SigningKey
 from edgeveil.crypto.masking import PackedSum, Vector, add_mask, masked
 from edgeveil.crypto.ring import Ring
 from edgeveil.crypto.sealing import open_sealed, open_stanzas, seal, seal_stanzas
-from edgeveil.crypto.stream import open_stream, seal_stream
 from edgeveil.privacy.grid import exact_matmul
 from edgeveil.privacy.sampler import discrete_gaussian, discrete_laplace
 from edgeveil.protocol.messages import Hello, Signer, decode, encode
@@ -53,7 +53,7 @@ def cases() -> list[tuple[Any, ...]]:
     opening, content = OpeningKey.generate(), ContentKey.generate()
     public = opening.public()
     sealed = seal(public, b"info", bytes(32))
-    stream = seal_stream(content, b"c", data)
+    stream = seal_chunked(content, b"c", data)
     keys = [OpeningKey.generate().public() for _ in range(1999)] + [public]
     stanzas = seal_stanzas(content, keys, b"info")
     signer = Signer("proxy", SigningKey.generate())
@@ -71,8 +71,8 @@ def cases() -> list[tuple[Any, ...]]:
         ("open 32 bytes", 1, "opens", open_sealed, opening, b"info", sealed),
         ("find one's own of 2,048 stanzas", 1, "areas", open_stanzas, opening, b"info", stanzas),
         ("seal to 2,000 recipients", 2000, "recipients", seal_stanzas, content, keys, b"info"),
-        ("seal a 1 MiB stream", 1.048576, "MB", seal_stream, content, b"c", data),
-        ("open a 1 MiB stream", 1.048576, "MB", open_stream, content, b"c", stream),
+        ("seal a 1 MiB stream", 1.048576, "MB", seal_chunked, content, b"c", data),
+        ("open a 1 MiB stream", 1.048576, "MB", open_chunked, content, b"c", stream),
         ("mask 100,000 numbers of 42 bits", 1, "uploads", at_device),
         ("add up masks of those", 1, "uploads", at_proxy),
         ("add up masked uploads of those", 1, "uploads", at_cloud),

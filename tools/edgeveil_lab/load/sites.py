@@ -38,7 +38,7 @@ from edgeveil_tools.site.provision import (
     CellPorts,
     Ports,
     Site,
-    SitePlan,
+    SiteSpec,
     broker_processes,
     provision,
     write_file,
@@ -193,7 +193,7 @@ class LocalSite:
         engine = choose_engine()
         named = [cell for cell in options.cell_names if cell]
         ports = iter(free_ports(4 + 3 * len(named)))
-        self._plan = SitePlan(
+        self._spec = SiteSpec(
             folder=folder,
             devices=len(fleet.members),
             ports=Ports(*(next(ports) for _ in range(4))),
@@ -207,36 +207,36 @@ class LocalSite:
 
     def start(self) -> TargetSite:
         """Write everything, start everything. Raises BrokerError, UsageError, OSError."""
-        plan, folder = self._plan, self.folder
+        spec, folder = self._spec, self.folder
         # The files of no device are written: all devices are admitted here, many at a time.
-        site = provision(replace(plan, devices=0, source=_NO_RECORDS), force=True)
+        site = provision(replace(spec, devices=0, source=_NO_RECORDS), force=True)
         self._admit(site)
-        connections = max(_CONNECTIONS, plan.devices + _SPARE_CONNECTIONS)
-        for domain in plan.domains:
-            self._write(f"broker-{domain}", plan.broker(domain), max_connections=connections)
-        self.brokers = broker_processes(plan)
+        connections = max(_CONNECTIONS, spec.devices + _SPARE_CONNECTIONS)
+        for domain in spec.domains:
+            self._write(f"broker-{domain}", spec.broker(domain), max_connections=connections)
+        self.brokers = broker_processes(spec)
         for broker in self.brokers.values():
             broker.start()
-        proxies = {cell: of_cell("proxy", cell) for cell in plan.cell_names}
+        proxies = {cell: of_cell("proxy", cell) for cell in spec.cell_names}
         for cell, name in proxies.items():
-            self._write(name, plan.proxy(cell), devices=max(_DEVICES, plan.devices))
-        self._write("cloud", {**plan.cloud(), "test_data": None})
+            self._write(name, spec.proxy(cell), devices=max(_DEVICES, spec.devices))
+        self._write("cloud", {**spec.cloud(), "test_data": None})
         for name in (*proxies.values(), "cloud"):
-            self.children.start(name, [side_of(name), "--config", str(plan.file(name))])
+            self.children.start(name, [side_of(name), "--config", str(spec.file(name))])
         cells = {}
-        for cell in plan.cell_names:
-            domain, page = of_cell("edge", cell), plan.ports_of(cell).proxy_http
+        for cell in spec.cell_names:
+            domain, page = of_cell("edge", cell), spec.ports_of(cell).proxy_http
             cells[cell] = TargetCell(
                 self.brokers[domain].url,
                 *_keys(folder / "keys", of_cell("proxy", cell)),
-                f"http://{place(plan.host, page)}",
-                folder / "tls" / f"{domain}-ca.crt" if plan.tls else None,
+                f"http://{place(spec.host, page)}",
+                folder / "tls" / f"{domain}-ca.crt" if spec.tls else None,
             )
-        return TargetSite(plan.url, site.token_file, cells)
+        return TargetSite(spec.url, site.token_file, cells)
 
     def _write(self, name: str, settings: dict[str, Any], **limits: int) -> None:
         settings["limits"] |= {"packet_bytes": self._options.packet_bytes, **limits}
-        write_file(self._plan.file(name), {side_of(name): settings})
+        write_file(self._spec.file(name), {side_of(name): settings})
 
     def pids(self) -> dict[str, int]:
         return self.children.pids() | self.broker_pids()
@@ -261,7 +261,7 @@ class LocalSite:
 
     def _admit(self, site: Site) -> None:
         """Each proxy's registry has its cell's devices, and each edge broker its users."""
-        cells = self._plan.cell_names
+        cells = self._spec.cell_names
         for number, cell in enumerate(cells):
             fleet, domain = self._fleet.dealt(number, len(cells)), of_cell("edge", cell)
             enrolments = fleet.enrolments()

@@ -1,4 +1,4 @@
-"""`edgeveil site`: a fleet from its plan to bundles, and a bundle to its place."""
+"""`edgeveil site`: from a fleet file to bundles, and a bundle to its place."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edgeveil_tools.deploy import files_for
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.bundles import install as put
 from edgeveil_tools.site.fleet_files import PartyChange
-from edgeveil_tools.site.fleet_plan import PLAN_FILE, devices_of, load_plan
 from edgeveil_tools.site.fleet_site import SITE_KEY, FleetSite
-from edgeveil_tools.site.provision import LocalPlan, guide, local_plan, provision
+from edgeveil_tools.site.fleet_spec import FLEET_FILE, devices_of, load_spec
+from edgeveil_tools.site.provision import LocalSpec, guide, local_spec, provision
 
 _SHOWN = 5  # names of parties that change in the same way
 
@@ -29,7 +29,8 @@ def init(args: argparse.Namespace) -> int:
     folder, host = args.dir, args.host.strip("[]")
     cells = ", ".join(f"{one.strip()}: {{}}" for one in (args.cells or "north,south").split(","))
     name = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-")[:64] or "fleet"
-    template = Path(__file__).parents[1] / "templates" / ("local.yaml" if args.local else PLAN_FILE)
+    templates = Path(__file__).parents[1] / "templates"
+    template = templates / ("local.yaml" if args.local else FLEET_FILE)
     text = template.read_text("utf-8").format(
         name=name,
         host=host,
@@ -45,23 +46,23 @@ def init(args: argparse.Namespace) -> int:
             fix = f"name a new folder; a site that is there: edgeveil site apply {folder}"
             raise UsageError("is not empty", where=str(folder), fix=fix)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / PLAN_FILE).write_text(text, "utf-8")
+        (folder / FLEET_FILE).write_text(text, "utf-8")
     try:
-        plan = local_plan(folder)
-        if plan is None:
-            devices_of(load_plan(folder), str(folder / PLAN_FILE))
+        spec = local_spec(folder)
+        if spec is None:
+            devices_of(load_spec(folder), str(folder / FLEET_FILE))
     except Exception:
-        (folder / PLAN_FILE).unlink()
+        (folder / FLEET_FILE).unlink()
         raise
-    if plan is not None:
-        return _apply_local(args, plan)
-    lines = [f"wrote {folder / PLAN_FILE}; edit it, then:"]
+    if spec is not None:
+        return _apply_local(args, spec)
+    lines = [f"wrote {folder / FLEET_FILE}; edit it, then:"]
     lines += [f"  edgeveil site apply {folder}{option}" for option in (" --dry-run", "")]
-    return answer(args, lines, {"plan": str(folder / PLAN_FILE)})
+    return answer(args, lines, {"file": str(folder / FLEET_FILE)})
 
 
-def _apply_local(args: argparse.Namespace, plan: LocalPlan) -> int:
-    site = provision(plan.site(args.dir), force=True)
+def _apply_local(args: argparse.Namespace, spec: LocalSpec) -> int:
+    site = provision(spec.site(args.dir), force=True)
     facts = {"folder": str(args.dir), "devices": list(site.device_ids), "cloud": str(site.cloud)}
     return answer(args, [guide(site)], {**facts, "edges": [str(path) for path in site.edges]})
 
@@ -74,8 +75,8 @@ def apply(args: argparse.Namespace) -> int:
     if args.dry_run:
         changes = FleetSite(args.dir, lambda _path: None).changes()
         return answer(args, _change_lines(changes), {"changes": [vars(one) for one in changes]})
-    if plan := local_plan(args.dir):
-        return _apply_local(args, plan)
+    if spec := local_spec(args.dir):
+        return _apply_local(args, spec)
     site = _open(args)
     return _applied(args, site, site.apply())
 
@@ -94,14 +95,14 @@ def _change_lines(changes: list[PartyChange]) -> Iterator[str]:
         for line in difference.splitlines():
             yield f"    {line}"
     if any(change.what == "unplanned" for change in changes):
-        yield "What is no longer in the plan stays: take it out with edgeveil site revoke."
+        yield "What is no longer in the fleet file stays: take it out with edgeveil site revoke."
 
 
 def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChange]) -> int:
     lines = list(_change_lines(changes))
     if site.awaits_root:
         lines += [
-            "\nThe root has to sign what the plan adds, with the missing keys; then apply again:",
+            "\nThe root has to sign what the file adds, with the missing keys; then apply again:",
             f"edgeveil trust sign {site.folder / 'trust'}. Parties of a further cell wait for it.",
         ]
     if any(change.what in ("new", "changed", "renewed") for change in changes):

@@ -38,7 +38,7 @@ from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from edgeveil_tools.site.provision import (
     Ports,
     Site,
-    SitePlan,
+    SiteSpec,
     broker_processes,
     provision,
 )
@@ -156,7 +156,7 @@ class FleetProcesses(LocalFleet):
 
     # --- start ---
 
-    def _whole_site(self) -> SitePlan:
+    def _whole_site(self) -> SiteSpec:
         a, b, c, d, proxy_blobs, cloud_blobs = free_ports(6)
         upload_bytes = self.log.plan.upload_bytes
         engine = choose_engine(self.settings.broker)
@@ -171,7 +171,7 @@ class FleetProcesses(LocalFleet):
         )
 
     def _start(self, site: Site) -> None:
-        plan, shown = site.plan, []
+        plan, shown = site.spec, []
         self._proxy_url = f"http://{place(plan.host, plan.ports.proxy_http)}"
         self._brokers = broker_processes(plan)
         for domain, broker in self._brokers.items():
@@ -196,7 +196,7 @@ class FleetProcesses(LocalFleet):
         while time.monotonic() - begun_s < timeout_s:
             self._look()
             with suppress(OSError, EdgeVeilError):  # its first start makes the token
-                client = Cloud(site.plan.url, site.token_file)
+                client = Cloud(site.spec.url, site.token_file)
                 known = int(client.status().get("enrolled", 0))
             if self.view.online >= wanted and known >= wanted:
                 return client

@@ -21,7 +21,7 @@ from edgeveil_tools.local.local_run import (
     owners_policy,
     parse_local_job,
 )
-from edgeveil_tools.site.provision import SitePlan
+from edgeveil_tools.site.provision import SiteSpec
 
 
 class Overrides(TypedDict, total=False):
@@ -136,10 +136,10 @@ def _plain(job: Job) -> dict[str, Any]:
     return plain
 
 
-def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SitePlan:
+def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SiteSpec:
     """The site of a run below `folder`; ports, broker and limits are its usual ones."""
     data = source(job, run)
-    return SitePlan(
+    return SiteSpec(
         folder=folder,
         devices=run.devices,
         infer_only=run.infer_only,

@@ -36,7 +36,7 @@ from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.testing import SimulationSeeds
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.site.provision import SitePlan
+from edgeveil_tools.site.provision import SiteSpec
 
 RIDGE_SHARE = 1 / 30  # the ridge stands against noise; without any, little of it is needed
 
@@ -47,7 +47,7 @@ def has_reference(job: Job) -> bool:
 
 
 def train(
-    job: Job, run: LocalRun, plan: SitePlan, before: Callable[[PlannedRound], object]
+    job: Job, run: LocalRun, plan: SiteSpec, before: Callable[[PlannedRound], object]
 ) -> list[float]:
     """What leads the test's figures after each round without noise; empty for a method without a
     reference, or without a test. `before`: see `noise_free_reference`."""
@@ -114,7 +114,7 @@ def _figure(
     return float((head_probabilities(phi, model).argmax(axis=1) == y).mean())
 
 
-def pooled(job: Job, run: LocalRun, plan: SitePlan) -> Records:
+def pooled(job: Job, run: LocalRun, plan: SiteSpec) -> Records:
     """The training halves of all training devices, as those devices split them."""
     records, shares = dealt(job, run)
     seeds, parts = SimulationSeeds(run.seed), []

@@ -41,7 +41,7 @@ from edgeveil_edge.round_work import (
     too_large,
 )
 from edgeveil_edge.sealing import wire_arrays
-from edgeveil_tools.site.provision import SitePlan
+from edgeveil_tools.site.provision import SiteSpec
 
 Role = Literal["train", "infer"]
 
@@ -50,7 +50,7 @@ Role = Literal["train", "infer"]
 class SimulatedFleet:
     """What a worker plays devices of."""
 
-    site: SitePlan
+    site: SiteSpec
     canonical: bytes
     backbones: tuple[bytes, ...]
 

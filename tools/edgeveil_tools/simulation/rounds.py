@@ -45,7 +45,7 @@ from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
 from edgeveil_proxy.shuffle import batch_order
 from edgeveil_tools.simulation.devices import DeviceAnswer
 from edgeveil_tools.simulation.workers import Call, Workers
-from edgeveil_tools.site.provision import SitePlan
+from edgeveil_tools.site.provision import SiteSpec
 
 CHUNK = 16  # devices in one call: after each the progress moves on
 _NUMBER_BYTES = 4
@@ -69,7 +69,7 @@ class SimulatedRounds:
     def __init__(
         self,
         job: Job,
-        site: SitePlan,
+        site: SiteSpec,
         workers: Workers,
         *,
         tell: Tell,

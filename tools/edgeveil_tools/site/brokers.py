@@ -55,7 +55,7 @@ _CLOSED_MEANWHILE = (errno.ENOENT, errno.EBADF, errno.ENOTSOCK)
 
 
 @dataclass(frozen=True)
-class BrokerPlan:
+class BrokerSpec:
     """What to start. `port` None and `websockets_port` 0: a free one; `acl` None: no access list.
 
     `wiretap` adds a user of that name who may read everything: for tests alone.
@@ -74,11 +74,11 @@ class BrokerPlan:
     wiretap: bool = False
 
 
-def plan_of(site: BrokerSite, **changes: Any) -> BrokerPlan:
+def spec_of(site: BrokerSite, **changes: Any) -> BrokerSpec:
     """What a site file says to start, with changes."""
     said = {key: getattr(site, key) for key in ("engine", "host", "port", "websockets_port")}
     said |= {"acl": site.acl, "cells": site.cells or ("",), "tls": site.tls}
-    return BrokerPlan(**said | site.limits.model_dump() | changes)
+    return BrokerSpec(**said | site.limits.model_dump() | changes)
 
 
 def write_private(path: Path, text: str) -> None:
@@ -112,17 +112,17 @@ def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
     return "mosquitto"
 
 
-def _engine_of(plan: BrokerPlan) -> Literal["amqtt", "mosquitto"]:
+def _engine_of(spec: BrokerSpec) -> Literal["amqtt", "mosquitto"]:
     """mosquitto 2.0 writes 85 KB/s to a WebSocket, and over TLS stops for good at some 600 KB."""
-    if plan.tls is not None and plan.tls.ca_file is not None and plan.engine == "auto":
+    if spec.tls is not None and spec.tls.ca_file is not None and spec.engine == "auto":
         return choose_engine("mosquitto")
-    if plan.engine == "mosquitto":
-        if plan.websockets_port is not None and plan.tls is not None:
+    if spec.engine == "mosquitto":
+        if spec.websockets_port is not None and spec.tls is not None:
             fix = "set the engine to amqtt, or leave TLS to a server in front"
             raise BrokerError("mosquitto stalls with WebSockets over TLS", fix=fix)
-    elif plan.websockets_port is not None:
+    elif spec.websockets_port is not None:
         return choose_engine("amqtt")
-    return choose_engine(plan.engine)
+    return choose_engine(spec.engine)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -194,18 +194,18 @@ class BrokerProcess:
 
     def __init__(
         self,
-        plan: BrokerPlan,
+        spec: BrokerSpec,
         directory: Path,
         *,
         users: Mapping[str, str] | None = None,
         users_file: Path | None = None,
     ) -> None:
-        self.engine = _engine_of(plan)
-        self.port = plan.port or free_port(plan.host)
-        self.websockets_port = plan.websockets_port
+        self.engine = _engine_of(spec)
+        self.port = spec.port or free_port(spec.host)
+        self.websockets_port = spec.websockets_port
         while self.websockets_port in (0, self.port):
-            self.websockets_port = free_port(plan.host)
-        self._plan, self._directory = plan, directory.absolute()
+            self.websockets_port = free_port(spec.host)
+        self._spec, self._directory = spec, directory.absolute()
         self._users, self._users_file = users, users_file
         self._authenticated = users is not None or users_file is not None
         self._log = self._directory / "broker.log"
@@ -221,14 +221,14 @@ class BrokerProcess:
 
     @property
     def url(self) -> str:
-        return BrokerAddress(self._plan.host, self.port, self._plan.tls is not None).url
+        return BrokerAddress(self._spec.host, self.port, self._spec.tls is not None).url
 
     @property
     def websockets_url(self) -> str | None:
         if self.websockets_port is None:
             return None
-        tls = self._plan.tls is not None
-        return BrokerAddress(self._plan.host, self.websockets_port, tls, WEBSOCKET_PATH).url
+        tls = self._spec.tls is not None
+        return BrokerAddress(self._spec.host, self.websockets_port, tls, WEBSOCKET_PATH).url
 
     @property
     def protocols(self) -> tuple[int, ...]:
@@ -313,13 +313,13 @@ class BrokerProcess:
         return self._log.read_text("utf-8", "replace")
 
     def _check_ports(self) -> None:
-        family = socket.AF_INET6 if ":" in self._plan.host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in self._spec.host else socket.AF_INET
         for port in self._ports:
             try:
-                socket.create_server((self._plan.host, port), family=family).close()
+                socket.create_server((self._spec.host, port), family=family).close()
             except OSError as error:
                 what = f"cannot listen on port {port}: {error.strerror}"
-                where, fix = place(self._plan.host, port), "stop who uses it, or set another port"
+                where, fix = place(self._spec.host, port), "stop who uses it, or set another port"
                 raise BrokerError(what, where=where, fix=fix) from None
 
     def _wait_until_open(self) -> None:
@@ -329,15 +329,15 @@ class BrokerProcess:
                 break
             try:
                 for port in self._ports:
-                    socket.create_connection((self._plan.host, port), timeout=1.0).close()
+                    socket.create_connection((self._spec.host, port), timeout=1.0).close()
             except OSError:
                 time.sleep(0.02)
             else:
-                if self._plan.tls is None or self._stays():
+                if self._spec.tls is None or self._stays():
                     return
         *_, said = ["no answer", *self.log.strip().splitlines()]
         self.stop()
-        what, where = f"{self.engine} did not start: {said}", place(self._plan.host, self.port)
+        what, where = f"{self.engine} did not start: {said}", place(self._spec.host, self.port)
         raise BrokerError(what, where=where, fix=f"see {self._log}")
 
     def _stays(self) -> bool:
@@ -348,9 +348,9 @@ class BrokerProcess:
         return self.running()
 
     def _mosquitto(self) -> list[str]:
-        plan, tls = self._plan, self._plan.tls
+        spec, tls = self._spec, self._spec.tls
         anonymous = not self._authenticated and not (tls and tls.ca_file)
-        of_listener = [f"max_connections {plan.max_connections}"]
+        of_listener = [f"max_connections {spec.max_connections}"]
         if tls is not None:
             of_listener += [f"certfile {tls.cert_file}", f"keyfile {tls.key_file}"]
             if tls.ca_file is not None:
@@ -360,14 +360,14 @@ class BrokerProcess:
             if tls.crl_file is not None:
                 of_listener.append(f"crlfile {tls.crl_file}")
         lines = []
-        rules = rules_for(plan.acl, plan.cells, wiretap=plan.wiretap)
+        rules = rules_for(spec.acl, spec.cells, wiretap=spec.wiretap)
         if rules is not None:
             write_private(self._directory / "acl", acl_text(rules))
             lines.append(f"acl_file {self._directory / 'acl'}")
         if self._authenticated:
             lines.append(f"password_file {self._directory / 'users'}")
         lines += [
-            f"listener {self.port} {plan.host}",
+            f"listener {self.port} {spec.host}",
             f"allow_anonymous {str(anonymous).lower()}",
             f"user {pwd.getpwuid(os.getuid()).pw_name}",
             "persistence false",
@@ -376,43 +376,43 @@ class BrokerProcess:
             "set_tcp_nodelay true",
             "max_inflight_messages 200",
             "max_queued_messages 100000",
-            f"max_queued_bytes {plan.max_queued_bytes}",
-            f"max_packet_size {plan.packet_bytes}",
+            f"max_queued_bytes {spec.max_queued_bytes}",
+            f"max_packet_size {spec.packet_bytes}",
             "log_dest stderr",
             "log_type error",
             "connection_messages false",
             *of_listener,
         ]
         if self.websockets_port is not None:
-            lines += [f"listener {self.websockets_port} {plan.host}", "protocol websockets"]
+            lines += [f"listener {self.websockets_port} {spec.host}", "protocol websockets"]
             lines += of_listener
         write_private(self._directory / "mosquitto.conf", "\n".join(lines) + "\n")
         command = ["mosquitto", "-c", str(self._directory / "mosquitto.conf")]
         return [sys.executable, "-I", "-S", broker_tied.__file__, *command]
 
     def _amqtt(self) -> list[str]:
-        plan, tls = self._plan, self._plan.tls
+        spec, tls = self._spec, self._spec.tls
         if tls is not None and tls.ca_file is not None:
             fix = "use mosquitto, or leave ca_file out"
             raise BrokerError("amqtt cannot demand client certificates", fix=fix)
-        every: dict[str, Any] = {"max_connections": plan.max_connections}
+        every: dict[str, Any] = {"max_connections": spec.max_connections}
         if tls is not None:
             every |= {"ssl": True, "certfile": str(tls.cert_file), "keyfile": str(tls.key_file)}
         ports = {"default": ("tcp", self.port), "websockets": ("ws", self.websockets_port)}
         listeners = {  # the library splits at the last colon, and takes no brackets for IPv6
-            name: {"type": kind, "bind": f"{plan.host}:{port}", **every}
+            name: {"type": kind, "bind": f"{spec.host}:{port}", **every}
             for name, (kind, port) in ports.items()
             if port is not None
         }
         users = str(self._directory / "users") if self._authenticated else ""
         plugins: dict[str, Any] = {f"{_AMQTT}.UsersPlugin": {"users_file": users}}
-        rules = rules_for(plan.acl, plan.cells, wiretap=plan.wiretap)
+        rules = rules_for(spec.acl, spec.cells, wiretap=spec.wiretap)
         if rules is not None:
             listed = [[rule.user or "", rule.access, rule.topic] for rule in rules]
             plugins[f"{_AMQTT}.RulesPlugin"] = {"rules": listed}
         settings = {"listeners": listeners, "plugins": plugins}
         path = self._directory / "amqtt.json"
-        write_private(path, json.dumps({"packet_bytes": plan.packet_bytes, "library": settings}))
+        write_private(path, json.dumps({"packet_bytes": spec.packet_bytes, "library": settings}))
         return [sys.executable, "-P", "-m", _AMQTT, str(path)]
 
 
@@ -427,13 +427,13 @@ def run_broker(site: BrokerSite) -> int:
     files = raise_file_limit() - _OTHER_FILES
     if site.tls is not None:
         _check_key(site.tls.key_file)
-    plan = plan_of(site, max_connections=min(site.limits.max_connections, files))
+    spec = spec_of(site, max_connections=min(site.limits.max_connections, files))
     users_file, stop, tls = site.users_file, threading.Event(), site.tls
     tls_files = [tls.cert_file, tls.key_file, tls.ca_file, tls.crl_file] if tls else []
     for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
     with tempfile.TemporaryDirectory(prefix="edgeveil-broker-") as directory:
-        broker = BrokerProcess(plan, Path(directory), users_file=users_file)
+        broker = BrokerProcess(spec, Path(directory), users_file=users_file)
         broker.start()
         urls = [url for url in (broker.url, broker.websockets_url) if url is not None]
         sys.stdout.write(f"{broker.name} listens on {' and '.join(urls)}\n")
@@ -453,7 +453,7 @@ def run_broker(site: BrokerSite) -> int:
                 before, seen = seen, [_stamp(path) for path in tls_files]
                 if seen != read and seen == before:  # whoever replaces them has done so
                     read = seen
-                    _start_anew(broker, plan.tls)
+                    _start_anew(broker, spec.tls)
         finally:
             died = not broker.running()
             tell("STOPPING=1")

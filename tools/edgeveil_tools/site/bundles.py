@@ -382,7 +382,7 @@ def _objections(
     new, signer = given.inventory, given.signer.fingerprint()
     mine, theirs = to / IDENTITY, given.contents.get(IDENTITY)
     if new.host not in (None, host):
-        fix = "take the bundle of this machine, or correct its host in the plan"
+        fix = "take the bundle of this machine, or correct its host in the fleet file"
         yield f"is for the machine {new.host}, and this is {host}", fix
     if site not in (None, signer):
         fix = "ask who keeps the site for its bundle and its key's fingerprint"

@@ -1,6 +1,6 @@
-"""`record.json`, and the public files of each party's bundle, a function of plan and record alone.
+"""`record.json`, and the public files of each party's bundle, a function of fleet file and record.
 
-The same plan and record give the same bytes, so that a second apply changes what the plan changed.
+The same fleet file and record give the same bytes, so that an apply changes what the file changed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from edgeveil.storage import write_durably
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import TrustedMetadata
 from edgeveil.trust.moves import Move, write_moves
-from edgeveil_proxy.devices_file import PlannedDevice
+from edgeveil_proxy.devices_file import DeviceEntry
 from edgeveil_tools.site.broker_rules import of_cell, side_of
 from edgeveil_tools.site.bundles import SITE_FILE, TRUST_FILE, digest, site_text
-from edgeveil_tools.site.fleet_plan import (
+from edgeveil_tools.site.fleet_spec import (
     IMAGE,
     SIDES,
-    FleetPlan,
+    DevicesEntry,
+    FleetSpec,
     Hosted,
     ListedDevice,
-    PlannedDevices,
     host_and_port,
 )
 
@@ -149,36 +149,36 @@ class Facts:
         return f"tls/claims-ca-{number}.key"
 
 
-def domains_of(plan: FleetPlan, party: Party) -> dict[str, str]:
+def domains_of(spec: FleetSpec, party: Party) -> dict[str, str]:
     """Broker domains of a party, by the names that its files have for them."""
     if party.kind == "broker":
         domain = party.name.removeprefix("broker-")
         return {side_of(domain): domain}
     if party.kind == "cloud":
-        cells = {cell: plan.domain("cloud", cell) for cell in plan.cell_names}
+        cells = {cell: spec.domain("cloud", cell) for cell in spec.cell_names}
         own = {f"cloud-{cell}": domain for cell, domain in cells.items() if domain != "cloud"}
         return {**({"cloud": "cloud"} if "cloud" in cells.values() else {}), **own}
     sides = SIDES if party.kind == "proxy" else ("edge",)
-    return {side: plan.domain(side, party.cell) for side in sides}
+    return {side: spec.domain(side, party.cell) for side in sides}
 
 
-def tls_keys(plan: FleetPlan, party: Party) -> dict[str, str]:
+def tls_keys(spec: FleetSpec, party: Party) -> dict[str, str]:
     """Paths of the party's private TLS keys in its bundle, by domain."""
-    domains = domains_of(plan, party)
+    domains = domains_of(spec, party)
     if party.kind == "broker":
         return dict.fromkeys(domains.values(), "tls/broker.key")
-    if plan.authentication == "passwords":
+    if spec.authentication == "passwords":
         return {}
     if is_image(party):
         return {of_cell("claims", party.cell): "tls/claim.key"}
     return {domain: f"tls/{side_of(name)}.key" for name, domain in domains.items()}
 
 
-def password_domains(plan: FleetPlan, party: Party) -> dict[str, str]:
+def password_domains(spec: FleetSpec, party: Party) -> dict[str, str]:
     """Paths of the party's passwords in its bundle, by domain."""
-    if plan.authentication == "certificates" or party.kind == "broker":
+    if spec.authentication == "certificates" or party.kind == "broker":
         return {}
-    domains = domains_of(plan, party).items()
+    domains = domains_of(spec, party).items()
     return {domain: f"passwords/{side_of(name)}" for name, domain in domains}
 
 
@@ -187,7 +187,7 @@ def is_image(party: Party) -> bool:
     return party.kind == "edge" and party.name == of_cell(IMAGE, party.cell)
 
 
-def believes(plan: FleetPlan, party: Party, facts: Facts) -> str:
+def believes(spec: FleetSpec, party: Party, facts: Facts) -> str:
     """Digest of what the root says to a party but for its end: where that is as before, its bundle
     stays as it is, and newer metadata come by wire."""
     trusted = facts.trusted
@@ -196,41 +196,41 @@ def believes(plan: FleetPlan, party: Party, facts: Facts) -> str:
     said = trusted.delegated
     if said is None:
         return digest(facts.trust)
-    cells = plan.cell_names if party.kind == "cloud" else (party.cell,)
+    cells = spec.cell_names if party.kind == "cloud" else (party.cell,)
     proxies = [said.proxy_of(cell) for cell in cells if not cell or cell in said.cells]
     of_cells = [said.roles["cloud-jobs"], said.roles["cloud-releases"], *proxies]
-    known = [said.authorities.get(domain, "") for domain in domains_of(plan, party).values()]
+    known = [said.authorities.get(domain, "") for domain in domains_of(spec, party).values()]
     told = (trusted.roots, of_cells, known, None if party.kind == "edge" else said.site)
     return digest(repr(told).encode())
 
 
-def given_policy(plan: FleetPlan) -> bytes:
-    policy, nominal = plan.devices.policy, plan.devices.nominal_records
+def given_policy(spec: FleetSpec) -> bytes:
+    policy, nominal = spec.devices.policy, spec.devices.nominal_records
     policy = policy if nominal is None else policy.with_room(nominal)
     return site_text({"policy": policy.model_dump(mode="json", exclude_none=True)}).encode()
 
 
 def files_of(
-    plan: FleetPlan, party: Party, device: ListedDevice | None, facts: Facts
+    spec: FleetSpec, party: Party, device: ListedDevice | None, facts: Facts
 ) -> dict[str, bytes]:
-    """All public files of a party's bundle. Raises UsageError for an unusable plan."""
+    """All public files of a party's bundle. Raises UsageError for an unusable spec."""
     settings: Settings
     if party.kind == "broker":
-        settings = _broker(plan, party)
+        settings = _broker(spec, party)
     elif party.kind == "cloud":
-        settings = _cloud(plan, party, facts)
+        settings = _cloud(spec, party, facts)
     elif party.kind == "proxy":
-        settings = _proxy(plan, party, facts)
+        settings = _proxy(spec, party, facts)
     else:
-        settings = _image(plan, party) if device is None else _edge(plan, party, device)
+        settings = _image(spec, party) if device is None else _edge(spec, party, device)
     _check(party.kind, settings, party.name)
     text = site_text({party.kind: settings})
-    files = {SITE_FILE: text.encode(), "COMMANDS.md": commands(plan, party).encode()}
+    files = {SITE_FILE: text.encode(), "COMMANDS.md": commands(spec, party).encode()}
     if party.kind == "broker":
-        return files | _broker_files(plan, party, facts)
+        return files | _broker_files(spec, party, facts)
     files[TRUST_FILE] = facts.trust
-    for name, domain in domains_of(plan, party).items():
-        broker = plan.broker(domain)
+    for name, domain in domains_of(spec, party).items():
+        broker = spec.broker(domain)
         if broker.own:
             files[f"tls/{name}-ca.crt"] = facts.authorities(domain)
         elif broker.ca_file is not None:
@@ -245,9 +245,9 @@ def files_of(
             if one.enrolment is not None and party.cell in (one.cell, *one.left):
                 enrolled = Enrolment.from_json(one.enrolment.encode())
                 move = Move.from_plain(one.move) if one.move else None
-                lines.append(PlannedDevice(enrolled, one.name, not one.active, move).to_line())
+                lines.append(DeviceEntry(enrolled, one.name, not one.active, move).to_line())
         files[DEVICES_FILE] = "".join(lines).encode()
-        if plan.devices.claims is not None:
+        if spec.devices.claims is not None:
             newest = facts.record.authorities[of_cell("claims", party.cell)][0]
             files[CLAIMS_CA] = newest.encode()
     if party.kind == "cloud" and facts.moves:
@@ -255,11 +255,11 @@ def files_of(
     return files
 
 
-def _broker_files(plan: FleetPlan, party: Party, facts: Facts) -> dict[str, bytes]:
-    ((side, domain),) = domains_of(plan, party).items()
+def _broker_files(spec: FleetSpec, party: Party, facts: Facts) -> dict[str, bytes]:
+    ((side, domain),) = domains_of(spec, party).items()
     files = {"tls/broker.crt": party.certificates[domain].encode()}
-    if plan.authentication == "certificates":
-        claims = plan.cells_at(domain) if side == "edge" and plan.devices.claims else ()
+    if spec.authentication == "certificates":
+        claims = spec.cells_at(domain) if side == "edge" and spec.devices.claims else ()
         who = [domain, *(of_cell("claims", cell) for cell in claims)]
         files["tls/clients-ca.crt"] = b"".join(map(facts.authorities, who))
         revoked = facts.record.revocations
@@ -273,12 +273,12 @@ def _broker_files(plan: FleetPlan, party: Party, facts: Facts) -> dict[str, byte
     return {**files, "passwords/users": "".join(users).encode()}
 
 
-def _broker(plan: FleetPlan, party: Party) -> Settings:
-    ((side, domain),) = domains_of(plan, party).items()
-    broker = plan.broker(domain)
+def _broker(spec: FleetSpec, party: Party) -> Settings:
+    ((side, domain),) = domains_of(spec, party).items()
+    broker = spec.broker(domain)
     host, port = host_and_port(broker.listen or "")
     tls = {"cert_file": "tls/broker.crt", "key_file": "tls/broker.key"}
-    certificates = plan.authentication == "certificates"
+    certificates = spec.authentication == "certificates"
     if certificates:
         tls |= {"ca_file": "tls/clients-ca.crt", "crl_file": "tls/revoked.pem"}
     return {
@@ -286,21 +286,21 @@ def _broker(plan: FleetPlan, party: Party) -> Settings:
         "host": host,
         "port": port,
         "acl": side,
-        **({"cells": list(plan.cells_at(domain))} if plan.cells else {}),
+        **({"cells": list(spec.cells_at(domain))} if spec.cells else {}),
         "tls": tls,
         "limits": broker.limits.model_dump(mode="json"),
         **({} if certificates else {"users_file": "passwords/users"}),
     }
 
 
-def _cloud(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
-    keys = plan.cloud.model_dump(mode="json", include={"http", "limits", "log"})
-    data = plan.cloud.model_dump(mode="json", exclude_none=True, include={"test_data"})
-    names = domains_of(plan, party)
-    links = {domain: _link(plan, party, name, domain) for name, domain in names.items()}
-    cells: list[Settings] = [{"name": cell} for cell in plan.cells]
+def _cloud(spec: FleetSpec, party: Party, facts: Facts) -> Settings:
+    keys = spec.cloud.model_dump(mode="json", include={"http", "limits", "log"})
+    data = spec.cloud.model_dump(mode="json", exclude_none=True, include={"test_data"})
+    names = domains_of(spec, party)
+    links = {domain: _link(spec, party, name, domain) for name, domain in names.items()}
+    cells: list[Settings] = [{"name": cell} for cell in spec.cells]
     for cell in cells:
-        if (domain := plan.domain("cloud", cell["name"])) != "cloud":
+        if (domain := spec.domain("cloud", cell["name"])) != "cloud":
             cell["broker"] = links[domain]
     return {
         "broker": next(iter(links.values())),
@@ -313,19 +313,19 @@ def _cloud(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
     }
 
 
-def _proxy(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
-    proxy, domains = plan.proxy_of(party.cell), domains_of(plan, party)
-    claims, desk = plan.devices.claims, None
+def _proxy(spec: FleetSpec, party: Party, facts: Facts) -> Settings:
+    proxy, domains = spec.proxy_of(party.cell), domains_of(spec, party)
+    claims, desk = spec.devices.claims, None
     if claims is not None:
         desk = {
             "authority_cert_file": CLAIMS_CA,
             "authority_key_file": facts.claims_key(party.cell),
-            "certificate_days": plan.certificate_days,
+            "certificate_days": spec.certificate_days,
             **claims.model_dump(mode="json"),
         }
     return {
-        "edge_broker": _link(plan, party, "edge", domains["edge"]),
-        "cloud_broker": _link(plan, party, "cloud", domains["cloud"]),
+        "edge_broker": _link(spec, party, "edge", domains["edge"]),
+        "cloud_broker": _link(spec, party, "cloud", domains["cloud"]),
         **({"cell": party.cell} if party.cell else {}),
         "state_dir": "state",
         "trust_file": TRUST_FILE,
@@ -335,47 +335,47 @@ def _proxy(plan: FleetPlan, party: Party, facts: Facts) -> Settings:
     }
 
 
-def _image(plan: FleetPlan, party: Party) -> Settings:
+def _image(spec: FleetSpec, party: Party) -> Settings:
     """A device's settings; its certificate comes with its claim."""
-    device = ListedDevice(name=IMAGE, role=plan.devices.role, data=plan.devices.data)
-    settings = _edge(plan, party, device)
+    device = ListedDevice(name=IMAGE, role=spec.devices.role, data=spec.devices.data)
+    settings = _edge(spec, party, device)
     settings["broker"] |= {"cert_file": "state/edge.crt", "key_file": "state/edge.key"}
     files = {"cert_file": "tls/claim.crt", "key_file": "tls/claim.key"}
     return {**settings, "claim": {**files, "claim_file": CLAIM_FILE}}
 
 
-def _edge(plan: FleetPlan, party: Party, device: ListedDevice) -> Settings:
+def _edge(spec: FleetSpec, party: Party, device: ListedDevice) -> Settings:
     return {
         "name": party.name,
         "role": device.role,
-        "broker": _link(plan, party, "edge", plan.domain("edge", party.cell)),
+        "broker": _link(spec, party, "edge", spec.domain("edge", party.cell)),
         **({"cell": party.cell} if party.cell else {}),
         "state_dir": "state",
         "trust_file": TRUST_FILE,
         "data": device.data,
         "policy_file": POLICY_FILE,
-        "conditions": plan.devices.conditions.model_dump(mode="json"),
-        "limits": plan.devices.limits.model_dump(mode="json"),
-        "log": plan.devices.log.model_dump(mode="json"),
+        "conditions": spec.devices.conditions.model_dump(mode="json"),
+        "limits": spec.devices.limits.model_dump(mode="json"),
+        "log": spec.devices.log.model_dump(mode="json"),
     }
 
 
-def _link(plan: FleetPlan, party: Party, name: str, domain: str) -> Settings:
-    broker = plan.broker(domain)
+def _link(spec: FleetSpec, party: Party, name: str, domain: str) -> Settings:
+    broker = spec.broker(domain)
     link: Settings = {"url": broker.address, "profile": broker.profile}
     if broker.own or broker.ca_file is not None:
         link["ca_file"] = f"tls/{name}-ca.crt"
-    if plan.authentication == "certificates":
+    if spec.authentication == "certificates":
         return {**link, "cert_file": f"tls/{name}.crt", "key_file": f"tls/{side_of(name)}.key"}
     user = party.device_id or party.name
     return {**link, "username": user, "password_file": f"passwords/{side_of(name)}"}
 
 
-def commands(plan: FleetPlan, party: Party) -> str:
+def commands(spec: FleetSpec, party: Party) -> str:
     """COMMANDS.md: how the party is installed and started on its kind of host."""
-    kind, place = hosted(plan, party).host_kind, f"/var/lib/edgeveil/{party.name}"
+    kind, place = hosted(spec, party).host_kind, f"/var/lib/edgeveil/{party.name}"
     lines = [
-        f"# {party.name}, of fleet {plan.name}",
+        f"# {party.name}, of fleet {spec.name}",
         "",
         "In this folder; what is there already (keys, ledger, the owner's policy) stays as it is:",
         "",
@@ -394,13 +394,13 @@ def commands(plan: FleetPlan, party: Party) -> str:
     return "\n".join(lines) + "\n"
 
 
-def hosted(plan: FleetPlan, party: Party) -> Hosted | PlannedDevices:
-    """How a party is installed, and on which machine, if the plan names one."""
+def hosted(spec: FleetSpec, party: Party) -> Hosted | DevicesEntry:
+    """How a party is installed, and on which machine, if the fleet file names one."""
     if party.kind == "broker":
-        return plan.broker(party.name.removeprefix("broker-"))
+        return spec.broker(party.name.removeprefix("broker-"))
     if party.kind == "proxy":
-        return plan.proxy_of(party.cell)
-    return plan.cloud if party.kind == "cloud" else plan.devices
+        return spec.proxy_of(party.cell)
+    return spec.cloud if party.kind == "cloud" else spec.devices
 
 
 def _check(kind: str, settings: Settings, name: str) -> None:
@@ -410,12 +410,12 @@ def _check(kind: str, settings: Settings, name: str) -> None:
         first = error.errors()[0]
         path = ".".join(str(step) for step in first["loc"])
         where = f"{name}: {kind}.{path}" if path else name
-        raise UsageError(first["msg"], where=where, fix="correct the plan") from None
+        raise UsageError(first["msg"], where=where, fix="correct the fleet file") from None
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        fix = "correct ca_file in the plan"
+        fix = "correct ca_file in the fleet file"
         raise UsageError(f"cannot be read ({error.strerror})", where=str(path), fix=fix) from error

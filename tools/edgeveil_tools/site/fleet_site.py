@@ -1,6 +1,6 @@
-"""A fleet's site folder: makes bundles from the plan, and changes what the plan changed.
+"""A fleet's site folder: makes bundles from the fleet file, and changes what changed in it.
 
-DIR/fleet.yaml        the plan
+DIR/fleet.yaml        the fleet file
 DIR/trust/            the offline root (see trust_folder)
 DIR/authorities/      the certificate authorities of both broker domains, encrypted
 DIR/site.key          signs bundles and the audit log, encrypted; site.pub: its public half
@@ -68,13 +68,13 @@ from edgeveil_tools.site.fleet_files import (
     password_domains,
     tls_keys,
 )
-from edgeveil_tools.site.fleet_plan import (
+from edgeveil_tools.site.fleet_spec import (
+    FLEET_FILE,
     IMAGE,
-    PLAN_FILE,
-    FleetPlan,
+    FleetSpec,
     ListedDevice,
     devices_of,
-    load_plan,
+    load_spec,
 )
 from edgeveil_tools.site.trust_folder import Passphrase, TrustFolder, load_root_key, save_root_key
 
@@ -87,7 +87,7 @@ _DEVICE_ID = re.compile(r"[0-9a-f]{16}")
 class FleetSite:
     """A site's folder. Methods raise UsageError, ConfigError, CryptoError or OSError."""
 
-    _plan: FleetPlan  # as last read, with its devices by name in their cells
+    _spec: FleetSpec  # as last read, with its devices by name in their cells
     _devices: dict[str, ListedDevice]
 
     def __init__(self, folder: Path, passphrase: Passphrase) -> None:
@@ -98,7 +98,7 @@ class FleetSite:
         self._authorities: dict[str, Authority] = {}
         self._key: SigningKey | None = None
         self._preview = False  # keys and certificates are made up, nothing is written
-        self.awaits_root = False  # what the plan adds lacks signatures of root keys
+        self.awaits_root = False  # what the fleet file adds lacks signatures of root keys
 
     @property
     def parties(self) -> tuple[Party, ...]:
@@ -126,7 +126,7 @@ class FleetSite:
 
     def changes(self) -> list[PartyChange]:
         """Compute what `apply` would do, on a copy of the record, with keys made up."""
-        self._read_plan()
+        self._read_spec()
         record, self._record, self._preview = self._record, deepcopy(self._record), True
         try:
             return self._changed()
@@ -134,9 +134,9 @@ class FleetSite:
             self._record, self._preview = record, False
 
     def apply(self) -> list[PartyChange]:
-        """Make what the plan says. Bundles of parties that nothing changes stay as they are."""
+        """Make what the fleet file says. Bundles that nothing changes stay as they are."""
         with self.alone():
-            self.changes()  # refuses a plan that cannot work before anything is written
+            self.changes()  # refuses a fleet file that cannot work before anything is written
             done = self._changed()
             os.sync()
             changed = [one for one in done if one.what != "unplanned"]
@@ -146,10 +146,10 @@ class FleetSite:
             return done
 
     def _changed(self) -> list[PartyChange]:
-        plan = self._plan
-        names = [*plan.servers, *self._devices]
+        spec = self._spec
+        names = [*spec.servers, *self._devices]
         new = [name for name in names if name not in self._record.parties]
-        soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=plan.renew_days)
+        soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=spec.renew_days)
         active = [party for party in self.parties if party.active]
         done = [PartyChange(name, "new") for name in new]
         done += [PartyChange(one.name, "unplanned") for one in active if one.name not in {*names}]
@@ -169,11 +169,11 @@ class FleetSite:
 
     def revoke(self, name: str) -> list[PartyChange]:
         """Take a device out for good; its record stays."""
-        self._read_plan()
+        self._read_spec()
         with self.alone():
             by_id = (one for one in self.parties if one.device_id == name)
             party = self._record.parties.get(name) or next(by_id, None)
-            if party is None and self._plan.devices.claims and _DEVICE_ID.fullmatch(name):
+            if party is None and self._spec.devices.claims and _DEVICE_ID.fullmatch(name):
                 party = Party(name=name, kind="edge", device_id=name)  # it came with a claim
             if party is None or party.kind != "edge":
                 fix = "see edgeveil site status; one that came with a claim, by its id"
@@ -196,10 +196,10 @@ class FleetSite:
 
         Clients get new certificates; the broker keeps its own until all know the new authority.
         """
-        self._read_plan()
+        self._read_spec()
         if domain not in self._record.authorities:
-            fix = f"name one of {', '.join(self._record.authorities)}; or plan it, and apply"
-            where = str(self.folder / PLAN_FILE)
+            fix = f"name one of {', '.join(self._record.authorities)}; or spec it, and apply"
+            where = str(self.folder / FLEET_FILE)
             raise UsageError(f"the fleet has no {domain} authority yet", where=where, fix=fix)
         if finish != (len(self._record.authorities[domain]) > 1):
             how = "not being rotated" if finish else "being rotated already"
@@ -220,11 +220,11 @@ class FleetSite:
             self._record.save(self.folder / RECORD)
         return self.apply()
 
-    # --- inside: what the plan asks for ---
+    # --- inside: what the fleet file asks for ---
 
-    def _read_plan(self) -> None:
-        plan, file = load_plan(self.folder), self.folder / PLAN_FILE
-        if self._record.fleet not in ("", plan.name):
+    def _read_spec(self) -> None:
+        spec, file = load_spec(self.folder), self.folder / FLEET_FILE
+        if self._record.fleet not in ("", spec.name):
             fix = f"name it {self._record.fleet} again, or begin a new site"
             raise UsageError("the fleet has another name than before", where=str(file), fix=fix)
         record, trust = self.folder / RECORD, self._trust_folder.bundle_file
@@ -235,20 +235,20 @@ class FleetSite:
             what = "is gone, and who is in place has pinned it"
             fix = "copy the root's trust.json there; its keys may stay where they are"
             raise UsageError(what, where=str(trust), fix=fix)
-        devices, held = devices_of(plan, str(file)), {one.name: one.cell for one in self.parties}
+        devices, held = devices_of(spec, str(file)), {one.name: one.cell for one in self.parties}
         cells = {d.name: held.get(d.name) if d.cell is None else d.cell for d in devices}
         for name, cell in cells.items():
-            if cell is not None and cell not in plan.cell_names:
+            if cell is not None and cell not in spec.cell_names:
                 shown = repr(cell) if cell else "without a name"
-                what = f"{name} is in the cell {shown}, which the plan no longer has"
+                what = f"{name} is in the cell {shown}, which the fleet file no longer has"
                 fix = f"keep that cell, or give {name} another in devices.list or the table"
                 raise UsageError(what, where=str(file), fix=fix)
         counts = Counter(cells.values())
         for name, cell in cells.items():
             if cell is None:  # a new device's, which goes to the cell with the fewest
-                cells[name] = min(plan.cell_names, key=lambda one: counts[one])
+                cells[name] = min(spec.cell_names, key=lambda one: counts[one])
                 counts[cells[name]] += 1
-        self._plan = plan
+        self._spec = spec
         self._devices = {d.name: d.model_copy(update={"cell": cells[d.name]}) for d in devices}
 
     def _still(self, names: Iterable[str]) -> list[Party]:
@@ -262,10 +262,10 @@ class FleetSite:
     # --- inside: making ---
 
     def _prepare(self, names: list[str]) -> None:
-        record, plan = self._record, self._plan
-        record.fleet = plan.name
-        claims = plan.cell_names if plan.devices.claims is not None else ()
-        for domain in (*plan.domains, *(of_cell("claims", cell) for cell in claims)):
+        record, spec = self._record, self._spec
+        record.fleet = spec.name
+        claims = spec.cell_names if spec.devices.claims is not None else ()
+        for domain in (*spec.domains, *(of_cell("claims", cell) for cell in claims)):
             if domain not in record.authorities:
                 self._new_authority(domain)
                 self._list_revoked(domain)
@@ -277,14 +277,14 @@ class FleetSite:
 
     def _make(self, name: str) -> None:
         """Make the keys of a new party, in its bundle alone."""
-        folder, plan, device = self.bundles / name, self._plan, self._devices.get(name)
+        folder, spec, device = self.bundles / name, self._spec, self._devices.get(name)
         what, _, rest = name.partition("-")
         kind = "edge" if device is not None or what == IMAGE else what
         cell = device.cell if device is not None else rest if what in (IMAGE, "proxy") else ""
         party = Party(name=name, kind=kind, cell=cell or "")
         if self._preview:
-            words = dict.fromkeys(password_domains(plan, party), "")
-            pems = dict.fromkeys(tls_keys(plan, party), TO_BE_MADE)
+            words = dict.fromkeys(password_domains(spec, party), "")
+            pems = dict.fromkeys(tls_keys(spec, party), TO_BE_MADE)
             party = self._change(party, words=words, certificates=pems)
             if device is not None:
                 line = Enrolment.make(SigningKey.generate(), OpeningKey.generate()).to_line()
@@ -295,21 +295,21 @@ class FleetSite:
             line = identity.enrolment().to_line()
             party = replace(party, device_id=identity.device_id, enrolment=line)
         if kind == "edge":
-            give(folder / POLICY_FILE, given_policy(plan).decode())
+            give(folder / POLICY_FILE, given_policy(spec).decode())
         for role in _ROLES.get(kind, ()):
             make_signing_key(folder / STATE, role)
         words = {}
-        for domain, file in password_domains(plan, party).items():
+        for domain, file in password_domains(spec, party).items():
             new = secrets.token_urlsafe(_SECRET_WORD_BYTES)
             word = give(folder / file, new + "\n").decode().strip()
             words[domain] = hash_password(word)
-            if not plan.broker(domain).own:  # to be registered where others run the broker
+            if not spec.broker(domain).own:  # to be registered where others run the broker
                 accounts = self.folder / f"accounts-{domain}.csv"
                 accounts.touch(0o600)
                 with accounts.open("a") as listed:
                     listed.write(f"{party.device_id or name},{word}\n")
         self._change(party, words=words)
-        for domain, file in tls_keys(plan, party).items():
+        for domain, file in tls_keys(spec, party).items():
             key = load_pem_private_key(give(folder / file, key_pem(new_key()).decode()), None)
             self._issue(name, domain, key.public_key())
 
@@ -327,10 +327,10 @@ class FleetSite:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             fix = "take the bundle away, and apply again"
             raise UsageError("is no key that was made here", where=name, fix=fix)
-        issue, days = party.issues.get(domain, 0), self._plan.certificate_days
+        issue, days = party.issues.get(domain, 0), self._spec.certificate_days
         authority, user = self._authority(domain), party.device_id or name
         if party.kind == "broker":
-            shown = authority.server(name, key, self._plan.broker(domain).names, days=days)
+            shown = authority.server(name, key, self._spec.broker(domain).names, days=days)
         elif side_of(domain) == "claims":  # in boxes that nobody visits; it opens the desk alone
             shown = authority.client("claim", key, issue=issue, days=AUTHORITY_DAYS)
         else:
@@ -355,14 +355,14 @@ class FleetSite:
 
     def _trust(self) -> None:
         """Make the root the first time; later delegate to cells and domains that came since."""
-        plan, root, folder = self._plan, self._plan.root, self._trust_folder
+        spec, root, folder = self._spec, self._spec.root, self._trust_folder
         if folder.bundle_file.exists():
             self._extend_trust()
             return
         scratch = self.folder / ".new-trust"
         shutil.rmtree(scratch, ignore_errors=True)  # an apply was cut short
         state = self.bundles / "cloud" / STATE
-        proxies = {cell: self._proxy_key(cell) for cell in plan.cell_names}
+        proxies = {cell: self._proxy_key(cell) for cell in spec.cell_names}
         # Where every cell has a name, nobody speaks for the one without.
         unnamed = proxies.pop("", None) or SigningKey.generate().public()
         roles = {"cloud-jobs": "cloud", "cloud-releases": "releases"}
@@ -371,16 +371,16 @@ class FleetSite:
             [SigningKey.generate() for _ in range(root.keys)],
             root.threshold,
             {**keys, "proxy-rosters": unnamed},
-            authorities={domain: self._record.authorities[domain][0] for domain in plan.domains},
+            authorities={domain: self._record.authorities[domain][0] for domain in spec.domains},
             cells=proxies,
             site=self._site_key().public(),
         )
         scratch.rename(folder.folder)
 
     def _extend_trust(self) -> None:
-        folder, said, plan = self._trust_folder, self._trust_folder.delegated(), self._plan
-        new = [cell for cell in plan.cells if cell and cell not in said.cells]
-        domains = [domain for domain in plan.domains if domain not in said.authorities]
+        folder, said, spec = self._trust_folder, self._trust_folder.delegated(), self._spec
+        new = [cell for cell in spec.cells if cell and cell not in said.cells]
+        domains = [domain for domain in spec.domains if domain not in said.authorities]
         if not new and not domains:
             return
         if any((folder.folder / "pending").glob("*.json")):
@@ -434,15 +434,15 @@ class FleetSite:
         for party in self._still(names):
             if party.kind == "broker":
                 continue
-            domains = tls_keys(self._plan, party)
+            domains = tls_keys(self._spec, party)
             for domain in domains:
                 if domain not in party.certificates:
                     pem = _of_side(party.certificates, domain)
                     self._issue(party.name, domain, _public_key(pem))
             words = {}
-            for domain in password_domains(self._plan, party):
+            for domain in password_domains(self._spec, party):
                 words[domain] = party.words.get(domain) or _of_side(party.words, domain)
-                if domain not in party.words and not self._plan.broker(domain).own:
+                if domain not in party.words and not self._spec.broker(domain).own:
                     what = f"needs an account at the broker of {domain}, whose password it has"
                     fix = "set certificates, or revoke it and add a device of another name"
                     raise UsageError(f"{what} alone", where=party.name, fix=fix)
@@ -455,7 +455,7 @@ class FleetSite:
     # --- inside: bundles ---
 
     def _write(self, names: list[str], new: set[str]) -> list[PartyChange]:
-        record, plan, found = self._record, self._plan, []
+        record, spec, found = self._record, self._spec, []
         path = self.folder / AUDIT_FILE  # the record may come from a backup
         lines = read_audit(path) if path.exists() else []
         number = max([record.sequence, *(one["what"].get("sequence", 0) for one in lines)]) + 1
@@ -464,7 +464,7 @@ class FleetSite:
         for party in self._still(names):
             if self._preview and party.name in new:
                 continue
-            files = files_of(plan, party, self._devices.get(party.name), facts)
+            files = files_of(spec, party, self._devices.get(party.name), facts)
             if self._digests(party, files, facts) == dict(party.files):
                 continue
             if party.name not in new:
@@ -477,7 +477,7 @@ class FleetSite:
     def _digests(self, party: Party, files: Mapping[str, bytes], facts: Facts) -> dict[str, str]:
         """Digests of a party's files; those that say nothing new count as unchanged."""
         found = {path: digest(raw) for path, raw in files.items()}
-        if TRUST_FILE in party.files and party.believes == believes(self._plan, party, facts):
+        if TRUST_FILE in party.files and party.believes == believes(self._spec, party, facts):
             found[TRUST_FILE] = party.files[TRUST_FILE]
         if SITE_FILE in party.files and _same_settings(party.text, files[SITE_FILE]):
             found[SITE_FILE] = party.files[SITE_FILE]
@@ -486,15 +486,15 @@ class FleetSite:
     def _write_bundle(
         self, party: Party, files: Mapping[str, bytes], facts: Facts, number: int
     ) -> None:
-        plan, device, folder = self._plan, self._devices.get(party.name), self.bundles / party.name
-        digests, on = {path: digest(raw) for path, raw in files.items()}, hosted(plan, party)
+        spec, device, folder = self._spec, self._devices.get(party.name), self.bundles / party.name
+        digests, on = {path: digest(raw) for path, raw in files.items()}, hosted(spec, party)
         given = _given(folder)
         claims_key = facts.claims_key(party.cell) if CLAIMS_CA in digests else ""
         if claims_key and claims_key not in party.text:  # the proxy's, to sign
             signer = self._authority(of_cell("claims", party.cell))
             given[claims_key] = digest(give(folder / claims_key, key_pem(signer.key).decode()))
         inventory = Inventory(
-            fleet=plan.name,
+            fleet=spec.name,
             party=party.kind,
             name=party.name,
             host_kind=on.host_kind,
@@ -505,7 +505,7 @@ class FleetSite:
             device_id=party.device_id,
         )
         write_bundle(folder, inventory, files, self._site_key())
-        text, said = files[SITE_FILE].decode(), believes(plan, party, facts)
+        text, said = files[SITE_FILE].decode(), believes(spec, party, facts)
         self._change(party, files=digests, sequence=number, text=text, believes=said)
 
     # --- inside: keys ---

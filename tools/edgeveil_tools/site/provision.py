@@ -1,6 +1,6 @@
 """A whole site on one machine, of `site init --local`, of runs and of load tests.
 
-DIR/fleet.yaml              the plan, `local: …`; `site apply` writes all below from it
+DIR/fleet.yaml              the fleet file, `local: …`; `site apply` writes all below from it
 DIR/broker-edge.yaml broker-cloud.yaml cloud.yaml proxy.yaml edge-1.yaml …   site files
 DIR/job.yaml                a job that this site can run
 DIR/keys/                   public keys that the parties pin of each other
@@ -43,9 +43,9 @@ from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import of_cell, side_of, users_text
-from edgeveil_tools.site.brokers import BrokerProcess, Engine, give, plan_of, write_private
+from edgeveil_tools.site.brokers import BrokerProcess, Engine, give, spec_of, write_private
 from edgeveil_tools.site.bundles import site_text, with_owners_word
-from edgeveil_tools.site.fleet_plan import PLAN_FILE
+from edgeveil_tools.site.fleet_spec import FLEET_FILE
 
 Settings = dict[str, Any]
 SPOOLED_BATCHES = 3  # uploads, their batch, and what is kept of the round before
@@ -77,7 +77,7 @@ class CellPorts:
 
 
 @dataclass(frozen=True)
-class SitePlan:
+class SiteSpec:
     """A site of two brokers, a cloud, a proxy and `devices` devices, numbered from 1, in `folder`.
 
     Each of `cells` has an edge broker and a proxy on ports of its own, and shares the cloud's
@@ -275,21 +275,21 @@ class Site:
     """A provisioned site. `device_ids` in the order of `edges`; `brokers` and `passwords` by
     domain, `proxies` by cell."""
 
-    plan: SitePlan
+    spec: SiteSpec
     device_ids: tuple[str, ...]
     passwords: dict[str, dict[str, str]]  # domain -> user -> password
 
     @property
     def brokers(self) -> dict[str, Path]:
-        return {domain: self.plan.file(f"broker-{domain}") for domain in self.plan.domains}
+        return {domain: self.spec.file(f"broker-{domain}") for domain in self.spec.domains}
 
     @property
     def cloud(self) -> Path:
-        return self.plan.file("cloud")
+        return self.spec.file("cloud")
 
     @property
     def proxies(self) -> dict[str, Path]:
-        return {cell: self.plan.file(of_cell("proxy", cell)) for cell in self.plan.cell_names}
+        return {cell: self.spec.file(of_cell("proxy", cell)) for cell in self.spec.cell_names}
 
     @property
     def proxy(self) -> Path:
@@ -297,28 +297,28 @@ class Site:
 
     @property
     def edges(self) -> tuple[Path, ...]:
-        return tuple(self.plan.file(f"edge-{n}") for n in self.plan.numbers)
+        return tuple(self.spec.file(f"edge-{n}") for n in self.spec.numbers)
 
     @property
     def token_file(self) -> Path:
         """The bearer token of the cloud's HTTP control, once the cloud has started."""
-        return self.plan.folder / "state" / "cloud" / "http.token"
+        return self.spec.folder / "state" / "cloud" / "http.token"
 
 
-def broker_processes(plan: SitePlan) -> dict[str, BrokerProcess]:
+def broker_processes(spec: SiteSpec) -> dict[str, BrokerProcess]:
     """A provisioned site's brokers by domain, to be started from here."""
     found = {}
-    for domain in plan.domains:
-        folder = plan.folder / f"broker-{domain}"
-        site = load_as(BrokerSite, plan.file(folder.name))
-        found[domain] = BrokerProcess(plan_of(site), folder, users_file=site.users_file)
+    for domain in spec.domains:
+        folder = spec.folder / f"broker-{domain}"
+        site = load_as(BrokerSite, spec.file(folder.name))
+        found[domain] = BrokerProcess(spec_of(site), folder, users_file=site.users_file)
     return found
 
 
-# --- the plan as a file ---
+# --- the fleet file ---
 
 
-class LocalPlan(Block):
+class LocalSpec(Block):
     """A site on this machine."""
 
     devices: int = Field(default=3, ge=1, le=1000)
@@ -347,10 +347,10 @@ class LocalPlan(Block):
             yield Mix(("ports",), "two are the same; give each a port of its own")
         if self.host in ("0.0.0.0", "::"):  # noqa: S104 - what is refused
             text = "is where a server listens, not what clients call it; write this machine's"
-            yield Mix(("host",), f"{text} address, or plan a fleet, which tells the two apart")
+            yield Mix(("host",), f"{text} address, or spec a fleet, which tells the two apart")
 
-    def site(self, folder: Path) -> SitePlan:
-        return SitePlan(
+    def site(self, folder: Path) -> SiteSpec:
+        return SiteSpec(
             folder,
             policy=Policy(min_devices=min(5, self.devices)),
             min_batch_floor=min(3, self.devices - self.infer_only),
@@ -358,14 +358,14 @@ class LocalPlan(Block):
         )
 
 
-def local_plan(folder: Path) -> LocalPlan | None:
-    """Load the plan of a local site; None where the folder plans a fleet. Raises UsageError for a
-    folder of `edgeveil provision`, which has no plan."""
-    path = folder / PLAN_FILE
+def local_spec(folder: Path) -> LocalSpec | None:
+    """Load the fleet file of a local site; None where it is of a fleet. Raises UsageError for a
+    folder of `edgeveil provision`, which has none."""
+    path = folder / FLEET_FILE
     if path.exists():
         tree = parsed(read(path), str(path))
         local = isinstance(tree.value, dict) and "local" in tree.value
-        return only_block(LocalPlan, "local", tree, path) if local else None
+        return only_block(LocalSpec, "local", tree, path) if local else None
     boxes = list(folder.glob("edge-*.yaml"))
     if boxes and (folder / "broker-edge.yaml").exists():
         fix = f"write in it: local: {{devices: {len(boxes)}}}, with ports, tls and infer_only where"
@@ -377,47 +377,47 @@ def local_plan(folder: Path) -> LocalPlan | None:
 # --- every file ---
 
 
-def provision(plan: SitePlan, *, force: bool = False) -> Site:
+def provision(spec: SiteSpec, *, force: bool = False) -> Site:
     """Write the site; with `force` over a folder in use, whose keys, ledgers, passwords, authority,
     owners' blocks of devices' files and larger `min_batch_floor` stay. Raises UsageError,
     ConfigError."""
-    folder = plan.folder
+    folder = spec.folder
     with writing(folder, "name a folder that you may write to"):
         if folder.exists() and any(folder.iterdir()) and not force:
             raise UsageError("is not empty", where=str(folder), fix="name a new folder")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("keys", "passwords", "state"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
-        return _write(plan)
+        return _write(spec)
 
 
-def _write(plan: SitePlan) -> Site:
-    folder = plan.folder
-    servers = {of_cell("proxy", cell): {"proxy": plan.proxy(cell)} for cell in plan.cell_names}
-    servers["cloud"] = {"cloud": plan.cloud()}
-    for number in plan.numbers:  # a file that is damaged is told before anything else
-        if (file := plan.file(f"edge-{number}")).exists():
+def _write(spec: SiteSpec) -> Site:
+    folder = spec.folder
+    servers = {of_cell("proxy", cell): {"proxy": spec.proxy(cell)} for cell in spec.cell_names}
+    servers["cloud"] = {"cloud": spec.cloud()}
+    for number in spec.numbers:  # a file that is damaged is told before anything else
+        if (file := spec.file(f"edge-{number}")).exists():
             load_site(file)
-    servers = {name: _kept(plan.file(name), block) for name, block in servers.items()}
+    servers = {name: _kept(spec.file(name), block) for name, block in servers.items()}
     for name in servers:
         state, role = folder / "state" / name, side_of(name)
         public = folder / "keys" / f"{name}.pub"
         refuse_lost_state(state / f"{role}.key", public)
         make_signing_key(state, role).public().save(public, overwrite=True)
-    device_ids = _devices(plan)
-    passwords = _passwords(plan, device_ids)
-    if plan.tls:
-        hosts = list(dict.fromkeys(["localhost", "127.0.0.1", plan.host]))
-        make_certificates(folder / "tls", hosts, plan.domains)
-    if plan.source.source == "digits":
-        (folder / "job.yaml").write_text(_job(plan), "utf-8")
-    brokers = {f"broker-{domain}": {"broker": plan.broker(domain)} for domain in plan.domains}
+    device_ids = _devices(spec)
+    passwords = _passwords(spec, device_ids)
+    if spec.tls:
+        hosts = list(dict.fromkeys(["localhost", "127.0.0.1", spec.host]))
+        make_certificates(folder / "tls", hosts, spec.domains)
+    if spec.source.source == "digits":
+        (folder / "job.yaml").write_text(_job(spec), "utf-8")
+    brokers = {f"broker-{domain}": {"broker": spec.broker(domain)} for domain in spec.domains}
     for name, settings in (brokers | servers).items():
-        write_file(plan.file(name), settings)
-    for number, device_id in zip(plan.numbers, device_ids, strict=True):
-        file = plan.file(f"edge-{number}")
-        write_file(file, _kept(file, {"edge": plan.edge(number, device_id)}))
-    return Site(plan, tuple(device_ids), passwords)
+        write_file(spec.file(name), settings)
+    for number, device_id in zip(spec.numbers, device_ids, strict=True):
+        file = spec.file(f"edge-{number}")
+        write_file(file, _kept(file, {"edge": spec.edge(number, device_id)}))
+    return Site(spec, tuple(device_ids), passwords)
 
 
 def _kept(file: Path, new: Settings) -> Settings:
@@ -430,7 +430,7 @@ def _kept(file: Path, new: Settings) -> Settings:
     if "edge" in new:
         data, planned = found["edge"]["data"], new["edge"]["data"]
         if isinstance(shard := data.get("shard"), dict):
-            # Of how many devices its share is one is the plan's to say, while it is a share of it.
+            # Of how many devices its share is one is for the fleet file, while it is a share.
             devices = planned["shard"]["devices"]
             if {**data, "shard": {**shard, "devices": devices}} == planned:
                 found["edge"]["data"] = planned
@@ -439,37 +439,37 @@ def _kept(file: Path, new: Settings) -> Settings:
 
 def write_file(path: Path, settings: Settings) -> None:
     path.write_text(site_text(settings), "utf-8")
-    load_site(path)  # a plan that cannot work is refused here and not when its process starts
+    load_site(path)  # a fleet file that cannot work is refused here and not when its process starts
 
 
-def _devices(plan: SitePlan) -> list[str]:
+def _devices(spec: SiteSpec) -> list[str]:
     """Make each device's keys in its state folder, and admit them at their cells' proxies."""
-    for number in plan.numbers:
-        key = plan.edge_state(number) / IDENTITY_FILE
-        refuse_lost_state(key, plan.file(f"edge-{number}"))
-    found = {n: DeviceIdentity.load_or_create(plan.edge_state(n)) for n in plan.numbers}
-    for cell in plan.cell_names:
-        state = plan.folder / "state" / of_cell("proxy", cell)
+    for number in spec.numbers:
+        key = spec.edge_state(number) / IDENTITY_FILE
+        refuse_lost_state(key, spec.file(f"edge-{number}"))
+    found = {n: DeviceIdentity.load_or_create(spec.edge_state(n)) for n in spec.numbers}
+    for cell in spec.cell_names:
+        state = spec.folder / "state" / of_cell("proxy", cell)
         with closing(Registry(state / REGISTRY_FILE)) as registry:
             known = {device.device_id for device in registry.devices(revoked=True)}
             for number, identity in found.items():
                 # Who was revoked stays out.
-                if plan.cell_of(number) == cell and identity.device_id not in known:
+                if spec.cell_of(number) == cell and identity.device_id not in known:
                     registry.admit(identity.enrolment(), note=f"provisioned, number {number}")
     return [identity.device_id for identity in found.values()]
 
 
-def _passwords(plan: SitePlan, device_ids: list[str]) -> dict[str, dict[str, str]]:
+def _passwords(spec: SiteSpec, device_ids: list[str]) -> dict[str, dict[str, str]]:
     """Passwords by domain and user; those that exist are kept."""
-    folder, found = plan.folder / "passwords", dict[str, dict[str, str]]()
-    for domain in plan.domains:
-        side, cells = side_of(domain), plan.cells_at(domain)
+    folder, found = spec.folder / "passwords", dict[str, dict[str, str]]()
+    for domain in spec.domains:
+        side, cells = side_of(domain), spec.cells_at(domain)
         users = {f"{of_cell('proxy', cell)}-{side}": of_cell("proxy", cell) for cell in cells}
         if side == "cloud":
             users["cloud"] = "cloud"
         else:
-            of_cells = zip(plan.numbers, device_ids, strict=True)
-            users |= {f"edge-{n}": one for n, one in of_cells if plan.cell_of(n) in cells}
+            of_cells = zip(spec.numbers, device_ids, strict=True)
+            users |= {f"edge-{n}": one for n, one in of_cells if spec.cell_of(n) in cells}
         words = found[domain] = {}
         for name, user in users.items():
             give(folder / name, secrets.token_urlsafe(24) + "\n")
@@ -478,16 +478,16 @@ def _passwords(plan: SitePlan, device_ids: list[str]) -> dict[str, dict[str, str
     return found
 
 
-def _job(plan: SitePlan) -> str:
+def _job(spec: SiteSpec) -> str:
     """A job that learns the digits, with inference at less than ε = 2 a record."""
-    nominal, trainers = plan.nominal_digits, plan.devices - plan.infer_only
-    shared = trainers == plan.devices >= _FEWEST_SHARING
+    nominal, trainers = spec.nominal_digits, spec.devices - spec.infer_only
+    shared = trainers == spec.devices >= _FEWEST_SHARING
     evaluated = math.ceil(0.1 * nominal)
     return (
         (_TEMPLATES / "job.yaml")
         .read_text("utf-8")
         .format(
-            devices=plan.devices,
+            devices=spec.devices,
             noise="shared" if shared else "local",
             secure=str(shared).lower(),
             min_batch=math.ceil(0.9 * trainers) if shared else max(1, min(5, trainers)),
@@ -500,11 +500,11 @@ def _job(plan: SitePlan) -> str:
 
 def guide(site: Site) -> str:
     """The commands that start the site, in their order, and submit its job."""
-    plan, cloud = site.plan, shlex.quote(str(site.cloud))
+    spec, cloud = site.spec, shlex.quote(str(site.cloud))
     files = (*site.brokers.values(), site.cloud, *site.proxies.values(), *site.edges)
     started = [f"edgeveil {side_of(one.stem)} --config {shlex.quote(str(one))}" for one in files]
-    lines = [f"A site of {plan.devices} devices is in {plan.folder}. In a terminal each:", *started]
-    if (job := plan.file("job")).exists():
+    lines = [f"A site of {spec.devices} devices is in {spec.folder}. In a terminal each:", *started]
+    if (job := spec.file("job")).exists():
         submit = f"edgeveil job submit {shlex.quote(str(job))} --watch --config {cloud}"
         lines += ["Then, once all run:", submit]
     return "\n".join(line if line.endswith(":") else f"  {line}" for line in lines)

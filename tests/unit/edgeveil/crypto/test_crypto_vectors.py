@@ -8,6 +8,7 @@ import pytest
 
 from edgeveil.claim import key_id
 from edgeveil.crypto import labels
+from edgeveil.crypto.chunked import commit, open_chunked
 from edgeveil.crypto.keys import (
     CheckKey,
     ContentKey,
@@ -33,7 +34,6 @@ from edgeveil.crypto.masking import (
 )
 from edgeveil.crypto.ring import Ring
 from edgeveil.crypto.sealing import open_sealed, open_stanzas
-from edgeveil.crypto.stream import commit, open_stream
 from edgeveil.privacy.derived import DerivedRandom, Question, question_key
 from edgeveil.privacy.ledger import opened_deposit
 
@@ -90,7 +90,7 @@ def test_sealed(case):
 @pytest.mark.parametrize("case", VECTORS["stream"])
 def test_stream(case):
     key = ContentKey.from_bytes(unhex(case, "content_key"))
-    opened = open_stream(key, unhex(case, "context"), unhex(case, "stream"))
+    opened = open_chunked(key, unhex(case, "context"), unhex(case, "stream"))
     assert opened == unhex(case, "plaintext")
 
 

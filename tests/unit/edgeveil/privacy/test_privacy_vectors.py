@@ -13,7 +13,7 @@ from edgeveil.crypto.keys import NoiseKey
 from edgeveil.privacy.derived import Question, noise_from
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.ledger import read_ledger
-from edgeveil.privacy.ledger_chain import Release
+from edgeveil.privacy.ledger_chain import PricedAnswer
 from edgeveil.privacy.policy import JobRequest
 from edgeveil.privacy.sampler import discrete_gaussian, discrete_laplace
 
@@ -68,7 +68,7 @@ def test_what_a_ledger_writes_never_changes():
     events = tuple(event_from_dict(one["event"]) for one in NOISE.values())
     request = JobRequest("4a" * 16, 1e-5, (*events, events[2]))
     assert hashlib.sha256(request.to_json().encode()).hexdigest() == VECTORS["request_sha256"]
-    body = Release.body(events, bytes(32))
+    body = PricedAnswer.body(events, bytes(32))
     assert hashlib.sha256(body.encode()).hexdigest() == VECTORS["release_sha256"]
 
 

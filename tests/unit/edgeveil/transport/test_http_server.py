@@ -15,8 +15,8 @@ from edgeveil.pages.assets import CONTENT_POLICY
 from edgeveil.transport import health, http, http_server, listener
 from edgeveil.transport.health import Health
 from edgeveil.transport.http import (
-    EventStream,
     HttpError,
+    LiveUpdates,
     Response,
     Route,
     changes,
@@ -352,7 +352,7 @@ async def test_who_takes_nothing_of_an_answer_is_hung_up_on(monkeypatch, caplog)
             while True:
                 yield bytes(1 << 20)
 
-        return EventStream(events())
+        return LiveUpdates(events())
 
     async with served(Route("GET", "/page", page), Route("GET", "/news", news)) as server:
         for path in ("/page", "/news"):
@@ -397,7 +397,7 @@ def stream_of(values, stands=lambda: True):
         return values.pop(0) if len(values) > 1 else values[0]
 
     async def handler(_request):
-        return EventStream(changes(value, 0.01, stands))
+        return LiveUpdates(changes(value, 0.01, stands))
 
     return handler
 
@@ -474,7 +474,7 @@ async def test_a_stream_ends_by_its_time_by_its_page_and_where_its_value_fails(m
         raise ValueError("a path of this machine")
 
     async def broken_stream(_request):
-        return EventStream(changes(failing, 0.01))
+        return LiveUpdates(changes(failing, 0.01))
 
     over = stream_of([1], lambda: False)
     handlers = {"/events": stream_of([1]), "/broken": broken_stream, "/over": over}

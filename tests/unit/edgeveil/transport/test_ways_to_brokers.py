@@ -14,7 +14,7 @@ from edgeveil.errors import BrokerError
 from edgeveil.transport.dialling import WebSocketFraming, WebSocketRefused
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
-from edgeveil_tools.site.brokers import BrokerPlan, BrokerProcess, free_port
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec, free_port
 
 LIMIT_BYTES = 1 << 20
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
@@ -184,7 +184,7 @@ def proxy_at(port, password=PASSWORD):
 
 @pytest.mark.parametrize("websockets", [False, True], ids=["mqtt", "ws"])
 async def test_a_link_works_through_the_tunnel_alone(tmp_path, websockets):
-    broker = BrokerProcess(BrokerPlan(websockets_port=0), tmp_path / "broker")
+    broker = BrokerProcess(BrokerSpec(websockets_port=0), tmp_path / "broker")
     broker.start()
     try:
         heard = asyncio.Queue()

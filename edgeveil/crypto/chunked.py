@@ -1,4 +1,4 @@
-"""Chunked AEAD stream (the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizár, 2015).
+"""Chunked AEAD (the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizár, 2015).
 
     salt (32) ‖ chunk size (4, big-endian) ‖ chunk 0 ‖ chunk 1 ‖ …     each chunk: bytes ‖ tag (16)
 
@@ -31,13 +31,13 @@ SALT_BYTES = 32
 HEADER_BYTES = SALT_BYTES + 4
 
 
-def stream_bytes(plaintext_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Size of the stream of a text of `plaintext_bytes`; an empty text is one empty chunk."""
+def chunked_bytes(plaintext_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
+    """Size of the ciphertext of a text of `plaintext_bytes`; an empty text is one empty chunk."""
     chunks = max(1, -(-plaintext_bytes // chunk_bytes))
     return HEADER_BYTES + plaintext_bytes + chunks * TAG_BYTES
 
 
-def seal_stream(
+def seal_chunked(
     content_key: ContentKey,
     context: bytes,
     plaintext: bytes | bytearray | memoryview,
@@ -45,24 +45,24 @@ def seal_stream(
     *,
     front: bytes = b"",
 ) -> bytes:
-    """`plaintext` as a stream of `stream_bytes(len(plaintext), chunk_bytes)` bytes, behind `front`.
+    """`plaintext` sealed, `chunked_bytes(len(plaintext), chunk_bytes)` bytes, behind `front`.
     Raises CryptoError for a chunk size outside 1..2^24."""
     if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
         raise CryptoError(f"chunk_bytes must be in 1..{MAX_CHUNK_BYTES}, got {chunk_bytes}")
     salt = os.urandom(SALT_BYTES)
     aead = _aead(content_key, salt, chunk_bytes)
-    view, stream = memoryview(plaintext), BytesIO()  # one growing buffer: a package may be large
-    stream.write(front + salt + chunk_bytes.to_bytes(4, "big"))
+    view, sealed = memoryview(plaintext), BytesIO()  # one growing buffer: a package may be large
+    sealed.write(front + salt + chunk_bytes.to_bytes(4, "big"))
     starts = range(0, max(1, len(plaintext)), chunk_bytes)
     for position, start in enumerate(starts):
         nonce = _nonce(position, last=position == len(starts) - 1)
-        stream.write(aead.encrypt(nonce, view[start : start + chunk_bytes], context))
-    return stream.getvalue()
+        sealed.write(aead.encrypt(nonce, view[start : start + chunk_bytes], context))
+    return sealed.getvalue()
 
 
-def open_stream(content_key: ContentKey, context: bytes, ciphertext: bytes | memoryview) -> bytes:
+def open_chunked(content_key: ContentKey, context: bytes, ciphertext: bytes | memoryview) -> bytes:
     """The plaintext, whole or not at all: CryptoError for another key or context, or an altered,
-    cut, reordered or extended stream."""
+    cut, reordered or extended ciphertext."""
     view = memoryview(ciphertext)
     chunk_bytes = int.from_bytes(view[SALT_BYTES:HEADER_BYTES], "big")
     body = view[HEADER_BYTES:]
@@ -95,7 +95,7 @@ def _nonce(position: int, *, last: bool) -> bytes:
 
 
 def _refused() -> CryptoError:
-    return CryptoError("the encrypted stream was altered, cut or made for another context")
+    return CryptoError("the ciphertext was altered, cut or made for another context")
 
 
 # --- commitments: AEAD alone does not bind a ciphertext to one key --------------------------

@@ -1,4 +1,4 @@
-"""`fleet.yaml`: the plan of a fleet, from which every party's bundle is made.
+"""The fleet file, `fleet.yaml`, from which every party's bundle is made.
 
 Devices come by list, from a table (CSV) or by count; their shared data block is a template, whose
 `{name}`, `{number}` and further columns of the table are filled in for each.
@@ -36,7 +36,7 @@ from edgeveil.config.yaml_tree import Problem
 from edgeveil.errors import UsageError
 from edgeveil_tools.site.broker_rules import of_cell, side_of
 
-PLAN_FILE = "fleet.yaml"
+FLEET_FILE = "fleet.yaml"
 MOST_DEVICES = 100_000
 TABLE_BYTES = 64 << 20
 IMAGE = "image"
@@ -109,7 +109,7 @@ class Hosted(Block):
     """The machine's host name; a bundle is refused on any other. null: any machine."""
 
 
-class PlannedBroker(Hosted):
+class BrokerEntry(Hosted):
     """One domain's broker: of one's own (`listen` and `public`), or somebody else's (`url`)."""
 
     listen: ListenPlace | None = Field(default=None, examples=["0.0.0.0:8883"])
@@ -135,7 +135,7 @@ class PlannedBroker(Hosted):
     def own(self) -> bool:
         return self.url is None
 
-    def instead_of(self, shared: PlannedBroker) -> PlannedBroker:
+    def instead_of(self, shared: BrokerEntry) -> BrokerEntry:
         """This one; what it does not say is as at `shared`, but for whose it is and where."""
         apart = ("listen", "public", "also", "url", "ca_file", "profile", "host")
         kept = {key: getattr(shared, key) for key in type(self).model_fields if key not in apart}
@@ -152,22 +152,22 @@ class PlannedBroker(Hosted):
         return (host_and_port(self.public or "")[0], *self.also)
 
 
-class PlannedCloud(Hosted, CloudKeys):
+class CloudEntry(Hosted, CloudKeys):
     """The cloud."""
 
 
-class PlannedProxy(Hosted, ProxyKeys):
+class ProxyEntry(Hosted, ProxyKeys):
     """The proxy."""
 
 
-class PlannedCell(Block):
+class CellEntry(Block):
     """One cell. A key that one of its blocks does not say is as in the block beside `cells`."""
 
-    edge_broker: PlannedBroker | None = None
+    edge_broker: BrokerEntry | None = None
     """The broker that its devices and its proxy use; null: the one that cells share."""
-    cloud_broker: PlannedBroker | None = None
+    cloud_broker: BrokerEntry | None = None
     """The broker that its proxy and the cloud use; null: the one that cells share."""
-    proxy: PlannedProxy | None = None
+    proxy: ProxyEntry | None = None
     """Its proxy."""
 
 
@@ -186,14 +186,14 @@ class ListedDevice(Block):
     """Its own data block."""
 
 
-class PlannedClaims(Block):
+class ClaimsEntry(Block):
     """Boxes that nobody has prepared: one bundle, `image`, serves them all."""
 
     admit: Literal["at_once", "operator"] = "at_once"
     """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy admit NAME`."""
 
 
-class PlannedDevices(Block):
+class DevicesEntry(Block):
     """All devices."""
 
     count: int = Field(default=0, ge=0, le=MOST_DEVICES)
@@ -208,7 +208,7 @@ class PlannedDevices(Block):
     cell: Cell | None = None
     """The cell of each that says none itself; null: it stays where it is, and a new one comes to
     the cell with the fewest."""
-    claims: PlannedClaims | None = None
+    claims: ClaimsEntry | None = None
     """Further devices enrol over the wire, each with a one-time claim; null: none does."""
     host_kind: HostKind = "plain"
     """How they are installed."""
@@ -221,7 +221,7 @@ class PlannedDevices(Block):
     times as many as the most that a box will hold (`policy.max_records`), so that jobs are tried on
     no more; null: what the policy says."""
     policy: Policy = Policy()
-    """What is proposed to each owner: written once, and never again by the plan."""
+    """What is proposed to each owner: written once, and never again by the fleet file."""
     conditions: Conditions = Conditions()
     """When a box has time."""
     limits: EdgeLimits = EdgeLimits()
@@ -230,16 +230,16 @@ class PlannedDevices(Block):
     """Console."""
 
 
-class PlannedRoot(Block):
+class RootEntry(Block):
     """The offline root."""
 
     keys: int = Field(default=1, ge=1, le=16)
-    """So many keys; give each to another keeper once the plan stands."""
+    """So many keys; give each to another keeper once the root stands."""
     threshold: int = Field(default=1, ge=1, le=16)
     """So many must sign."""
 
 
-class FleetPlan(Block):
+class FleetSpec(Block):
     """A whole fleet."""
 
     name: PartyName = Field(examples=["clinics"])
@@ -250,22 +250,22 @@ class FleetPlan(Block):
     """Days that a party's certificate holds."""
     renew_days: int = Field(default=60, ge=1, le=800)
     """A certificate that ends within so many days is renewed by the next `edgeveil site apply`."""
-    root: PlannedRoot = PlannedRoot()
+    root: RootEntry = RootEntry()
     """The offline root, made once."""
-    edge_broker: PlannedBroker
+    edge_broker: BrokerEntry
     """The broker that devices and proxy use."""
-    cloud_broker: PlannedBroker
+    cloud_broker: BrokerEntry
     """The broker that proxy and cloud use."""
-    cloud: PlannedCloud = PlannedCloud()
+    cloud: CloudEntry = CloudEntry()
     """The cloud."""
-    proxy: PlannedProxy = PlannedProxy()
+    proxy: ProxyEntry = ProxyEntry()
     """The proxy."""
-    cells: dict[Cell, PlannedCell] = Field(
+    cells: dict[Cell, CellEntry] = Field(
         default={}, max_length=MOST_CELLS, examples=[{"north": {}, "south": {}}]
     )
     """Cells by name, each with a proxy of its own; empty: one cell without a name. That one may
     stand among others as `""`."""
-    devices: PlannedDevices
+    devices: DevicesEntry
     """The devices."""
 
     @property
@@ -287,13 +287,13 @@ class FleetPlan(Block):
         side = side_of(domain)
         return tuple(cell for cell in self.cell_names if self.domain(side, cell) == domain)
 
-    def broker(self, domain: str) -> PlannedBroker:
+    def broker(self, domain: str) -> BrokerEntry:
         side, _, cell = domain.partition("-")
-        shared: PlannedBroker = getattr(self, f"{side}_broker")
-        own: PlannedBroker | None = getattr(self.cells[cell], f"{side}_broker") if cell else None
+        shared: BrokerEntry = getattr(self, f"{side}_broker")
+        own: BrokerEntry | None = getattr(self.cells[cell], f"{side}_broker") if cell else None
         return shared if own is None else own.instead_of(shared)
 
-    def proxy_of(self, cell: str) -> PlannedProxy:
+    def proxy_of(self, cell: str) -> ProxyEntry:
         own = self.cells[cell].proxy if cell in self.cells else None
         return self.proxy if own is None else self.proxy.model_copy(update=_said(own))
 
@@ -347,7 +347,7 @@ class FleetPlan(Block):
             text = "has placeholders, and one image serves all boxes with claims; write it without"
             yield Mix(("devices.data", "devices.claims"), text)
 
-    def _broker_mixes(self, at: str, broker: PlannedBroker) -> Iterator[Mix]:
+    def _broker_mixes(self, at: str, broker: BrokerEntry) -> Iterator[Mix]:
         if broker.own:
             for key in ("listen", "public"):
                 if getattr(broker, key) is None:
@@ -367,47 +367,47 @@ def _said(block: Block) -> dict[str, Any]:
     return {key: getattr(block, key) for key in block.model_fields_set}
 
 
-def load_plan(folder: Path) -> FleetPlan:
-    """Load a site folder's plan. Raises UsageError without one, and as `read_plan` does."""
-    path = folder / PLAN_FILE
+def load_spec(folder: Path) -> FleetSpec:
+    """Load a site folder's spec. Raises UsageError without one, and as `read_spec` does."""
+    path = folder / FLEET_FILE
     if not path.exists():
         fix = "make one: edgeveil site init DIR"
-        raise UsageError(f"holds no {PLAN_FILE}", where=str(folder), fix=fix)
-    return read_plan(path)
+        raise UsageError(f"holds no {FLEET_FILE}", where=str(folder), fix=fix)
+    return read_spec(path)
 
 
-def read_plan(path: Path) -> FleetPlan:
-    """Load a plan file. Raises ConfigError with all problems."""
+def read_spec(path: Path) -> FleetSpec:
+    """Load a fleet file. Raises ConfigError with all problems."""
     tree = parsed(read(path), str(path))
     kinds = tree.value if isinstance(tree.value, dict) else {}
     if "local" in kinds:
         fix = "change fleet.yaml, and run edgeveil site apply"
         raise UsageError("is a site on this machine, without bundles", where=str(path), fix=fix)
     if "fleet" not in kinds:
-        text = "not a plan, its one top-level key must be fleet"
+        text = "not a fleet file, its one top-level key must be fleet"
         raise problems_error(str(path), [Problem((), tree.line(()), text)])
-    return only_block(FleetPlan, "fleet", tree, path)
+    return only_block(FleetSpec, "fleet", tree, path)
 
 
-def devices_of(plan: FleetPlan, where: str) -> list[ListedDevice]:
-    """All devices by list, table and count, with role and data block; `cell` None: the plan names
-    none. Raises UsageError."""
+def devices_of(spec: FleetSpec, where: str) -> list[ListedDevice]:
+    """All devices by list, table and count, with role and data block; `cell` None: none is
+    named. Raises UsageError."""
     found: dict[str, ListedDevice] = {}
-    rows = list(_rows(plan.devices, where))
-    reserved = {"cloud", "proxy", *(f"broker-{side}" for side in SIDES), IMAGE, *plan.servers}
+    rows = list(_rows(spec.devices, where))
+    reserved = {"cloud", "proxy", *(f"broker-{side}" for side in SIDES), IMAGE, *spec.servers}
     for number, (place, values, own_data) in enumerate(rows, 1):
-        name, cell = values["name"], values.get("cell") or plan.devices.cell
+        name, cell = values["name"], values.get("cell") or spec.devices.cell
         if name in found or name in reserved:
             what, fix = f"two parties have this name: {name}", "name one of them otherwise"
             raise UsageError(what, where=place, fix=fix)
         counts = {"number": number, "devices": len(rows), "index": number - 1}
         facts = {**values, **{key: str(count) for key, count in counts.items()}}
-        data = _filled(plan.devices.data if own_data is None else own_data, facts, place)
-        if cell is not None and cell not in plan.cell_names:
-            known = ", ".join(one for one in plan.cell_names if one) or "none"
+        data = _filled(spec.devices.data if own_data is None else own_data, facts, place)
+        if cell is not None and cell not in spec.cell_names:
+            known = ", ".join(one for one in spec.cell_names if one) or "none"
             fix = f"add it to cells, or use one of them: {known}"
             raise UsageError(f"there is no cell '{cell[:64]}'", where=f"{place} ({name})", fix=fix)
-        said = {"role": values.get("role") or plan.devices.role, "host": values.get("host") or None}
+        said = {"role": values.get("role") or spec.devices.role, "host": values.get("host") or None}
         try:
             DataSource.model_validate_json(json.dumps(data), strict=True)
             found[name] = ListedDevice.model_validate(
@@ -417,10 +417,10 @@ def devices_of(plan: FleetPlan, where: str) -> list[ListedDevice]:
             first = error.errors()[0]
             path = ".".join(str(step) for step in first["loc"])
             what = f"device {name[:64]}: {path}: {first['msg']}"
-            raise UsageError(what, where=place, fix="correct the plan") from None
+            raise UsageError(what, where=place, fix="correct the fleet file") from None
         if problem := unstated_header(data):  # of a source that stands in a table
             raise UsageError(f"its data block has no header: {problem}", where=f"{place}, {name}")
-    if not found and plan.devices.claims is None:
+    if not found and spec.devices.claims is None:
         fix = "set devices.count, devices.list, devices.csv or devices.claims"
         raise UsageError("has no devices", where=where, fix=fix)
     return list(found.values())
@@ -429,7 +429,7 @@ def devices_of(plan: FleetPlan, where: str) -> list[ListedDevice]:
 _Row = tuple[str, dict[str, str], dict[str, Any] | None]  # place, columns, own data block
 
 
-def _rows(devices: PlannedDevices, where: str) -> Iterator[_Row]:
+def _rows(devices: DevicesEntry, where: str) -> Iterator[_Row]:
     """A listed device with the name of a counted one stands in its place."""
     counted: dict[str, _Row] = {}
     for number in range(1, devices.count + 1):
