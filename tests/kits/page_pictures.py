@@ -5,11 +5,14 @@ What they show is made up: a store of jobs as a cloud would have left them.
 
 import io
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 from PIL import Image
 
 from edgeveil_cloud.http_guard import Scope
+from edgeveil_cloud.pages.fleet import CloudFacts
 from tests.kits.browser import browser
 from tests.kits.paged_cloud import TOKENS, PagedCloud
 
@@ -25,26 +28,17 @@ _PAUSED = (
 )
 
 
-class MadeUpFacts:
-    """What a cloud with two cells knows of itself."""
-
-    cells = 2
-
-    def links(self):
-        up = {"up": True, "connections": 1, "waiting": 0}
-        moved = {"bytes_in": 48_211_200, "bytes_out": 9_120_300}
-        return [{"cell": cell, **up, **moved} for cell in ("north", "south")]
-
-    def disk(self):
-        return {"free": 62 << 30, "total": 100 << 30, "own": 212 << 20}
-
-    def endings(self):
-        day_s, now_s = 86400.0, time.time()
-        return [
-            {"what": "http.tls.cert_file", "ends_at": now_s + 12 * day_s},
-            {"what": "trust: delegations", "ends_at": now_s + 140 * day_s},
-            {"what": "trust: root", "ends_at": now_s + 1700 * day_s},
-        ]
+def made_up_facts():
+    """What a cloud with two cells knows of itself, and of the folder this runs in."""
+    moved = {"in": 48_211_200, "out": 9_120_300}
+    one = SimpleNamespace(connected=True, connections=1, unacknowledged=0, bytes=moved)
+    ends = {"snapshot": 12, "delegations": 140, "root": 1700}  # days
+    now = datetime.now(UTC)
+    trust = SimpleNamespace(expires={what: now + timedelta(n) for what, n in ends.items()})
+    broker = SimpleNamespace(cert_file=None, ca_file=None)
+    http = SimpleNamespace(tls=None)
+    site = SimpleNamespace(state_dir=IMAGES, http=http, broker=broker, cells=())
+    return CloudFacts(site, {"north": one, "south": one}, trust)
 
 
 def filled(cloud):
@@ -74,7 +68,7 @@ def draw(window, path, tallest):
 
 
 def main():
-    with browser() as window, PagedCloud(MadeUpFacts()) as cloud:
+    with browser() as window, PagedCloud(made_up_facts()) as cloud:
         views = filled(cloud)
         window.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         for kind, size in SIZES.items():
