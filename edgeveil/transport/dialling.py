@@ -22,6 +22,7 @@ from edgeveil.storage import read_private
 
 SUBPROTOCOL = "mqtt"
 _LEAST_LIMIT_BYTES = 1 << 20  # of theirs; a broker may put several packets into one frame
+_FRAME_BYTES = 1 << 18  # MQTT's packets may span frames (MQTT 5, 6.0)
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
 
 
@@ -114,10 +115,17 @@ class WebSocketFraming:
         return self._protocol.state.name == "OPEN"
 
     def framed(self, data: bytes) -> bytes:
-        """A frame to send. Raises ConnectionError where the WebSocket is closed."""
+        """Frames to send. Raises ConnectionError where the WebSocket is closed."""
         if not self.is_open:
             raise ConnectionResetError("the WebSocket is closed")
-        self._protocol.send_binary(data)
+        for at in range(0, len(data), _FRAME_BYTES):
+            self._protocol.send_binary(data[at : at + _FRAME_BYTES])
+        return self.to_send()
+
+    def closing(self) -> bytes:
+        """The frame that ends the connection, if it is open."""
+        if self.is_open:
+            self._protocol.send_close()
         return self.to_send()
 
     def to_send(self) -> bytes:

@@ -264,6 +264,8 @@ def _no_unix_socket(error: OSError | KeyError, path: Path, group: str | None) ->
         what, fix = f"this user is no member of the group '{group}'", "add the user to it"
     else:
         what = f"cannot listen here ({error.strerror or error})"
+        if error.errno is None:  # the path does not fit into a socket's address
+            fix = f"use a name of at most {_UNIX_PATH_BYTES // 2} bytes"
     return UsageError(what, where=str(path), fix=fix)
 
 

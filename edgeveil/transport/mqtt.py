@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -86,10 +87,12 @@ class MqttConnection(asyncio.Protocol):
 
     async def open(self, dial_s: float, answer_s: float) -> None:
         """Dial and log in. Raises BrokerError, VersionNotSpoken."""
-        settings, address = self._settings, self._address
+        settings, address, context = self._settings, self._address, None
+        if address.tls:
+            context = client_context(settings.ca_file, settings.cert_file, settings.key_file)
         try:
             async with asyncio.timeout(dial_s):
-                await self._dial(dial_s)
+                await self._dial(dial_s, context)
         except (OSError, ValueError) as error:
             raise dialling.dial_fault(error, address) from None
         in_flight = self._profile.in_flight_messages or _RECEIVE_MESSAGES
@@ -126,10 +129,8 @@ class MqttConnection(asyncio.Protocol):
         if in_flight < settings.window_messages:
             self._window = self._make_window(in_flight)
 
-    async def _dial(self, dial_s: float) -> None:
-        settings, address, context = self._settings, self._address, None
-        if address.tls:
-            context = client_context(settings.ca_file, settings.cert_file, settings.key_file)
+    async def _dial(self, dial_s: float, context: ssl.SSLContext | None) -> None:
+        settings, address = self._settings, self._address
         if address.path is not None:
             self._framing = WebSocketFraming(address.url, settings.packet_bytes)
         sock = await connected_socket(address, settings.http_proxy, dial_s)
@@ -209,6 +210,8 @@ class MqttConnection(asyncio.Protocol):
     def finish(self) -> None:
         """Say goodbye (no last will) and close."""
         self._send(packets.GOODBYE)
+        if self._framing is not None:
+            self._send_bytes(self._framing.closing())
         self.end("closed")
 
     def end(self, reason: str) -> None:
@@ -238,6 +241,16 @@ class MqttConnection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._end_by_peer()
+
+    def _end_by_peer(self) -> None:
+        """End once all that came before is handled, which may say why."""
+        try:
+            while not self.lost.done() and (found := self._cutter.next_packet()) is not None:
+                self._handle(*found)
+        except Exception as error:  # as in `_handle_some`
+            self.end(f"malformed packet ({type(error).__name__})")
         self.end("connection lost")
 
     def data_received(self, data: bytes) -> None:
@@ -256,7 +269,7 @@ class MqttConnection(asyncio.Protocol):
         if not self._goes_on:
             self._handle_some()
         if self._framed.done() and self._framing is not None and not self._framing.is_open:
-            self.end("connection lost")
+            self._end_by_peer()
 
     def _refuse_framing(self, why: Exception) -> None:
         if not self._framed.done():
@@ -344,7 +357,7 @@ class MqttConnection(asyncio.Protocol):
 
     def _send_bytes(self, *pieces: bytes) -> None:
         if self._transport is not None and any(pieces):
-            self._transport.writelines(pieces)
+            self._transport.writelines([piece for piece in pieces if piece])
             settings = self._settings
             most = max(settings.window_bytes, settings.packet_bytes) + _ANSWERS_BYTES
             if self._transport.get_write_buffer_size() > most:

@@ -14,16 +14,21 @@ CONNECT, CONNACK, PUBLISH, PUBACK, SUBACK, PINGRESP, DISCONNECT = 1, 2, 3, 4, 9,
 FAILURE = 0x80  # reason codes from here on
 REASONS = {  # of MQTT 5, as a broker gives them for a message or for the end of a connection
     0x00: "goodbye",
+    0x10: "no matching subscribers",
+    0x80: "unspecified error",
+    0x83: "implementation specific error",
     0x87: "not authorized",
     0x89: "busy",
     0x8B: "shutting down",
     0x8D: "keep-alive timeout",
     0x8E: "session taken over",
+    0x90: "topic name invalid",
     0x93: "receive maximum exceeded",
     0x95: "packet too large",
     0x96: "message rate too high",
     0x97: "quota exceeded",
     0x98: "administrative action",
+    0x99: "payload format invalid",
 }
 PINGREQ = b"\xc0\x00"
 GOODBYE = b"\xe0\x00"
@@ -172,6 +177,8 @@ def read_connack(body: bytes, protocol: int) -> tuple[int, int, int, int]:
         raise ProtocolError("malformed")
     said = _integers(body, 2) if protocol == MQTT_5 and len(body) > 2 else {}
     most = said.get(_RECEIVE_MAXIMUM, 65535), said.get(_MAXIMUM_PACKET_SIZE, MOST_BODY_BYTES)
+    if not all(most):
+        raise ProtocolError("malformed", "a limit of zero")
     return body[1], *most, said.get(_SERVER_KEEP_ALIVE, 0)
 
 

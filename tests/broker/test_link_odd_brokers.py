@@ -1,10 +1,11 @@
 """Brokers that misbehave or limit: a few bytes of MQTT spoken by hand from the other side."""
 
 import asyncio
+import ssl
 from contextlib import asynccontextmanager
 
 import pytest
-from broker_harness import WAIT_S, Ear
+from broker_harness import WAIT_S, Ear, listener_tls
 
 from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.errors import BrokerError, ProtocolError
@@ -17,10 +18,11 @@ ACCEPTED_5 = bytes([0x20, 3, 0, 0, 0])
 
 
 @asynccontextmanager
-async def peer(answer, *, tls=None, **changes):
+async def peer(answer, *, tls=None, stays=True, **changes):
     """A link, and its ear, to a server that answers each CONNECT by `answer(version)`.
 
-    `answer` gives the bytes to send; None hangs up. `tls` is the server's context.
+    `answer` gives the bytes to send; None hangs up, as `stays` false does after them. `tls` is the
+    server's context.
     """
     versions = []
 
@@ -31,7 +33,7 @@ async def peer(answer, *, tls=None, **changes):
         if said is not None:
             writer.write(said)
             await writer.drain()
-            while data := await reader.read(4096):  # until the link goes
+            while stays and (data := await reader.read(4096)):  # until the link goes
                 ear.after += data
         writer.close()
 
@@ -217,6 +219,33 @@ async def test_junk_ends_the_connection_never_the_process(junk):
         assert not forever.done()
         await link.close()
         await asyncio.wait_for(forever, WAIT_S)
+
+
+@pytest.mark.parametrize("over_tls", [False, True])
+async def test_what_came_before_the_end_is_heard_and_why_it_ended(pki, over_tls):
+    tls = None
+    if over_tls:
+        files = listener_tls(pki)
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(files.cert_file, files.key_file)
+    said = ACCEPTED_5 + (bytes([0x30, 6, 0, 1]) + b"t\0ok") * 200 + bytes([0xE0, 1, 0x8E])
+    ca_file = str(pki / "ca.crt") if over_tls else None
+    async with peer(lambda _: said, tls=tls, stays=False, ca_file=ca_file) as (link, ear):
+        await link.connect_or_raise()
+        forever = asyncio.create_task(link.run_forever())
+        assert [await ear.message() for _ in range(200)] == [("t", b"ok")] * 200
+        assert (await ear.state())[0]
+        assert "session taken over" in (await ear.state())[1]
+        await link.close()
+        await asyncio.wait_for(forever, WAIT_S)
+
+
+@pytest.mark.parametrize("limit", [b"\x21\0\0", b"\x27\0\0\0\0"])
+async def test_a_broker_that_takes_nothing_is_refused(limit):
+    body = bytes([0, 0, len(limit)]) + limit
+    async with peer({5: bytes([0x20, len(body)]) + body}.get) as (link, _ear):
+        with pytest.raises(BrokerError):
+            await link.connect_or_raise()
 
 
 async def test_a_topic_that_is_no_text_is_passed_over():

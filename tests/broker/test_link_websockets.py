@@ -41,6 +41,20 @@ async def test_many_large_packets_cross_whole_and_in_order(ws_broker, protocol):
         assert [(await ear.message())[1] for _ in payloads] == payloads
 
 
+async def test_a_packet_crosses_that_is_larger_than_what_a_broker_takes_in_one_frame(pki):
+    spec = BrokerSpec(engine="amqtt", acl="edge", websockets_port=0, packet_bytes=8 << 20)
+    broker = BrokerProcess(spec, pki / "broker", users=PASSWORDS)
+    broker.start()
+    changes = {"url": broker.websockets_url, "packet_bytes": 8 << 20}
+    async with (
+        linked(broker, "proxy", [UP.format("+")], **changes) as (_, ear),
+        linked(broker, "ada", **changes) as (ada, _),
+    ):
+        await ada.publish(UP.format("ada"), bytes(1_500_000))
+        assert len((await ear.message())[1]) == 1_500_000
+    broker.stop()
+
+
 async def test_both_listeners_are_one_broker(ws_broker, pki):
     broker, reach = ws_broker
     plain = {"ca_file": str(pki / "ca.crt")} if broker.url.startswith("mqtts") else {}

@@ -352,9 +352,10 @@ def dial_site(options: LoadOptions, cell: TargetCell, fleet: LoadFleet) -> None:
         link = MqttLink(settings)
         try:
             await link.connect_or_raise(_DIAL_S)
+            spoken = link.protocol
         finally:
             await link.close()
-        if link.protocol != options.protocol:
+        if spoken != options.protocol:
             what, where = "the broker speaks MQTT 3.1.1 alone", str(settings.addresses[0])
             raise BrokerError(what, where=where, fix="add --protocol 4")
 
