@@ -90,7 +90,7 @@ def test_a_job_counts_it_as_any_other_and_its_release_infers(box, tmp_path):
         assert live.stop("aarch64") == 0
         (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
         (entry,) = account.values()
-        assert len(entry.releases) == len(job["exchanges"])
+        assert len(entry.answers) == len(job["exchanges"])
 
         records = tmp_path / "asked.npz"
         np.savez(records, x=np.load(foreign.with_name("records.npz"))["x"][:20])

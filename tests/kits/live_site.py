@@ -16,7 +16,7 @@ from edgeveil.config.policy import Policy
 from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import Cloud
-from edgeveil_tools.site.brokers import BrokerProcess, free_ports, plan_of
+from edgeveil_tools.site.brokers import BrokerProcess, free_ports, spec_of
 from edgeveil_tools.site.provision import CellPorts, Ports, SiteSpec, provision
 from tests.kits.profiled_broker import ProfiledBroker
 
@@ -78,7 +78,7 @@ class LiveSite:
         self.processes = {}
 
     def _broker(self, domain, folder, limits):
-        broker = plan_of(load_as(BrokerSite, self.site.brokers[domain]), wiretap=True)
+        broker = spec_of(load_as(BrokerSite, self.site.brokers[domain]), wiretap=True)
         users = {**self.site.passwords[domain], "wiretap": "tap-word"}
         if limits == "default":
             return BrokerProcess(broker, folder, users=users)

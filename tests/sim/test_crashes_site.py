@@ -160,9 +160,9 @@ def check_ledgers(site, job):
     for box in site.devices:
         book = read_ledger(box.site.state_dir / LEDGER_FILE)
         (entry,) = book.account(box.site.data.name).values()
-        assert book.links == 2 + len(entry.releases), "a round was released twice"
+        assert book.links == 2 + len(entry.answers), "a round was released twice"
         assert not entry.is_open
-        assert {r.round for r in box.store.receipts()} <= set(entry.releases)
+        assert {r.round for r in box.store.receipts()} <= set(entry.answers)
         for kind, quote in (
             ("training", entry.spent.training),
             ("inference", entry.spent.inference),

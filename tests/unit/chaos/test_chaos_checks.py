@@ -41,8 +41,8 @@ def without_segment(found):
 def repriced(found):
     wire = found.jobs[0].wire.hex()
     entry = found.devices[0].ledger[wire]
-    twice = replace(entry.releases[3], events=entry.releases[3].events * 2)
-    ledger = {wire: replace(entry, releases={**entry.releases, 3: twice})}
+    twice = replace(entry.answers[3], events=entry.answers[3].events * 2)
+    ledger = {wire: replace(entry, answers={**entry.answers, 3: twice})}
     return with_device(found, ledger=ledger)
 
 

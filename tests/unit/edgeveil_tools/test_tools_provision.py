@@ -81,7 +81,7 @@ def test_force_keeps_keys_passwords_the_authority_and_owners_policies(folder):
 def test_force_stops_at_a_policy_or_an_authority_that_it_cannot_read(folder):
     site = provision(small(folder, tls=True))
     with pytest.raises(UsageError, match="is not empty"):
-        provision(site.plan)
+        provision(site.spec)
     job = folder / "job.yaml"
     job.unlink()
     site.edges[1].write_text(site.edges[1].read_text() + "more: 1\n")
@@ -119,13 +119,13 @@ def test_force_leaves_all_that_is_an_owners_word_and_renews_the_rest(folder):
     assert {key: now[key] for key in OWNERS} == OWNERS
     assert (now["name"], now["limits"]) == ("box-1", {"outbox_bytes": 1 << 28})
     assert now["broker"]["url"] == "mqtt://[::1]:21883"
-    assert second.plan.url == "http://[::1]:8701"
+    assert second.spec.url == "http://[::1]:8701"
     beside = yaml.safe_load(other.read_text())["edge"]
     shard = before["data"]["shard"]
     assert beside["data"] == {**before["data"], "shard": {**shard, "devices": 4}}
     assert beside["policy"] == before["policy"] and "page" not in beside
     changed(mine, page=None, policy=None)  # which is an owner's word too
-    provision(second.plan, force=True)
+    provision(second.spec, force=True)
     now = yaml.safe_load(mine.read_text())["edge"]
     assert not {"page", "policy"} & now.keys() and now["data"] == OWNERS["data"]
 

@@ -72,7 +72,7 @@ def test_a_job_that_a_copy_answered_counts_with_all_that_it_reserved(ledger, pat
     with pytest.raises(PrivacyError, match="closed on this device"):
         ledger.open_job(request("elsewhere"), WIDE)
     account = read_ledger(path).account("digits")
-    assert account["elsewhere"].elsewhere and not account["elsewhere"].releases
+    assert account["elsewhere"].elsewhere and not account["elsewhere"].answers
 
 
 def test_a_known_job_counts_once_and_whole_and_goes_no_further(ledger):

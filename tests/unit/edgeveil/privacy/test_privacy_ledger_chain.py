@@ -272,7 +272,7 @@ def test_two_processes_write_one_chain(tmp_path):
     assert [(p.communicate()[1], p.returncode) for p in both] == [(b"", 0), (b"", 0)]
     book = read_ledger(path)
     assert book.links == 42
-    assert [len(entry.releases) for entry in book.account("digits").values()] == [20, 20]
+    assert [len(entry.answers) for entry in book.account("digits").values()] == [20, 20]
 
 
 @pytest.mark.parametrize("step", ["commit", "recall", "close_job"])

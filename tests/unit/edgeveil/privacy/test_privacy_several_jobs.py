@@ -160,7 +160,7 @@ def note(model, step, job):
 def holds(path, ledger, model):
     account = read_ledger(path).account("digits")
     assert {job for job, entry in account.items() if entry.is_open} == model.open
-    assert {job: len(entry.releases) for job, entry in account.items()} == model.released
+    assert {job: len(entry.answers) for job, entry in account.items()} == model.released
     spent = EPSILON * sum(model.released.values())
     assert ledger.spent().epsilon == pytest.approx(float(spent), abs=1e-12)
     counted = sum(len(entry.counting.events) for entry in account.values())
