@@ -198,6 +198,22 @@ def test_strangers_take_nothing_from_who_is_known(book, clock, make_desk):
     assert (who, count) == ("", desk.dropped)
 
 
+def test_one_sender_s_flood_takes_nothing_from_another_and_is_counted_under_its_name(
+    book, clock, make_desk
+):
+    desk, first, second = make_desk(), Box(), Box()
+    claims = claim_of(book, "loud"), claim_of(book, "quiet")
+    assert said(ask(desk, first.asks(claims[0]))).verdict == "admitted"
+    for _ in range(100):  # a valid renewal, over and over, and a byte, on the topic of its own
+        ask(desk, renewal(first), first.id)
+        ask(desk, b"x", first.id)
+    assert said(ask(desk, second.asks(claims[1]))).verdict == "admitted"
+    assert said(ask(desk, renewal(second), second.id)).verdict == "admitted"
+    assert desk.dropped_by_sender() == [{"sender": first.id, "dropped": 194}]
+    clock.now_s += 5
+    assert said(ask(desk, renewal(first), first.id)).verdict == "admitted", "it is not shut out"
+
+
 def test_nobody_asks_on_the_topic_of_another(book, make_desk):
     desk, box, other = make_desk(), Box(), Box()
     claim = claim_of(book)

@@ -174,6 +174,17 @@ def test_nothing_on_the_disk_says_whose_a_batch_s_segments_are(spool, path):
     assert path.with_name(path.name + "-wal").stat().st_size == 0
 
 
+def test_a_spool_has_one_name_until_it_is_lost_or_put_back(spool, path):
+    name = spool.load().name
+    assert len(name) == 16 and sk.reopened(path).name == name
+    spool.put_back()
+    spool.close()
+    other = sk.reopened(path).name
+    assert len(other) == 16 and other != name
+    path.unlink()
+    assert sk.reopened(path).name not in (name, other)
+
+
 def test_a_second_choice_for_a_round_ends_the_work_and_the_first_one_stays(path):
     spool, first = Spool(path), pr.RoundUnmasked(sk.at(), b"first")
     for _ in range(2):  # the same again, after a crash
