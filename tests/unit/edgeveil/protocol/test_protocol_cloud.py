@@ -23,6 +23,14 @@ def test_a_batch_is_acknowledged_only_after_the_commit():
     assert record in kit.headers(out)
 
 
+@pytest.mark.parametrize("result", [fx.WorkFailed("wrong"), cj.Obstacle("the disk is full")])
+def test_a_batch_that_was_not_absorbed_is_not_acknowledged(result):
+    machine = cb.waiting()
+    cb.hand_over(machine)
+    out = cb.done(machine, cb.absorbing(), result)
+    assert kit.bodies(out, Ack) == [] and kit.tasks(out) == [cj.SealRound(kit.JOB, 1, 2)]
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

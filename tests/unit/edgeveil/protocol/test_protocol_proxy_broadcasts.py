@@ -11,11 +11,25 @@ from edgeveil.crypto.keys import sign
 from edgeveil.crypto.labels import RELEASE_AHEAD
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.proxy_broadcasts import BroadcastDropped
+from edgeveil.protocol.proxy_broadcasts import BroadcastDropped, BroadcastPart
 from edgeveil.protocol.proxy_rounds import KeptBroadcast
 
 LONG = bytes(range(256)) * 20
 ME = pb.FLEET[0]
+
+
+def test_a_broadcast_is_kept_acknowledged_and_passed_on_unchanged():
+    header = kit.manifest(pb.MODEL)
+    sent = kit.offer(header, pb.MODEL)
+    out = pb.cloud_says(pb.proxy(), sent)
+    assert [type(e) for e in out[:4]] == [fx.Persist, fx.Work, fx.Persist, fx.Send]
+    assert kit.stored(out) == [
+        BroadcastPart(header.blob.digest, 0, pb.MODEL),
+        KeptBroadcast(sent.header, header, pb.MODEL),
+    ]
+    assert kit.bodies(out, m.Ack) == [m.Ack(header.blob.digest, "held")]
+    assert pb.to_devices(out) == [sent]
+    assert kit.reports(out)["round_open"] == {"round": 1, "phase": "train"}
 
 
 def test_what_is_above_the_push_limit_is_only_offered():
@@ -333,6 +347,25 @@ def test_the_cache_has_a_bound_and_says_so():
     out = pb.cloud_says(machine, kit.offer(third))
     assert kit.refused(out) == ["cache_full"] and kit.acks(out) == [("refused", "cache_full")]
     assert machine.broadcasts.cached_bytes == used and machine.broadcasts.arriving == {}
+
+
+def test_the_roster_holds_keys_and_is_offered_until_acknowledged():
+    machine = pb.proxy()
+    crowd(machine, 40)
+    out = machine.handle(fx.PeerConnected(fx.CloudAddress()), 0.0)
+    (header,) = kit.headers(out)
+    assert isinstance(header, m.Roster) and header.blob.parts == 2
+    keys = b"".join(sorted(key.to_bytes() for key in machine.registry.members.values()))
+    pieces = kit.messages(out, m.BlobPart)
+    assert b"".join(piece.data for piece in pieces) == keys
+    for again in (machine.handle(fx.Timer("roster"), 0.0) for _ in range(2)):
+        assert kit.headers(again) == [header] and kit.messages(again, m.BlobPart) == []
+        assert "roster" in kit.timers(again)
+    need = m.Need(header.blob.digest, (1,))
+    assert kit.messages(pb.cloud_says(machine, need), m.BlobPart) == pieces[1:]
+    out = pb.cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held")))
+    assert kit.of(out, fx.CancelTimer) == [fx.CancelTimer("roster")]
+    assert machine.handle(fx.Timer("roster"), 0.0) == []
 
 
 def crowd(machine, count):
