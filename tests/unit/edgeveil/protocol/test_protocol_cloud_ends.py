@@ -171,6 +171,8 @@ def test_an_older_roster_cannot_bring_a_revoked_device_back():
         machine, kit.offer(m.Roster(8, describe(new, kit.PART_BYTES)), new, kit.PROXY)
     )
     assert kit.stored(again) == [cl.RosterKept(8, new)]
+    assert [type(one) for one in again[:2]] == [fx.Persist, fx.Send], "kept before its word"
+    assert kit.acks(again) == [("held", "")]
 
 
 def test_a_roster_that_is_no_list_of_keys_is_refused():
@@ -368,6 +370,48 @@ def test_nothing_repeats_a_round_whose_masks_were_asked_for():
     ):
         assert not [task for task in kit.tasks(out) if isinstance(task, cj.SealRound | cj.Absorb)]
     assert machine.at == kit.at()
+
+
+def took(machine, result):
+    """What comes of the masks, once all are there."""
+    answer(machine)
+    return cb.done(machine, cj.TakeMasks(kit.at(), {"": MASKS}), result)
+
+
+def test_wrong_sums_end_the_job():
+    machine = unmasking()
+    out = took(machine, fx.WorkFailed("the proxy's sums do not fit"))
+    assert kit.stored(out)[-1] == cj.JobStatus(kit.JOB, "failed", "the proxy's sums do not fit")
+    assert cb.state(machine) is cj.CloudState.IDLE
+
+
+def test_an_obstacle_pauses_and_the_question_can_be_asked_again():
+    machine = unmasking()
+    assert kit.stored(took(machine, cj.Obstacle("the disk is full")))[-1].status == "paused"
+    cb.start(machine)
+    cb.broadcast(machine, cj.SealJob(kit.JOB))
+    found = cb.done(machine, cj.SealRound(kit.JOB, 1, 1), cj.AskUnmask({"": CHOSEN}))
+    assert asked(found) == [CHOSEN]
+    assert kit.tasks(answer(machine)) == [cj.TakeMasks(kit.at(), {"": MASKS})]
+
+
+def test_a_refusal_pauses_the_job_with_the_reason_and_advice():
+    machine = unmasking()
+    out = cb.receive(machine, kit.PROXY.note(m.Ack(QUESTION, "refused", "unmasked_already")))
+    status = kit.stored(out)[-1]
+    assert status.status == "paused" and "unmasked_already" in status.reason
+    assert "submit it anew" in why.pause_advice(status.reason)
+    assert cb.state(machine) is cj.CloudState.IDLE
+    assert "unmask" in {effect.name.partition("/")[0] for effect in kit.of(out, fx.CancelTimer)}
+
+
+def test_a_restart_asks_for_the_kept_sums_under_their_own_attempt():
+    machine = cb.cloud()
+    cb.start(machine, cj.StartJob(kit.JOB, 1, 3, rounds=2, retries=1))
+    cb.broadcast(machine, cj.SealJob(kit.JOB))
+    out = cb.done(machine, cj.SealRound(kit.JOB, 1, 3), cj.AskUnmask({"": CHOSEN}))
+    assert asked(out) == [CHOSEN] and machine.at == kit.at()
+    assert kit.tasks(took(machine, COMMIT)) == [cj.SealRound(kit.JOB, 2, 1)]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2], ids=["sealing_job", "announcing", "sealing"])
