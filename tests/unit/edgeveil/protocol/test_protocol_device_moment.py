@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import protocol_kit as kit
 import pytest
-from device_bench import MODEL, PACKAGE, SEALED, device, done, own, receive
+from device_bench import MODEL, PACKAGE, SEALED, device, done, own, receive, work_on
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -118,6 +118,19 @@ def test_a_new_link_ends_cover_with_the_next_round_unless_it_is_asked_for_again(
     assert unselected(machine, second) == []
     receive(machine, kit.PROXY.note(Cover(10.0)))
     assert kit.tasks(unselected(machine, third)) == [dr.SealDummies(third)]
+
+
+def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that():
+    machine = device(require_cover=True)
+    out = work_on(machine, HEADER)
+    assert [type(effect) for effect in out] == [fx.Report]
+    assert "require_cover" in kit.reports(out)["uncovered"]["why"]
+    assert machine.state is dr.DeviceState.IDLE
+    receive(machine, kit.PROXY.note(Cover(10.0)))
+    second = kit.manifest(MODEL, kit.at(2), deadline_s=60.0)
+    (task,) = kit.tasks(work_on(machine, second))
+    assert isinstance(task, dr.ComputeAnswer)
+    assert (task.manifest, task.package) == (second, PACKAGE)
 
 
 def answer(machine, chance, work_s, *, dummy):

@@ -112,6 +112,20 @@ def test_a_commit_says_how_many_segments_were_counted(accepted):
     assert db.receive(machine, kit.offer(record, data)) == []
 
 
+@pytest.mark.parametrize(("accepted", "outcome"), [(3, "counted"), (2, "partial"), (0, "missing")])
+def test_a_commit_that_comes_after_the_next_round_still_counts(accepted, outcome):
+    machine = db.device()
+    upload(machine)
+    db.receive(machine, ack("held"))
+    db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(2)), db.MODEL))
+    record, data = kit.commit_of(kit.at(), db.SEGMENTS[:accepted])
+    out = db.receive(machine, kit.offer(record, data))
+    assert kit.stored(out) == [dr.LateRecord(kit.at(), outcome)]
+    assert kit.reports(out)["counted"]["counted"] == accepted
+    assert machine.state is dr.DeviceState.OPENING
+    assert db.receive(machine, kit.offer(record, data)) == []
+
+
 def test_after_the_deadline_the_upload_is_given_up():
     machine = db.device()
     upload(machine)
