@@ -184,7 +184,7 @@ class LiveSite:
 
     def completed(self, job):
         found = self.finish(job)
-        assert found["status"] == "completed", found["reason"]
+        assert (found["status"], found["reason"]) == ("completed", "")
         return found
 
     def log(self, name):
