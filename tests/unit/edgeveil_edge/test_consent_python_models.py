@@ -5,6 +5,7 @@ import torch
 from edge_kit import Device, Loader, Round, job
 
 from edgeveil.config.policy import Policy
+from edgeveil.errors import UsageError
 from edgeveil.jobs import compile_job
 from edgeveil.parts.models import python_model
 from edgeveil.plugins import code_digest
@@ -81,6 +82,21 @@ def test_another_function_or_other_files_do_not_run(tmp_path, policy, why):
     device = Device(tmp_path, Loader(AssertionError("the data were read")), policy=policy)
     answer = device.answer(Round(asked, 1, device.knows(asked).keys()))
     assert isinstance(answer, NoAnswer) and why in answer.why
+
+
+def test_the_digest_is_of_the_package_s_files_and_runs_none_of_them(tmp_path, monkeypatch):
+    package = tmp_path / "owners_nets"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('it ran')")
+    (package / "net.py").write_text("class Net: ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = code_digest("owners_nets.net:Net")
+    code_digest.cache_clear()
+    (package / "helper.py").write_text("")
+    assert code_digest("owners_nets.net:Net") != found, "what it imports counts too"
+    for function in ("no_such_package:Net", "sys:exit"):
+        with pytest.raises(UsageError, match="files of its own"):
+            code_digest(function)
 
 
 def test_a_file_of_the_version_before_is_read_and_its_wide_word_refused():

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeveil.privacy.guarantee import down, protects_nothing, up, worth
+from edgeveil.privacy.guarantee import (
+    Guarantee,
+    down,
+    guarantee_bounds,
+    guarantee_lines,
+    protects_nothing,
+    up,
+    worth,
+)
 
 POSITIVE = st.floats(1e-300, 1e300)
 
@@ -48,3 +56,17 @@ def test_an_epsilon_that_makes_anyone_sure_is_told_to_protect_nothing():
     assert not protects_nothing(22.8) and protects_nothing(22.9)
     assert worth(921_040) == ", so large that it protects nothing"
     assert worth(8) == ""
+
+
+def test_what_is_printed_tells_of_collusion_and_no_number_for_what_is_claimed():
+    alone = Guarantee(30.0, 1e-5, "device", "proven", among_others=70.0)
+    shared = Guarantee(8.0, 1e-5, "device", "proven", colluding=alone, honest=20)
+    claimed = Guarantee(1.0, 1e-5, "record", "claimed").plain
+    assert guarantee_lines({"training": shared.plain, "inference": claimed}) == [
+        ("guarantees", "whole job"),
+        ("  training", "ε = 8 per device, δ = 1e-05"),
+        ("  inference", "no proven guarantee"),
+        ("  counting on", "20 honest devices a sum, cloud and proxy apart"),
+        ("  if all collude", "training ε = 30 per device; per record ε = 70"),
+    ]
+    assert guarantee_bounds(claimed) == ("no proven guarantee",)

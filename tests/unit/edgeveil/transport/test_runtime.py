@@ -12,7 +12,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Need, decode, encode
 from edgeveil.transport.link import LinkDown
-from edgeveil.transport.runtime import INBOX_BYTES, INBOX_EVENTS, Refusals, Runtime
+from edgeveil.transport.runtime import INBOX_EVENTS, Refusals, Runtime
 
 LOG = logging.getLogger("edgeveil.test")
 LIMIT = 256
@@ -237,12 +237,15 @@ async def test_work_of_one_lane_holds_up_none_of_another():
 LARGE = BlobPart(b"b" * 32, 0, 0, bytes(63_900))
 
 
-@pytest.mark.parametrize("message", [NEED, LARGE], ids=["many", "few large ones"])
-async def test_a_machine_that_is_far_behind_makes_the_link_wait(message):
+@pytest.mark.parametrize(
+    ("message", "room"),
+    [(NEED, INBOX_EVENTS), (LARGE, 16 * 1024 * 1024 // len(encode(LARGE)))],
+    ids=["many", "few large ones"],
+)
+async def test_a_machine_that_is_far_behind_makes_the_link_wait(message, room):
     script, diary = Script(lambda event: []), Diary()
     runtime = Runtime(script, diary, diary.publish, None, LOG, 65536)
     frame = encode(message)
-    room = min(INBOX_EVENTS, INBOX_BYTES // len(frame))
     for _ in range(room):
         await runtime.receive(fx.CloudAddress(), frame)
     late = asyncio.create_task(runtime.receive(fx.CloudAddress(), frame))
