@@ -17,6 +17,7 @@ from edgeveil.transport.health import Health
 from edgeveil.transport.http import (
     HttpError,
     LiveUpdates,
+    Request,
     Response,
     Route,
     changes,
@@ -546,6 +547,12 @@ def test_plain_http_for_others_is_told(caplog, host, count):
     assert [record.message for record in caplog.records] == count * ["plain_http"]
     state = asyncio.run(Health({}, [lambda: health.warnings_of(ListenAt(host))]).state())
     assert state.get("warnings", []) == count * ["plain_http"]
+
+
+def test_a_cookie_is_found_by_its_whole_name():
+    request = Request("GET", "/", {"cookie": "a=1; page_2=two=2;page=three"})
+    found = [request.cookie(name) for name in ("a", "page", "page_2", "ge", "")]
+    assert found == ["1", "three", "two=2", "", ""]
 
 
 async def test_who_sends_a_thousand_requests_at_once_does_not_hold_others_up():

@@ -41,6 +41,7 @@ ID = "0123456789abcdef"
         ("edgeveil/v2/all/down", None),
         ("edgeveil/v1x/all/down", None),
         ("edgeveil/v1/d/kitchen-box/down", None),
+        ("edgeveil/v1/other/in", None),
     ],
 )
 def test_each_topic_has_one_speaker_and_a_foreign_one_none(topic, sender):

@@ -13,6 +13,7 @@ from edgeveil.parts.features import (
     PcaParameters,
     build_features,
     projection_of,
+    valid_records,
 )
 from edgeveil.parts.features.values import STEPS, projection
 
@@ -46,6 +47,13 @@ def test_bounded_keeps_how_large_a_record_is():
     np.testing.assert_array_equal(found, wanted)
     assert (np.linalg.norm(found, axis=1) <= 1).all()
     assert "norm" not in IdentityParameters().model_dump()  # earlier jobs keep their bytes
+
+
+def test_invalid_records_are_named_one_by_one():
+    x = np.zeros((5, 2, 2), np.float32)
+    x[0, 1, 1], x[1, 0, 0] = np.nan, np.inf
+    y = np.array([0, 0, -1, 3, 2])
+    assert valid_records(x, y, 3).tolist() == [False, False, False, False, True]
 
 
 ONE = IdentityParameters(input_scale=2.0, weight=3.0)
