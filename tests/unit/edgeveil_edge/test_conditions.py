@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
 from edgeveil.config.edge import Conditions
 from edgeveil.protocol import effects as fx
@@ -70,6 +71,12 @@ def test_a_condition_that_does_not_hold_is_named_and_counts_only_where_asked_for
 )
 def test_a_window_may_pass_midnight_and_its_end_is_outside(minute, holds):
     assert within(("22:00-06:00",), minute) is holds
+
+
+@pytest.mark.parametrize("window", ["22-6", "25:00-06:00", "22:00-22:00", "22:60-23:00", ""])
+def test_what_is_no_window_is_refused(window):
+    with pytest.raises(ValidationError):
+        Conditions(between=(window,))
 
 
 def test_a_command_answers_by_its_exit_code_within_its_time(tmp_path):

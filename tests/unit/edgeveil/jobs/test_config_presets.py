@@ -43,6 +43,53 @@ def test_no_preset_accepts_what_is_unproven(name):
     assert "local_run" not in PRESETS[name]
 
 
+TEXTS = {
+    "delm_basic": {"aggregation.name": "fedavg"},
+    "delm_enhanced": {
+        "features.1.keep": 0.5,
+        "features.1.noise": "wishart",
+        "features.1.share": 1 / 3,
+        "train.rounds": 250,
+        "privacy.epsilon": 1.0,
+        "aggregation.k": 50,
+        "aggregation.sampling": "exponential",
+    },
+    "delm_top_k": {"aggregation.sampling": "top_k"},
+    "anonymous_fl": {
+        "update.0.name": "download_random",  # λ_d before training
+        "update.1.name": "gradient_gaussian",  # then noise, and of the noised values the largest
+        "update.2.name": "upload_top_k",
+    },
+    "laplace_inference": {
+        "encrypt.laplace_eval.laplace_eval_eps": 230260,
+        "unsupervised.cluster_client_num": 1000,
+        "infer_every": 1,
+    },
+    "pso_dp_fl": {"model.name": "mlp_300_100"},
+    "ldp_fl": {"update.0.composition": "parallel", "proxy.shuffle": "split"},
+    "fedavg": {"aggregation.name": "fedavg", "update": ()},
+    "fedprox": {"train.mu": 0.01},
+    "secprobe": {
+        "aggregation.name": "secprobe",
+        "aggregation.k": 50,
+        "aggregation.sampling": "exponential",
+        "proxy.shuffle": "whole",
+    },
+    "stc": {"update.0.share": 0.01},
+}
+
+
+@pytest.mark.parametrize("name", PRESETS.names())
+def test_a_preset_has_the_parameters_of_its_text(name):
+    found = {}
+    for path in TEXTS[name]:
+        at = job(name)
+        for key in path.split("."):
+            at = at[int(key)] if key.isdigit() else getattr(at, key)
+        found[path] = at
+    assert found == TEXTS[name]
+
+
 def test_what_the_file_says_comes_first():
     found = job(
         "delm_enhanced", "train: {rounds: 3}\naggregation: {k: 7}\nfeatures:\n- name: gabor"

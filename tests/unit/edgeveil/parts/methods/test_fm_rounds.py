@@ -64,6 +64,14 @@ def test_a_step_that_is_not_finite_or_too_large_is_bounded():
     assert (state["iterate"] / 4096).tolist() == [[0.0, 1024.0], [-1024.0, 0.5]]
 
 
+def test_the_tail_average_starts_after_its_share_of_the_rounds():
+    cloud = FmCloud(FmParameters(rounds=4, average_from=0.5, intercept=False), context())
+    state = cloud.initial_state()
+    for round in cloud.plan()[2:]:
+        state = cloud.absorb(state, round, {"head.weight": np.ones((2, 2))}, 1)
+    np.testing.assert_array_equal(cloud.model(state)["weight"], np.full((2, 2), 3.5))
+
+
 def test_the_ridge_comes_from_the_noise_not_from_the_data():
     cloud = FmCloud(FmParameters(intercept=False), context())
     round = cloud.plan()[1]
