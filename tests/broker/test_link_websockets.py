@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from broker_harness import PASSWORDS, UP, linked, listener_tls
+from broker_harness import PASSWORDS, UP, linked, listener_tls, make_link
 
 from edgeveil.errors import BrokerError
 from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
@@ -64,6 +64,25 @@ async def test_both_listeners_are_one_broker(ws_broker, pki):
     ):
         await ada.publish(UP.format("ada"), b"over")
         assert await ear.message() == (UP.format("ada"), b"over")
+
+
+@pytest.mark.parametrize(
+    ("shown", "ca", "what"),
+    [
+        ("elsewhere", "ca", "is not for '127.0.0.1'"),
+        ("here", "stranger", "not signed by"),
+    ],
+)
+async def test_tls_is_checked_as_for_mqtts(pki, shown, ca, what):
+    spec = BrokerSpec(tls=listener_tls(pki, shown), websockets_port=0)
+    broker = BrokerProcess(spec, pki / "broker", users=PASSWORDS)
+    broker.start()
+    reach = {"url": broker.websockets_url, "ca_file": str(pki / f"{ca}.crt")}
+    try:
+        with pytest.raises(BrokerError, match=what):
+            await make_link(broker, "ada", **reach).connect_or_raise()
+    finally:
+        broker.stop()
 
 
 def test_mosquitto_is_not_taken_for_what_it_stalls_with(pki):

@@ -1,5 +1,6 @@
 """The store's schema and its Alembic revisions: they agree, older ones go up, later ones stay."""
 
+import hashlib
 import shutil
 import sqlite3
 from contextlib import closing
@@ -52,6 +53,22 @@ def rows(path, query):
         return db.execute(query).fetchall()
 
 
+def schema(path):
+    made = rows(path, "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+    texts = sorted(" ".join(sql.split()) for (sql,) in made if "alembic_version" not in sql)
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+# Types, keys and indexes by `info.version`: revisions do not change once they were released.
+SCHEMAS = {
+    2: "4f1dc8a2a705850e",
+    3: "57f2d8266d235d7f",
+    4: "b01aa47438ea2335",
+    5: "ec1cdad438509890",
+    6: "90449e0dcd4b0b64",
+}
+
+
 def test_the_revisions_lead_to_the_tables_that_statements_name(path):
     store_at(path).close()
     made = sa.MetaData()
@@ -61,6 +78,7 @@ def test_the_revisions_lead_to_the_tables_that_statements_name(path):
     assert found.pop("alembic_version")
     assert found == {one.name: set(one.c.keys()) for one in named}
     assert rows(path, "SELECT version FROM info") == [(VERSION,)]
+    assert schema(path) == SCHEMAS[VERSION]
 
 
 LATER = ["v0002_rollouts.py", "v0003_unmaskings.py", "v0004_priorities.py", "v0005_cells.py"]
@@ -75,6 +93,7 @@ def test_an_earlier_store_is_taken_up_with_its_jobs(path, tmp_path, version, num
     for later in LATER[version - 2 :]:
         (earlier / "versions" / later).unlink()
     upgrade_with(path, earlier)
+    assert schema(path) == SCHEMAS[version]
     with closing(sqlite3.connect(path)) as db:
         columns = "id, name, canonical, digest, status, reason, submitted_at"
         job = "'a', 'digits', x'00', x'00', 'queued', '', 1.0"
@@ -88,6 +107,7 @@ def test_an_earlier_store_is_taken_up_with_its_jobs(path, tmp_path, version, num
     again.close()
     assert rows(path, "SELECT version_num FROM alembic_version") == [("0005",)]
     assert rows(path, "SELECT version FROM info") == [(VERSION,)]
+    assert schema(path) == SCHEMAS[VERSION]
     assert rows(tmp_path / "cloud.sqlite.before-0005", "SELECT version FROM info") == [(version,)]
 
 

@@ -25,6 +25,7 @@ from edgeveil.transport.process import (
     own_signing_key,
     run_until_stopped,
     stop_signals,
+    watchdog_s,
 )
 from edgeveil_edge.identity import DeviceIdentity
 
@@ -268,6 +269,21 @@ def test_a_process_is_ready_alive_and_says_that_it_stops(manager):
         pass
     assert said == b"STOPPING=1"
     assert running.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "limit_s"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "3000000"}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+    ],
+)
+def test_the_watchdog_is_this_processs_own(environ, limit_s):
+    assert watchdog_s(environ) == limit_s
 
 
 HANGING = PROCESS.replace('tell("READY=1")', 'tell("READY=1")\n    import time; time.sleep(600)')
