@@ -242,6 +242,37 @@ def test_records_that_cannot_be_read_make_no_answer_wait(process, tmp_path, fail
     assert (tmp_path / "reads").read_text() == reads
 
 
+def test_what_keeps_the_records_runs_none_of_their_owners_code(process, tmp_path):
+    """A source that ends a process at its second call does not end the one that keeps them."""
+    read_by = tmp_path / "reader"
+    code = f"""import numpy as np, os, pathlib
+def load():
+    read_by = pathlib.Path({str(read_by)!r})
+    if read_by.exists():
+        os.abort()
+    read_by.write_text(str(os.getpid()))
+    return np.eye(8, 4, dtype=np.float32), np.arange(8) % 2
+"""
+    far = with_source(process, tmp_path, code)
+    far.try_job(taught(), trains=True)
+    assert far.read_ahead(0.2)
+    child_ = process._child
+    assert int(read_by.read_text()) not in (child_.pid, child(process).pid)
+    assert [far.answer(computation(taught())).without for _ in range(3)] == [""] * 3
+    assert process._child is child_
+
+
+def test_what_is_known_already_waits_for_no_other_answer(process, tmp_path):
+    one = remote(process, tmp_path, records(tmp_path / "own.npz"))
+    other = remote(process, tmp_path, tmp_path / "own.npz", "1" * 16)
+    for device in (one, other):
+        device.read_ahead(0.2)
+    found = one.try_job(taught(), trains=True)
+    process._clock = lambda: pytest.fail("it waits")
+    assert other.try_job(taught(), trains=True) is found
+    other.read_ahead(0.2)
+
+
 class Clock:
     """Stands still until it is moved; waits of real time see it again."""
 
