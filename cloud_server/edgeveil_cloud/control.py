@@ -202,13 +202,14 @@ class Control:
         unreached = self._machine.unreached
         for entry in due:
             tried_s[entry.id] = now_s
-            if self._reaches_enough(entry) and self._able(self._room_bytes(entry)):
-                try:
-                    self.resume(entry.id)
-                except StoreAway as error:  # what it paused for may last
-                    LOG.warning("job_cannot_go_on", extra={"job": entry.id, "why": error.what})
+            try:
+                if not self._reaches_enough(entry) or not self._able(self._room_bytes(entry)):
                     continue
-                LOG.info("job_goes_on", extra={"job": entry.id})
+                self.resume(entry.id)
+            except StoreAway as error:  # what it paused for may last
+                LOG.warning("job_cannot_go_on", extra={"job": entry.id, "why": error.what})
+                continue
+            LOG.info("job_goes_on", extra={"job": entry.id})
         for cell in unreached if due else ():
             self._runner.post(fx.PeerSilent(fx.ProxyAddress(cell)))
         self._tried_s = tried_s
@@ -227,8 +228,10 @@ class Control:
         return plan is None or there >= self._wanted(entry, plan)  # once resumed it says why
 
     def _room_bytes(self, entry: JobEntry) -> int:
+        if DISK not in entry.reason:
+            return 0
         plan, _ = self._host.jobs.plan_or_why(entry)
-        if DISK not in entry.reason or plan is None:
+        if plan is None:
             return 0
         named = isinstance(plan.job.selection.devices, int)
         asked = summands(plan.job) if named else self._store.counts().enrolled

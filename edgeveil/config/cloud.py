@@ -81,7 +81,7 @@ TestSources = Annotated[tuple[DataSource, ...], Field(min_length=1, max_length=6
 
 
 class CloudKeys(Block):
-    """Keys of a cloud that a fleet's plan has too."""
+    """Keys of a cloud that a fleet file has too."""
 
     http: CloudHttp = Http()
     """Status and control."""

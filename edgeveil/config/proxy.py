@@ -61,7 +61,7 @@ class ClaimDeskSettings(Block):
 
 
 class ProxyKeys(Block):
-    """Keys of a proxy that a fleet's plan has too."""
+    """Keys of a proxy that a fleet file has too."""
 
     http: ProxyHttp = Http()
     """Status."""
@@ -91,7 +91,7 @@ class ProxySite(ProxyKeys):
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
     """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
     devices_file: SitePath | None = Field(default=None, examples=["../site/devices.jsonl"])
-    """Devices that the fleet's plan admits and revokes, from `edgeveil site apply`."""
+    """Devices that the fleet file admits and revokes, from `edgeveil site apply`."""
     claims: ClaimDeskSettings | None = None
     """Admission by one-time claims; null: there is none."""
     cover_window_s: float = Field(default=10, gt=0, le=86400)

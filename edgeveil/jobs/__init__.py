@@ -9,7 +9,7 @@ from edgeveil.jobs.load import (
     job_tree,
     line_of,
     load_job,
-    load_spec,
+    load_plan,
     parse_job,
     parse_plan,
 )
@@ -26,7 +26,7 @@ __all__ = [
     "job_tree",
     "line_of",
     "load_job",
-    "load_spec",
+    "load_plan",
     "parse_job",
     "parse_plan",
 ]

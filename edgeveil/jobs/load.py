@@ -18,13 +18,13 @@ LOCAL_RUN = "local_run"
 """A job file's key beside the job: how it is played on one machine. Who plays it reads that."""
 
 
-def load_spec(path: Path) -> Plan:
+def load_plan(path: Path) -> Plan:
     """The plan of a job file, whose folder its paths count from. ConfigError with all problems."""
     return parse_plan(read(path), str(path), folder=path.absolute().parent)
 
 
 def load_job(path: Path) -> Job:
-    return load_spec(path).job
+    return load_plan(path).job
 
 
 def parse_plan(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Plan:

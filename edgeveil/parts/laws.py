@@ -232,7 +232,7 @@ def the_graph_gives_what_the_map_gives(part: Any) -> str:
     return "" if phi is None else graph_fault(phi, _pictures(5))
 
 
-def graph_fault(phi: FeatureMap, x: NDArray[np.float32]) -> str:
+def graph_fault(phi: FeatureMap, x: NDArray[np.float32], atol: float = 1e-5) -> str:
     from edgeveil.evaluation.graph_check import check_graph
     from edgeveil.evaluation.onnx_session import open_session, run_session
     from edgeveil.parts.features.feature_map import NodeList
@@ -243,7 +243,7 @@ def graph_fault(phi: FeatureMap, x: NDArray[np.float32]) -> str:
     raw = nodes.model("map", {"x": ("N", *shape)}, outputs)
     check_graph(raw)
     found = run_session(open_session(raw), output, {"x": x})
-    return "" if np.allclose(found, phi(x), atol=1e-4) else "the graph gives something else"
+    return "" if np.allclose(found, phi(x), atol=atol) else "the graph gives something else"
 
 
 # Methods, and update stages.

@@ -113,7 +113,8 @@ _BEHIND = "a cloud whose store was begun anew may number behind: rotate its keys
 _PROXY = "look at the proxy's log"
 # A part of the reason -> what to do; with BY_ITSELF, until when it waits. The first that is found.
 _ADVICE = {
-    "cache_full": "wait for other jobs to end, or raise limits.cache_bytes at the proxy",
+    "cache_full": "cancel or resume paused jobs, wait for others to end, or raise the proxy's "
+    "limits.cache_bytes",
     "spool_full": "make room at the proxy, or raise its limits.spool_bytes",
     "spool_too_small": "raise limits.spool_bytes at the proxy, or learn a smaller model",
     "closed_job": f"the proxy has closed this job: {ANEW}",

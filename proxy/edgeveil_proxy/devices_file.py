@@ -1,4 +1,4 @@
-"""`devices.jsonl`: which devices the fleet's plan admits, and which it has revoked.
+"""`devices.jsonl`: which devices the fleet file admits, and which it has revoked.
 
     {"enrolment": {…}, "note": "box-1", "revoked": false}
 

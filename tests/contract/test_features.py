@@ -126,7 +126,7 @@ def test_the_records_are_not_written_to(phi, images):
 
 
 def test_the_graph_says_the_same_and_a_device_runs_it(phi, images):
-    assert graph_fault(phi, images(37)) == ""
+    assert graph_fault(phi, images(37), atol=1e-4) == ""
 
 
 def test_features_have_the_same_bits_where_subnormal_numbers_are_flushed():

@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from edgeveil.jobs import load_spec
+from edgeveil.jobs import load_plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.privacy.ledger_chain import JobAccount, PricedAnswer
 from edgeveil.protocol.tensors import pack_tensors
@@ -14,7 +14,7 @@ from edgeveil_edge.store import UploadReceipt
 from tests.chaos.__main__ import JOB
 from tests.chaos.evidence import CommittedRound, DeviceFacts, Evidence, JobFacts
 
-PLAN = load_spec(JOB)
+PLAN = load_plan(JOB)
 DEVICES = 4
 NAME = "chaos-0001"
 LARGEST = 1 << 28  # in whole steps
@@ -82,7 +82,7 @@ def device_of(job, number, cell=""):
             for index in ROUNDS
         ),
         links=tuple((wire, index) for index in ROUNDS),
-        ledger={wire: JobAccount(PLAN.request(wire), releases=releases)},
+        ledger={wire: JobAccount(PLAN.request(wire), answers=releases)},
         release=(wire, "digest"),
         answers={(wire, index): pack_tensors(tensors(number, index)) for index in ROUNDS},
         cell=cell,

@@ -31,7 +31,7 @@ from edgeveil.errors import (
     UsageError,
 )
 from edgeveil.evaluation.figures import ACCURACY
-from edgeveil.jobs import Job, Plan, compile_job, line_of, load_spec
+from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.parts.features.onnx import backbone_path
@@ -412,7 +412,7 @@ def plan_of(job: str | Path | Job) -> Plan:
     """The plan of a job file, or of a job as it was loaded. Raises ConfigError."""
     if not isinstance(job, Job):
         ensure_for_jobs([Path(job)])
-        return load_spec(Path(job))
+        return load_plan(Path(job))
     return compile_job(job.alone if isinstance(job, LocalJob) else job)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,6 @@ from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.methods.dp_sgd import DpSgdParameters, record_gradients
 from edgeveil.parts.models.network import Network
 from edgeveil.subnormals import flushed_training
-
-if TYPE_CHECKING:
-    pass
 
 PROBES = 3  # made-up records
 FAR = 1e-3  # of a probability: rounding alone makes no such difference

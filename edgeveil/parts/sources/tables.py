@@ -217,9 +217,9 @@ def _require_small(file: Path, max_bytes: int) -> None:
         )
 
 
-def _cells(line: str) -> list[str]:
+def _cells(line: str, *, skip_blanks: bool = True) -> list[str]:
     try:
-        return next(csv.reader([line], skipinitialspace=True))
+        return next(csv.reader([line], skipinitialspace=skip_blanks))
     except csv.Error:
         return [line]
 
@@ -258,7 +258,7 @@ def _require_no_number(cells: list[str], where: str) -> None:
 def _row(line: str, width: int) -> tuple[list[float], str]:
     """The numbers of one record's line, and what is wrong. Lines are read alone, so that an open
     quote swallows nothing."""
-    cells, missing = _cells(line), float("nan")
+    cells, missing = _cells(line, skip_blanks=False), float("nan")
     if len(cells) != width:
         return [missing] * width, f"{len(cells)} columns, the first line has {width}"
     with suppress(ValueError):

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from edgeveil.jobs import load_spec
+from edgeveil.jobs import load_plan
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
 from edgeveil.privacy.policy import JobRequest, Limits
@@ -91,7 +91,7 @@ def test_a_spool_that_takes_a_second_choice_or_forgets_the_first_is_seen(tmp_pat
 
 def test_a_commit_is_made_of_the_cells_whose_batches_the_real_store_absorbed(tmp_path):
     path = tmp_path / "cloud.sqlite"
-    plan = load_spec(JOB)
+    plan = load_plan(JOB)
     with closing(Store(f"sqlite:///{path}")) as store:
         for _ in range(2):
             tap_store(path)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeveil.jobs import load_spec
+from edgeveil.jobs import load_plan
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud_job import CellBroadcasts, SealRound
 from edgeveil.transport.metrics import Metrics
@@ -19,7 +19,7 @@ JOBS = Path(__file__).parents[3] / "configs" / "jobs"
 def spent(name):
     """ε by kind, after the job's devices were asked for its first round."""
     store = Store()
-    job = load_spec(JOBS / name).job
+    job = load_plan(JOBS / name).job
     entry = store.submit_job(job.job, job.canonical(), job.digest())
     host = SimpleNamespace(jobs=StoredJobs(store))
     shown = CloudMetrics(Metrics(), store, host, SimpleNamespace(courses={}))

@@ -13,7 +13,7 @@ import yaml
 from edgeveil.crypto.chunked import chunked_bytes
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, JobFailed
-from edgeveil.jobs import compile_job, load_job, load_spec, parse_plan
+from edgeveil.jobs import compile_job, load_job, load_plan, parse_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.parts.aggregation.robust import Krum
 from edgeveil.parts.models import python_model
@@ -222,7 +222,7 @@ def test_a_rule_that_fails_is_refused_with_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Krum, "combine", fails)
     path = JOBS / "digits_krum.yaml"
     with pytest.raises(ConfigError, match="FloatingPointError: no nearest upload") as caught:
-        rehearse(load_spec(path), path)
+        rehearse(load_plan(path), path)
     (problem,) = caught.value.problems
     number = next(n for n, t in enumerate(path.open(), 1) if t.startswith("aggregation"))
     assert problem.startswith(f"{path}:{number} aggregation: ")
@@ -247,8 +247,8 @@ from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil.crypto.chunked import chunked_bytes
 from edgeveil_cloud import rehearsal
 from edgeveil_cloud.broadcasts import BroadcastLimits, largest_broadcast
-from edgeveil.jobs import load_spec
-plan = load_spec(Path("tests/kits/quickstart.yaml"))
+from edgeveil.jobs import load_plan
+plan = load_plan(Path("tests/kits/quickstart.yaml"))
 rehearse_job(plan, BroadcastLimits(4096), devices=False)
 print("torch" in sys.modules)
 """

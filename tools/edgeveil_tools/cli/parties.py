@@ -290,7 +290,7 @@ def _make_claims(args: argparse.Namespace) -> int:
         raise UsageError(text, where=str(args.out), fix="name another file")
     site = _proxy_site(args.config)
     if site.claims is None:
-        fix = "add claims to it, or devices.claims to the fleet's plan"
+        fix = "add claims to it, or devices.claims to the fleet file"
         raise UsageError("admits nobody by claims", where=str(args.config), fix=fix)
     with _registry(site) as registry:
         devices = {one.note: one.device_id for one in registry.devices(revoked=True)}

@@ -62,7 +62,7 @@ _BEFORE = {  # what to use, and what it was before
     "edgeveil proxy admit --config PROXY.yaml --claim NAME": "proxy claims add",
     "edgeveil proxy admit --config PROXY.yaml NAME": "proxy claims admit",
     "edgeveil proxy revoke --config PROXY.yaml NAME": "proxy claims withdraw",
-    "cells in a fleet's plan, then edgeveil site apply DIR": "trust cell, trust init --cell",
+    "cells in the fleet file, then edgeveil site apply DIR": "trust cell, trust init --cell",
     "edgeveil trust sign DIR --renew": "trust renew",
     "edgeveil trust rotate DIR registry LINEAGE, or root --without FINGERPRINT": "trust recover",
     "edgeveil ledger EDGE.yaml": "ledger show",

@@ -347,7 +347,7 @@ class LocalSpec(Block):
             yield Mix(("ports",), "two are the same; give each a port of its own")
         if self.host in ("0.0.0.0", "::"):  # noqa: S104 - what is refused
             text = "is where a server listens, not what clients call it; write this machine's"
-            yield Mix(("host",), f"{text} address, or spec a fleet, which tells the two apart")
+            yield Mix(("host",), f"{text} address, or make a fleet, which tells the two apart")
 
     def site(self, folder: Path) -> SiteSpec:
         return SiteSpec(

@@ -116,9 +116,9 @@ def test_it_loads_neither_torch_nor_onnx_where_the_role_needs_none(job, trains, 
     code = f"""
 import sys
 from pathlib import Path
-from edgeveil.jobs import load_spec
+from edgeveil.jobs import load_plan
 from edgeveil.jobs.rehearsal import rehearse_device
-plan = load_spec(Path("configs/jobs/{job}"))
+plan = load_plan(Path("configs/jobs/{job}"))
 graph = Path({str(graph)!r}).read_bytes()
 rehearse_device(plan, graph, trains={trains}, records=4, processor="cpu")
 print(sorted({{"torch", "onnx"}} & set(sys.modules)))

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from edgeveil.errors import PrivacyError
-from edgeveil.jobs import compile_job, load_spec, parse_job
+from edgeveil.jobs import compile_job, load_plan, parse_job
 from edgeveil.privacy.events import GaussianEvent, LaplaceEvent, SharedGaussian
 from edgeveil.privacy.guarantee import guarantee_bounds, up
 from edgeveil.privacy.ledger import Ledger
@@ -140,7 +140,7 @@ def test_a_limit_between_what_was_printed_and_what_is_true_lets_one_job_in(tmp_p
     for name in ("updates, shared", records):
         privacy = {**BASE["privacy"], "epsilon": 1, "noise": "shared"}
         file.write_text(yaml.safe_dump({**BASE, **JOBS[name], "privacy": privacy}))
-        plans.append(load_spec(file))
+        plans.append(load_plan(file))
     parts = [plan.quote().training for plan in plans]
     assert {(one.unit, one.honest) for one in parts} == {("device", 15), ("record", 15)}
     limit = 9.5

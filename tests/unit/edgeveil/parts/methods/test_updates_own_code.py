@@ -8,7 +8,7 @@ import torch
 
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
-from edgeveil.jobs import load_spec
+from edgeveil.jobs import load_plan
 from edgeveil.parts.models import python_model
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.own_models import check_own_model
@@ -75,7 +75,7 @@ class Strict(Sound):
 def plan_of(tmp_path, model, method="sgd"):
     path = tmp_path / "job.yaml"
     path.write_text(JOB.format(function=f"{HERE}:{model}", method=method))
-    return load_spec(path)
+    return load_plan(path)
 
 
 @pytest.mark.parametrize(

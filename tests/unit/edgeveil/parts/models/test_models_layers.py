@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_layers import CLASSES, REFUSED, USABLE
 
-from edgeveil.jobs import load_spec
+from edgeveil.jobs import load_plan
 from edgeveil.jobs.rehearsal import made_up_records
 from edgeveil.parts.models import python_model
 from edgeveil.parts.models.heads import bake
@@ -68,7 +68,7 @@ def test_a_usable_layer_is_trained_released_and_used(layer, tmp_path, capsys):
     assert main(["check", str(job_file(tmp_path, one, methods[0]))]) == 0, capsys.readouterr().out
     for method in methods:
         path = job_file(tmp_path, one, method)
-        plan = load_spec(path)
+        plan = load_plan(path)
         records = made_up_records(plan, 8)
         weights = trained(plan, records)
         device = tmp_path / method

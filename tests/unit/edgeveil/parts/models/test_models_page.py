@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from edgeveil.jobs import load_spec
+from edgeveil.jobs import load_plan
 from tests.kits.own_models import check_own_model
 
 PAGE = (Path(__file__).parents[5] / "docs" / "models.md").read_text("utf-8")
@@ -26,4 +26,4 @@ def test_the_example_of_an_own_model_can_be_trained(tmp_path, monkeypatch):
     model = yaml.safe_load(re.search(r"```yaml\n(.*?)```", own, re.DOTALL)[1])
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump({**yaml.safe_load(JOB), **model}))
-    check_own_model(load_spec(path))
+    check_own_model(load_plan(path))

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from edgeveil.errors import ConfigError, DataError
-from edgeveil.jobs import Job, compile_job, load_job, load_spec, parse_job
+from edgeveil.jobs import Job, compile_job, load_job, load_plan, parse_job
 from edgeveil.jobs.artifacts import carried_digests, kept_digests, read_artifacts
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models import network as files
@@ -84,7 +84,7 @@ def test_a_job_without_one_keeps_its_bytes(tmp_path):
 
 def test_first_weights_are_the_modules_turned_as_the_layers_hold_them(tmp_path):
     weights = module().state_dict()
-    plan = load_spec(job_file(tmp_path, saved(tmp_path, weights)))
+    plan = load_plan(job_file(tmp_path, saved(tmp_path, weights)))
     plan = plan.with_artifacts(read_artifacts(plan.job))
     first = plan.cloud.initial_state()
     assert np.array_equal(first["hidden1.weight"], weights["hidden1.weight"].numpy().T)
