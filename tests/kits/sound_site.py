@@ -84,6 +84,6 @@ def device_of(job, number, cell=""):
         links=tuple((wire, index) for index in ROUNDS),
         ledger={wire: JobAccount(PLAN.request(wire), answers=releases)},
         release=(wire, "digest"),
-        answers={(wire, index): pack_tensors(tensors(number, index)) for index in ROUNDS},
+        releases={(wire, index): pack_tensors(tensors(number, index)) for index in ROUNDS},
         cell=cell,
     )

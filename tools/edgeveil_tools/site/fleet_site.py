@@ -198,7 +198,7 @@ class FleetSite:
         """
         self._read_spec()
         if domain not in self._record.authorities:
-            fix = f"name one of {', '.join(self._record.authorities)}; or add it to fleet.yaml, and apply"
+            fix = f"name one of {', '.join(self._record.authorities)}; or add it, and apply"
             where = str(self.folder / FLEET_FILE)
             raise UsageError(f"the fleet has no {domain} authority yet", where=where, fix=fix)
         if finish != (len(self._record.authorities[domain]) > 1):
