@@ -199,7 +199,7 @@ def test_an_unnamed_cell_goes_on_beside_named_ones(tmp_path):
     said = yaml.safe_load((folder / FLEET_FILE).read_text())
     del said["fleet"]["cells"][""]
     (folder / FLEET_FILE).write_text(yaml.safe_dump(said))
-    with pytest.raises(UsageError, match="box-0002 is in the cell without a name, which the plan"):
+    with pytest.raises(UsageError, match="box-0002 is in the cell without a name"):
         opened(folder).changes()
     done = moved(folder, "box-0002", "north")
     assert ("unplanned", "proxy") in {(one.what, one.name) for one in done}

@@ -113,9 +113,9 @@ def running(site, started):
     found = {"broker": started("broker", "--config", site.brokers["edge"])}
     found["broker-cloud"] = started("broker", "--config", site.brokers["cloud"])
     for domain in ("edge", "cloud"):
-        place = ("127.0.0.1", site.plan.port(domain))
+        place = ("127.0.0.1", site.spec.port(domain))
         wait_for(lambda place=place: _listens(place), f"the broker of the {domain} side")
-    state = site.plan.folder / "state"
+    state = site.spec.folder / "state"
     config = {"cloud": site.cloud, "proxy": site.proxy, "edge": site.edges[0]}
     for role, file in config.items():
         found[role] = started(role, "--config", file)
@@ -168,7 +168,7 @@ on_ray.opened({{}}, b"", b"")
 
 def test_a_program_that_a_device_runs_in_is_as_private(tmp_path, site):
     DeviceIdentity.load_or_create(tmp_path / "state")
-    config = site.plan.folder / "embedded.yaml"
+    config = site.spec.folder / "embedded.yaml"
     config.write_text(site.edges[0].read_text().replace("state/edge-1", str(tmp_path / "state")))
     script = f"""
 import ctypes, numpy, resource, sys
@@ -180,7 +180,7 @@ with Device({str(config)!r}, records=lambda: (numpy.zeros((4, 64)), numpy.arange
 
 
 def test_state_is_its_users_alone_under_any_umask(running, site):
-    state = site.plan.folder / "state"
+    state = site.spec.folder / "state"
     found = [state, *state.rglob("*")]
     assert len(found) > 20
     wide = {
