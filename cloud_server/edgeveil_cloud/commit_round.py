@@ -343,11 +343,11 @@ class RoundCommitter:
             opening = self._store.open_batch(entry.id, at.round, at.attempt, digest, cell)
             if opening is None:
                 return self._again(entry.id, at, context)
-            if opening.secret is None or not opening.first:
-                gone = "the round's key is gone"
-                other = "another batch of this attempt was opened"
-                why = gone if opening.secret is None else other
-                raise JobFailed(why, where=context.round.label)
+            if opening.secret is None:
+                raise JobFailed("the round's key is gone", where=context.round.label)
+            if not opening.first:
+                what = "another batch of this attempt was opened"
+                raise JobFailed(what, where=context.round.label)
             secret, spooled = RoundSecret.from_bytes(opening.secret), data(cell, batch)
             opened.asked += len(secret.recipients)
             valid = opened.valid[cell] = validate_batch(
