@@ -31,13 +31,15 @@ test-all: mosquitto postgresql chromium promtool setup run  ## the quickstart, t
 drills: mosquitto postgresql nats rabbitmq rootfs chromium setup  ## tests of minutes: images, clusters of brokers, another processor, upgrades, chaos
 	$(BIN)/python -m pytest -n $(WORKERS) $(SPREAD) -m drill
 
-check: $(VENV)/.all  ## ruff, mypy --strict, import-linter; whether `make docs` would change a page
+check: $(VENV)/.all  ## ruff, mypy --strict, import-linter, budgets, spelling; build the documentation strictly
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.budgets
 	$(BIN)/python -m tests.drawn
+	$(BIN)/codespell
+	$(BIN)/python -m tests.drawn.site
 
 budgets: $(VENV)/.all  ## lines, files, commands, flags, keys and classes beside what .ci/budgets.toml allows
 	$(BIN)/python -m tests.budgets
@@ -77,8 +79,9 @@ long: mosquitto $(VENV)/.all  ## 200 kills without masks, with, and of three cel
 	$(BIN)/edgeveil loadtest --scenario configs/load/soak.yaml --out out/soak
 	$(BIN)/edgeveil audit
 
-docs: $(VENV)/.all  ## redraw what docs/ draws from the code: states, house, parts, options
+docs: $(VENV)/.all  ## redraw what docs/ draws from the code, and build the site: out/site/index.html
 	$(BIN)/python -m tests.drawn --write
+	$(BIN)/python -m tests.drawn.site
 
 mosquitto:
 	@command -v mosquitto >/dev/null 2>&1 || { \

@@ -14,8 +14,6 @@ from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools import cli
 from edgeveil_tools.methods import entries
-from tests.drawn import redrawn
-from tests.drawn.readme import PAGE, drawing
 
 ENTRIES = entries()
 
@@ -66,8 +64,3 @@ def test_the_command_lists_all_and_one(capsys):
     said = capsys.readouterr().out
     assert "Blanchard" in said
     assert "fedavg" not in said
-
-
-def test_the_readme_has_every_name():
-    text = PAGE.read_text("utf-8")
-    assert redrawn(text, drawing) == text
