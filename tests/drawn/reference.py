@@ -134,8 +134,8 @@ def parts() -> str:
         "# Methods, models and presets",
         "",
         "Names that a job file may use. *Proven*: the printed ε follows from a proof in"
-        " [Privacy](../privacy.md). *Claimed*: the source's claim, without a proof; a job that uses one"
-        " needs `accept_unproven`, and its report shows no ε.",
+        " [Privacy](../privacy.md). *Claimed*: the source's claim, without a proof; a job"
+        " that uses one needs `accept_unproven`, and its report shows no ε.",
         "",
     ]
     family = None
