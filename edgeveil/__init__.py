@@ -22,7 +22,7 @@
 Each name is loaded when it is first asked for, so that `import edgeveil` takes no time and needs no
 library: a name whose extra is missing raises `errors.MissingExtraError`, which names the extra. The
 library itself imports none of what is built on it, the deployables and the tools: the table below
-gives their modules by name, and only who asks for one loads it (docs/adr/0022).
+gives their modules by name, and only who asks for one loads it (docs/adr/0019).
 """
 
 from __future__ import annotations
