@@ -57,16 +57,16 @@ class AuditLog:
             last = _last_line(file)
             end = file.tell()
             entry = _entry(last, str(self._path)) if last else None
-            own, taken_up = self._key.public().to_bytes().hex(), b""
+            own, key_change = self._key.public().to_bytes().hex(), b""
             if self._succeeds and entry is not None and entry["key"] != own:
                 last = self._line(last, entry, NEW_KEY, {"before": entry["key"]})
-                taken_up = last + b"\n"
+                key_change = last + b"\n"
                 entry = _entry(last, str(self._path))
             line = self._line(last, entry, action, what)
             if len(line) > _LINE_BYTES:
                 raise AuditLogError("a line would be too long", where=str(self._path))
             try:
-                remaining = taken_up + line + b"\n"
+                remaining = key_change + line + b"\n"
                 while remaining:
                     remaining = remaining[file.write(remaining) :]
                 os.fsync(descriptor)

@@ -128,5 +128,5 @@ def _payload(identity: VerifyKey, sealing: SealingKey) -> bytes:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key is repeated")
     return found

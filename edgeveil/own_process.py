@@ -66,7 +66,10 @@ def run_apart(target: str, request: bytes, limit_s: float, where: str) -> bytes:
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
     if reply is None:
-        raise DataError(f"ended the process that it ran in{_how(code)}", where=where)
+        cause = ""
+        if code < 0 and code != -signal.SIGKILL:  # SIGKILL is our own, after its end
+            cause = f" ({signal.Signals(-code).name})"
+        raise DataError(f"ended the process that it ran in{cause}", where=where)
     return _result(reply, where)
 
 
@@ -87,12 +90,6 @@ def _reply(descriptor: int, end_s: float) -> bytes | None:
                 return bytes(found[8 : 8 + size])
             if not piece:
                 return None
-
-
-def _how(code: int) -> str:
-    if code < 0 and code != -signal.SIGKILL:  # SIGKILL is our own, after its end
-        return f" ({signal.Signals(-code).name})"
-    return ""
 
 
 def _result(reply: bytes, where: str) -> bytes:

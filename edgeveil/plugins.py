@@ -198,7 +198,7 @@ def _check_admitted(one: Plugin) -> None:
     except UsageError as error:
         raise PluginRefusedError(f"{one} {error.what}; {error.fix}") from error
     if here not in found:
-        text = f"{one} has other files here than policy.allowed_plugins says, their digest is"
+        text = f"{one} has other files here than policy.allowed_plugins allows, their digest is"
         raise PluginRefusedError(f"{text} {here}; if you trust them, correct sha256")
 
 

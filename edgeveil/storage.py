@@ -72,7 +72,7 @@ class SqliteFile:
     ) -> None:
         self._path, self._name, self._error, self._damaged_fix = path, name, error, damaged_fix
         self._lock = threading.RLock()
-        with self._told("used"):
+        with self._converted_errors("used"):
             if str(path) != MEMORY:
                 self._make()
             self._opened = _identity(path)
@@ -97,7 +97,7 @@ class SqliteFile:
     @contextmanager
     def guard(self, what: str = "used") -> Iterator[sqlite3.Connection]:
         """Hold the connection exclusively; `what` is the attempted action, for the error."""
-        with self._lock, self._told(what):
+        with self._lock, self._converted_errors(what):
             yield self.db
 
     @contextmanager
@@ -117,7 +117,7 @@ class SqliteFile:
                         db.execute("ROLLBACK")
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _converted_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except EdgeVeilError:

@@ -37,7 +37,7 @@ def flush_subnormals() -> None:
     """Count subnormals as zero in this thread and those it starts. Raises PrivacyError."""
     set_flushing(True)
     if not subnormals_flushed():
-        what = "this processor does not count subnormal numbers as zero, so times tell of records"
+        what = "this processor does not count subnormal numbers as zero, so times reveal records"
         where = f"{platform.system()} on {platform.machine()}"
         raise PrivacyError(what, where=where, fix="use Linux or macOS on x86-64 or 64-bit ARM")
 

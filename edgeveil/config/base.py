@@ -22,7 +22,7 @@ from edgeveil.errors import ConfigError, ConfigProblem
 from edgeveil.registry import known_names, nearest
 
 MIX = "impossible_mix"
-RESTS_ON_ANOTHER = "rests_on_another_key"  # which is faulty and reported itself
+DEPENDS_ON_ANOTHER = "depends_on_another_key"  # which is reported itself
 
 
 class Block(BaseModel):

@@ -78,7 +78,7 @@ class BrokerSite(Block):
         if self.users_file is not None or ca_file is not None:
             return
         if self.acl is not None:
-            text = "an access list tells users apart, but nobody has to log in; add users_file"
+            text = "an access list is for users, but nobody has to log in; add users_file"
             yield Mix(("acl", "users_file", "tls"), text)
         if self.host not in LOOPBACK:
             text = f"{self.host} is open to the network and nobody has to log in; add users_file,"

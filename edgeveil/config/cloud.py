@@ -55,7 +55,7 @@ class ComputeAt(Block):
         if self.address is not None and self.engine != "ray":
             raise ValueError("address names a Ray cluster; set engine: ray")
         if self.engine == "ray" and self.workers == 0:
-            raise ValueError("engine: ray needs workers; say how many processors it may use")
+            raise ValueError("engine: ray needs workers; set how many processors it may use")
         return self
 
 

@@ -203,7 +203,7 @@ def dealing_mixes(rule: Partition, source: str, at: str, source_key: str) -> Ite
     if published and rule.lq_range is not None:
         yield Mix((f"{at}.lq_range", source_key), f"is for own files, not for {source}; drop it")
     if rule.lq_data and rule.lq_range is None and not published:
-        text = "is noise in a range that your own records may not say; add lq_range: [0, 255]"
+        text = "is noise in a range that must not be read from your records; add lq_range: [0, 255]"
         yield Mix((f"{at}.lq_data", f"{at}.lq_range"), text)
 
 

@@ -16,9 +16,9 @@ from edgeveil.config.links import (
     BrokerLink,
     ByteLimit,
     Cell,
-    Listens,
     Log,
     PacketBytes,
+    TcpListener,
     at_usual_port,
     broker_mixes,
     trust_mixes,
@@ -95,7 +95,7 @@ def _loopback(host: str) -> str:
     return host
 
 
-class LoopbackHttp(Listens):
+class LoopbackHttp(TcpListener):
     """Loopback listener of predictions or of the owner's page."""
 
     host: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_loopback)] = (

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from edgeveil.config.base import MIX, RESTS_ON_ANOTHER, ImpossibleMixError, Mix
+from edgeveil.config.base import DEPENDS_ON_ANOTHER, MIX, ImpossibleMixError, Mix
 from edgeveil.config.yaml_tree import Path, Problem, Tree
 from edgeveil.registry import nearest
 
@@ -40,7 +40,7 @@ class Explainer:
     def problems(self, error: ValidationError | ImpossibleMixError) -> list[Problem]:
         """Return one problem per key, however many alternatives of a value failed."""
         found: dict[Path, Problem] = {}
-        for detail in told(error)[0]:
+        for detail in faults(error)[0]:
             path, schema = self.place(detail)
             found.setdefault(path, self._problem(path, self._text(detail, path, schema)))
         # A list with failed items also counts as too short: report the items alone.
@@ -53,7 +53,7 @@ class Explainer:
         """Return the impossible mixes, except those that involve a faulty key."""
         skip, found = len(self.prefix), []
         spoiled = {*faulty, *(problem.path[skip:] for problem in self.tree.problems)} - {()}
-        for mix in told(error)[1]:
+        for mix in faults(error)[1]:
             paths = [tuple(int(s) if s.isdecimal() else s for s in p.split(".")) for p in mix.paths]
             pairs = [(path, bad, min(len(path), len(bad))) for path in paths for bad in spoiled]
             if not any(path[:shared] == bad[:shared] for path, bad, shared in pairs):
@@ -134,12 +134,12 @@ class Explainer:
         return f"unknown key, {nearest(name, self.walk.keys(self.walk.chosen(schema, value)))}"
 
 
-def told(error: ValidationError | ImpossibleMixError) -> tuple[list[ErrorDetails], list[Mix]]:
+def faults(error: ValidationError | ImpossibleMixError) -> tuple[list[ErrorDetails], list[Mix]]:
     if isinstance(error, ImpossibleMixError):
         return [], list(error.mixes)
     details = error.errors(include_url=False)
     mixes = [mix for detail in details for mix in detail.get("ctx", {}).get("mixes", [])]
-    return [one for one in details if one["type"] not in (MIX, RESTS_ON_ANOTHER)], mixes
+    return [one for one in details if one["type"] not in (MIX, DEPENDS_ON_ANOTHER)], mixes
 
 
 def _example(schema: Schema) -> str:

@@ -92,13 +92,13 @@ def judged(
     try:
         result = reading(tree.value[prefix[0]] if prefix else tree.value)
     except (ValidationError, ImpossibleMixError) as error:
-        from edgeveil.config.explain import Explainer, SchemaWalk, told  # needed for faults alone
+        from edgeveil.config.explain import Explainer, SchemaWalk, faults  # slow to import
 
         explain = Explainer(tree, SchemaWalk((schema or model.model_json_schema)()), prefix)
         misread = {problem.path for problem in tree.problems}  # fails again as a wrong type
         found = [one for one in explain.problems(error) if one.path not in misread]
         problems = [*tree.problems, *found, *explain.mixes(error)]
-        if places := [explain.place(detail) for detail in told(error)[0]]:
+        if places := [explain.place(detail) for detail in faults(error)[0]]:
             problems += _mixes_behind(reading, explain, places)
         raise problems_error(where, problems) from None
     if tree.problems:

@@ -106,7 +106,7 @@ class BrokerLink(Block):
         return (self.url,) if isinstance(self.url, str) else self.url
 
 
-class Listens(Block):
+class TcpListener(Block):
     """A TCP listener."""
 
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
@@ -115,7 +115,7 @@ class Listens(Block):
     """TCP port; 0: the usual one (cloud 8701, proxy 8702, predictions 8710, owner's page 8711)."""
 
 
-P = TypeVar("P", bound=Listens)
+P = TypeVar("P", bound=TcpListener)
 
 
 class HttpTls(Block):
@@ -138,7 +138,7 @@ class HttpClient(Block):
     """Its rights without a token; each includes those before it."""
 
 
-class Http(Listens):
+class Http(TcpListener):
     """Listener of the status and control pages."""
 
     socket: SitePath | None = Field(default=None, examples=["../state/cloud.sock"])
@@ -179,7 +179,7 @@ def http_mixes(http: Http) -> Iterator[Mix]:
     if http.socket is not None:
         for key in ("host", "port", "tls"):
             if key in http.model_fields_set and getattr(http, key) is not None:
-                text = "a Unix socket stands in place of TCP; drop one of the two"
+                text = "a Unix socket replaces TCP; drop one of the two"
                 yield Mix((f"http.{key}", "http.socket"), text)
     elif http.socket_group is not None:
         yield Mix(("http.socket_group", "http.socket"), "is of a Unix socket; add http.socket")
@@ -197,7 +197,7 @@ def trust_mixes(trust_file: Path | None, **keys: Path | None) -> Iterator[Mix]:
     rooted = trust_file is not None
     for key, path in keys.items():
         if (path is not None) == rooted:
-            text = "others' keys stand in trust_file, or are pinned one by one; "
+            text = "keys of others are either in trust_file or pinned one by one; "
             text += "drop one of the two" if rooted else f"add {key}, or trust_file"
             yield Mix((key, "trust_file"), text)
 
@@ -227,4 +227,4 @@ def broker_mixes(
         if proxy is None or proxy.username is None:
             yield Mix(keys, "a password needs a user name; write http_proxy: http://user@host:port")
         elif proxy.password is not None:
-            yield Mix(keys, "the password stands in http_proxy too; drop it there")
+            yield Mix(keys, "http_proxy holds a password too; drop it there")

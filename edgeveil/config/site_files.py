@@ -77,7 +77,7 @@ def _policy_tree(tree: Tree, path: Path) -> tuple[Tree, Path] | None:
         return None
     if "policy" in block:
         at = ("edge", "policy")
-        text = "the policy stands in policy_file too; drop one of the two"
+        text = "there is a policy in policy_file too; drop one of the two"
         raise problems_error(str(path), [*tree.problems, Problem(at, tree.line(at), text)])
     file = path.absolute().parent / Path(named).expanduser()
     if not file.exists():

@@ -218,12 +218,12 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
 def _labels(label: Label, at: str) -> Iterator[Mix]:
     names = [n for one in label.classes for n in ((one,) if isinstance(one, str) else one)]
     if (twice := _twice(names)) is not None:
-        yield Mix((f"{at}.label.classes",), f"'{twice}' stands twice; name each class once")
+        yield Mix((f"{at}.label.classes",), f"'{twice}' occurs twice; name each class once")
     if (twice := _twice([*label.normal, *label.anomalous])) is not None:
         keys = (f"{at}.label.normal", f"{at}.label.anomalous")
-        yield Mix(keys, f"'{twice}' stands twice; a label says one thing of a record")
+        yield Mix(keys, f"'{twice}' occurs twice; list each label once")
     if label.anomalous and not label.normal:
-        text = "is beside what is normal, and nothing is; add for example normal: [ok]"
+        text = "needs label.normal, which is missing; add for example normal: [ok]"
         yield Mix((f"{at}.label.anomalous", f"{at}.label"), text)
     given = [name for name in ("classes", "number", "normal") if getattr(label, name)]
     if len(given) != 1:
@@ -232,12 +232,12 @@ def _labels(label: Label, at: str) -> Iterator[Mix]:
         text = f"a label is a class, a number or what is normal, and {there}; {fix}"
         yield Mix((f"{at}.label.{(given or ['classes'])[0]}", f"{at}.label"), text)
     elif len(label.classes) == 1:
-        text = "names one class, and there is nothing to tell it from; name at least two"
+        text = "names only one class; name at least two"
         yield Mix((f"{at}.label.classes",), text)
     elif label.number is not None and label.number[0] >= label.number[1]:
         yield _not_a_range(label.number, f"{at}.label.number")
-    elif label.number is not None and not TargetRange(*label.number).told_in_float32:
-        text = "is narrower than float32 tells apart there, which models answer in; subtract an"
+    elif label.number is not None and not TargetRange(*label.number).distinct_in_float32:
+        text = "is too narrow for float32, in which models compute; subtract an"
         yield Mix((f"{at}.label.number",), f"{text} offset from the column, and from its range")
 
 
@@ -245,9 +245,9 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     named = [name for one in columns for name in one.names]
     twice, label = _twice(named), schema.label.column
     if twice is not None:
-        yield Mix((f"{at}.columns",), f"'{twice}' stands twice; name each column once")
+        yield Mix((f"{at}.columns",), f"'{twice}' occurs twice; name each column once")
     if label is None:
-        text = "is missing: a row's label stands in one of the columns; name it"
+        text = "is missing; name the column of the label"
         yield Mix((f"{at}.label.column", f"{at}.label"), text)
     elif label in named:
         text = f"'{label}' is both the label and an input; leave it out of columns"
@@ -257,7 +257,7 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     if schema.header is None:
         return
     if (again := _twice(schema.header)) is not None:
-        yield Mix((f"{at}.header",), f"'{again}' stands twice; give each column its own name")
+        yield Mix((f"{at}.header",), f"'{again}' occurs twice; give each column its own name")
     needed = label if label is not None and not schema.anomaly else None
     wanted, there = (*named, *([needed] if needed else ())), set(schema.header)
     lacking = [name for name in wanted if name not in there]
@@ -276,7 +276,7 @@ def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
         return
     if column.category is not None:
         if (twice := _twice(column.category)) is not None:
-            yield Mix((f"{at}.category",), f"'{twice}' stands twice; name each once")
+            yield Mix((f"{at}.category",), f"'{twice}' occurs twice; name each once")
         for name in column.category:
             if name in missing or not name.strip():
                 text = f"'{name}' means a missing value, which has a place already"

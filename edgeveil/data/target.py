@@ -30,7 +30,7 @@ class TargetRange:
         return self.high / 2 - self.low / 2
 
     @property
-    def told_in_float32(self) -> bool:
+    def distinct_in_float32(self) -> bool:
         return self.half / STEPS > max(abs(self.low), abs(self.high)) * 2.0**-24
 
     def label(self, value: float) -> int | None:

@@ -203,13 +203,13 @@ def guessing(figures: Mapping[str, Any] | None) -> dict[str, float]:
 
 def beside_text(name: str, value: float, figures: Mapping[str, Any] | None) -> str:
     """Return `always the largest class 0.866`, from `guessing`, or ""."""
-    beside = guessing(figures)
-    if name == RMSE and "rmse_of_mean" in beside:
-        mean = beside["rmse_of_mean"]
+    baselines = guessing(figures)
+    if name == RMSE and "rmse_of_mean" in baselines:
+        mean = baselines["rmse_of_mean"]
         return f"always the mean {mean:.4g}" + (_WORSE if to_digits(value) > mean else "")
-    if name != ACCURACY or "largest_class_rate" not in beside:
+    if name != ACCURACY or "largest_class_rate" not in baselines:
         return ""
-    rate, balanced = beside["largest_class_rate"], beside.get("balanced_accuracy")
+    rate, balanced = baselines["largest_class_rate"], baselines.get("balanced_accuracy")
     text = f"always the largest class {rate:.3f}" + (_WORSE if to_places(value) < rate else "")
     return text + ("" if balanced is None else f"; balanced {balanced:.3f}")
 
@@ -218,8 +218,9 @@ def leading_text(name: str, value: float | None, figures: Mapping[str, Any] | No
     """Return the value of `leading`, three places or four digits, with its baseline in brackets."""
     if value is None:
         return "unknown"
-    beside = beside_text(name, value, figures)
-    return (f"{value:.4g}" if name == RMSE else f"{value:.3f}") + (f" ({beside})" if beside else "")
+    baseline = beside_text(name, value, figures)
+    shown = f"{value:.4g}" if name == RMSE else f"{value:.3f}"
+    return f"{shown} ({baseline})" if baseline else shown
 
 
 def _part(some: float, whole: float) -> float | None:
@@ -278,8 +279,8 @@ def federated_text(found: Mapping[str, Any]) -> str:
         return f"nothing but noise{BY_DEVICES}"
     name = {"rmse": RMSE, "auc": AUC}.get(key, key.replace("_", " "))
     value, off = (leading_text(name, found[one]) for one in (key, f"{key}_deviation"))
-    beside = beside_text(name, found[key], found)
-    return f"{name} {value} ± {off}{f' ({beside})' if beside else ''}{BY_DEVICES}"
+    baseline = beside_text(name, found[key], found)
+    return f"{name} {value} ± {off}{f' ({baseline})' if baseline else ''}{BY_DEVICES}"
 
 
 CLUSTER_SCORES = {  # by the names in `edgeveil.evaluation.cluster_sums`

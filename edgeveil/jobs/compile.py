@@ -308,7 +308,7 @@ def _stages(plan: Plan) -> Iterator[Mix]:
     for index, (name, stage) in enumerate(stages):
         at = f"update.{index}"
         if name in names[:index]:
-            yield Mix((at, "update"), f"'{name}' stands twice; leave one of them out")
+            yield Mix((at, "update"), f"'{name}' occurs twice; leave one of them out")
         if stage.leads and index:
             yield Mix((at, "update"), f"'{name}' decides where training starts; put it first")
         if stage.wire != "float32" and index < len(stages) - 1:

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from edgeveil.config.base import RESTS_ON_ANOTHER, Block, Seconds
+from edgeveil.config.base import DEPENDS_ON_ANOTHER, Block, Seconds
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
@@ -59,9 +59,9 @@ _SCHEMA_EXAMPLE = {
 
 def _of_schema(value: Any, info: ValidationInfo) -> Any:
     if value is None:
-        schema = info.data.get("schema_", RESTS_ON_ANOTHER)
-        if schema == RESTS_ON_ANOTHER:
-            raise PydanticCustomError(RESTS_ON_ANOTHER, "the schema is faulty")
+        schema = info.data.get("schema_", DEPENDS_ON_ANOTHER)
+        if schema == DEPENDS_ON_ANOTHER:
+            raise PydanticCustomError(DEPENDS_ON_ANOTHER, "the schema is faulty")
         if schema is None:
             raise PydanticKnownError("missing")
         value = getattr(schema, str(info.field_name))
@@ -240,10 +240,6 @@ class FederatedEvaluationBlock(Block):
         default=None, ge=1e-4, le=0.5, examples=[0.05], exclude_if=says_nothing(None)
     )
     """For anomalies: share of normal records that may be flagged; null: 0.05."""
-
-    @property
-    def wanted_alarm_rate(self) -> float:
-        return 0.05 if self.alarm_rate is None else self.alarm_rate
 
 
 class Job(Block):

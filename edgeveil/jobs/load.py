@@ -31,7 +31,7 @@ def parse_plan(text: str | bytes, where: str = "(posted)", *, folder: Path | Non
     """Return the plan of a job in YAML; it may name files in `folder`. Raises ConfigError."""
     tree = job_tree(text, where)
     tree.value = {key: value for key, value in tree.value.items() if key != LOCAL_RUN}
-    return judged(Job, compile_job, tree, where, folder=folder, schema=_schema_beside)
+    return judged(Job, compile_job, tree, where, folder=folder, schema=_file_schema)
 
 
 def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Job:
@@ -68,6 +68,6 @@ def job_schema(model: type[Job] = Job) -> Schema:
     return with_preset(model.model_json_schema())
 
 
-def _schema_beside() -> Schema:
+def _file_schema() -> Schema:
     schema = job_schema()
     return {**schema, "properties": {**schema["properties"], LOCAL_RUN: {}}}

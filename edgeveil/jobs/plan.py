@@ -223,7 +223,7 @@ class Plan:
         job, asked = self.job, self.job.federated_evaluation
         if asked is None:
             raise UsageError("the job asks for no evaluation", where="federated_evaluation")
-        data, rate = job.data, asked.wanted_alarm_rate
+        data, rate = job.data, 0.05 if asked.alarm_rate is None else asked.alarm_rate
         counts = ScoreCounts(rate) if job.anomaly else counts_of(data.classes, data.target)
         return self._evaluation(EVALUATE, counts, asked.epsilon)
 
@@ -361,7 +361,7 @@ class Plan:
             found.append(
                 f"{phase} on devices, {self._times(phase)} times: in each count of {uploads:,}"
                 f" devices noise of {noise:.3g} records, beside about {records:,} in all, so that"
-                f" shares are told to ± {noise / records:.2g} or so"
+                f" shares are accurate to about ± {noise / records:.2g}"
             )
         return tuple(found)
 

@@ -154,7 +154,7 @@ class MadeUpDevice:
             round, tensors, self._records, self._random_bytes, self._processor
         )
         if answer.events != plan.device.price(round):
-            raise PrivacyError("has another price than the job says", where=round.label)
+            raise PrivacyError("differs in price from the job's plan", where=round.label)
         segments = unpack_tensors(pack_tensors(answer.segments))
         wanted = {s.name: (s.shape, s.dtype) for s in plan.segments(round) if s.name != SOFTMAX}
         found = {name: (array.shape, str(array.dtype)) for name, array in segments.items()}

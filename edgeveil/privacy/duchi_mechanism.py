@@ -36,7 +36,7 @@ def duchi_event(
         source=SOURCE,
     )
     if not _tilt(event):
-        what = f"{what}: ε = {float(epsilon):.3g} of one value is too small to tell it from chance"
+        what = f"{what}: ε = {float(epsilon):.3g} of one value is so small that only noise is sent"
         fix = "raise epsilon, or train a smaller model"
         raise PrivacyError(what, where="privacy.epsilon", fix=fix)
     return event

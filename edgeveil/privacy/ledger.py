@@ -29,7 +29,7 @@ from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.ledger_chain import (
-    UNTOLD,
+    UNKNOWN_ANSWERS,
     Account,
     Change,
     JobAccount,
@@ -48,7 +48,7 @@ _ROOM_BYTES = DEPOSIT_BYTES - _NONCE_BYTES - _TAG_BYTES - _SIZE_BYTES
 _TEXT_BYTES = 1 << 16  # most bytes after decompression
 
 
-def sealed_deposit(key: DepositKey, request: JobRequest | None) -> bytes:
+def encrypted_state(key: DepositKey, request: JobRequest | None) -> bytes:
     """Encrypt a request or none to `DEPOSIT_BYTES`; random bytes, unreadable, if too large."""
     text = zlib.compress(request.to_json().encode(), 9) if request else b""
     nonce = os.urandom(_NONCE_BYTES)
@@ -59,7 +59,7 @@ def sealed_deposit(key: DepositKey, request: JobRequest | None) -> bytes:
     return nonce + aead.encrypt(nonce, plain, separated(DEPOSIT_KEY))
 
 
-def opened_deposit(key: DepositKey, deposit: bytes) -> JobRequest | None:
+def decrypted_state(key: DepositKey, deposit: bytes) -> JobRequest | None:
     """Decrypt a request; return None for a dummy. Raises PrivacyError if unreadable."""
     nonce, sealed = deposit[:_NONCE_BYTES], deposit[_NONCE_BYTES:]
     try:
@@ -133,7 +133,7 @@ class Ledger:
             return self._checked(request, limits)
 
     def _checked(self, request: JobRequest, limits: Limits) -> Quote:
-        if UNTOLD.job_id in self._account():
+        if UNKNOWN_ANSWERS.job_id in self._account():
             what = f"what a copy of this device answered of '{self.dataset}' is not known, so"
             fix = "put back the newest state, or enrol a new device with a state_dir of its own"
             raise PrivacyError(f"{what} nothing is left to spend", where=str(self._path), fix=fix)
@@ -244,12 +244,12 @@ class Ledger:
         """Return an open job's request, or a dummy, encrypted for this device."""
         with self._file.guard():
             entry = self._account().get(job_id)
-            return sealed_deposit(self._chain.key.deposit_key(), entry.request if entry else None)
+            return encrypted_state(self._chain.key.deposit_key(), entry.request if entry else None)
 
     def count_elsewhere(self, job_id: str, deposit: bytes) -> None:
         """Count a copy's whole reservation; an unreadable `deposit` leaves no budget."""
         try:
-            request = opened_deposit(self._chain.key.deposit_key(), deposit)
+            request = decrypted_state(self._chain.key.deposit_key(), deposit)
         except PrivacyError:
             self.count_untold()
             return
@@ -267,8 +267,8 @@ class Ledger:
     def count_untold(self) -> None:
         """Leave no budget, as it is unknown which jobs a copy of this device answered."""
         with self._written() as db:
-            if UNTOLD.job_id not in self._account():
-                self._chain.append(db, Change(self.dataset, "elsewhere", UNTOLD.job_id))
+            if UNKNOWN_ANSWERS.job_id not in self._account():
+                self._chain.append(db, Change(self.dataset, "elsewhere", UNKNOWN_ANSWERS.job_id))
 
     def answered(self, job_id: str) -> bool:
         with self._file.guard():

@@ -148,7 +148,7 @@ class JobAccount:
 
 
 _LOST = partial(UnprotectedEvent, what="answers of a copy, unknown", unit="record")
-UNTOLD = JobRequest("", 0.0, (_LOST(purpose=TRAIN), _LOST(purpose=INFER)))
+UNKNOWN_ANSWERS = JobRequest("", 0.0, (_LOST(purpose=TRAIN), _LOST(purpose=INFER)))
 """Placeholder for the answers of a copy of this device to unknown jobs."""
 
 Account = dict[str, JobAccount]
@@ -305,7 +305,7 @@ class LedgerChain:
         elif change.kind == "released":
             jobs[change.job].answers[change.round] = PricedAnswer.from_body(number, change.body)
         elif change.kind == "elsewhere":
-            request = JobRequest.from_json(change.body) if change.body else UNTOLD
+            request = JobRequest.from_json(change.body) if change.body else UNKNOWN_ANSWERS
             entry = jobs.setdefault(change.job, JobAccount(request))
             entry.request, entry.is_open, entry.elsewhere = request, False, True
         else:
@@ -321,10 +321,9 @@ class LedgerChain:
 
 def require_database(path: Path) -> None:
     """Raise `PrivacyError` if a key or head exists without a database."""
-    if not path.is_file() or path.stat().st_size == 0:
-        beside = (path.with_suffix(".key"), path.with_suffix(".head"))
-        if any(one.exists() for one in beside):
-            raise broken("its database is gone", path)
+    begun = any(path.with_suffix(suffix).exists() for suffix in (".key", ".head"))
+    if begun and (not path.is_file() or path.stat().st_size == 0):
+        raise broken("its database is gone", path)
 
 
 def _fault(error: CryptoError) -> str:

@@ -105,7 +105,7 @@ def _collect(shape: tuple[int, ...], surplus: float, draw: Callable[[int], Int64
 # few calls, and none that numpy implements in Python.
 
 
-def _words(count: int, random_bytes: RandomBytes) -> NDArray[np.uint64]:
+def _uint64s(count: int, random_bytes: RandomBytes) -> NDArray[np.uint64]:
     return np.frombuffer(random_bytes(8 * count), dtype="<u8", count=count)
 
 
@@ -120,7 +120,7 @@ def _laplace_candidates(t: Fraction, count: int, random_bytes: RandomBytes) -> I
 
 
 def _geometric(t: Fraction, count: int, random_bytes: RandomBytes) -> Int64:
-    words = _words(count, random_bytes)
+    words = _uint64s(count, random_bytes)
     scale = float(t)
     # The clip keeps ln finite; clipped values lie below SMALLEST_FAST and are decided exactly.
     uniform = np.maximum(words, np.uint64(1)).astype(np.float64) * 2.0**-64
@@ -136,7 +136,7 @@ def _geometric(t: Fraction, count: int, random_bytes: RandomBytes) -> Int64:
 def _accept(
     noise: Int64, law: tuple[Fraction, Fraction, float, float], random_bytes: RandomBytes
 ) -> NDArray[np.bool_]:
-    (variance, scale, peak, fall), words = law, _words(len(noise), random_bytes)
+    (variance, scale, peak, fall), words = law, _uint64s(len(noise), random_bytes)
     gap = np.abs(noise).astype(np.float64) - peak
     chance = np.exp(gap * gap * fall)
     excess = words.astype(np.float64) * 2.0**-64 - chance

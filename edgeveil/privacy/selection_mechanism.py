@@ -59,7 +59,7 @@ def exponential_mechanism(
     best, scale = max(exact), Fraction(event.scale_numerator, event.scale_denominator)
     while True:
         index = _below(event.candidates, random_bytes)
-        uniform = LazyUniform(_word(random_bytes), 64, random_bytes)
+        uniform = LazyUniform(_uint64(random_bytes), 64, random_bytes)
         if uniform.less_than_exp((best - exact[index]) / scale):
             return index, event
 
@@ -67,10 +67,10 @@ def exponential_mechanism(
 def _below(count: int, random_bytes: RandomBytes) -> int:
     accepted = (1 << 64) // count * count
     while True:
-        word = _word(random_bytes)
-        if word < accepted:
-            return word % count
+        drawn = _uint64(random_bytes)
+        if drawn < accepted:
+            return drawn % count
 
 
-def _word(random_bytes: RandomBytes) -> int:
+def _uint64(random_bytes: RandomBytes) -> int:
     return int.from_bytes(random_bytes(8), "little")
