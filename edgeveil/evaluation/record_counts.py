@@ -220,7 +220,7 @@ class ScoreCounts:
         if found is None:
             return {}
         threshold, far = found
-        false = (1 - _at(share, edges, threshold)) * quiet
+        false = (1 - float(np.interp(threshold, edges, share))) * quiet
         figures: dict[str, Any] = {
             "leading": "false_alarm_rate",
             "threshold": to_digits(2.0**threshold),
@@ -234,7 +234,7 @@ class ScoreCounts:
         unusual = float(bad.sum())
         if unusual <= _SURE * noise:
             return figures
-        missed = _at(_cumulative(bad, unusual), edges, threshold) * unusual
+        missed = float(np.interp(threshold, edges, _cumulative(bad, unusual))) * unusual
         area, off = _score_area(
             normal / quiet, bad / unusual, deviation / quiet, deviation / unusual
         )
@@ -268,10 +268,6 @@ def _above_noise(counts: Float64, deviation: float) -> slice:
 def _cumulative(counts: Float64, whole: float) -> Float64:
     found = np.concatenate([[0.0], np.cumsum(counts) / whole])
     return np.clip(np.maximum.accumulate(found), 0.0, 1.0)
-
-
-def _at(share: Float64, edges: Float64, log_score: float) -> float:
-    return float(np.interp(log_score, edges, share))
 
 
 def _quantile(

@@ -65,7 +65,11 @@ def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
 def _credit(
     plan: Plan, purpose: str, releases: Sequence[tuple[Event, ...]], segments: int
 ) -> ShuffleCredit | None:
-    if not releases or not all(_counts(event) for price in releases for event in price):
+    events = [event for price in releases for event in price]
+    local_dp = all(
+        isinstance(e, TwoValueEvent | LaplaceEvent) and e.unit == "device" for e in events
+    )
+    if not releases or not local_dp:
         return None
     each = float(max(pure_epsilon(price) for price in releases))
     local, delta = float(sum(map(pure_epsilon, releases))), plan.job.privacy.delta
@@ -75,8 +79,3 @@ def _credit(
         return None
     claimed = local / max(1, segments)
     return ShuffleCredit(purpose, epsilon, delta, uploads, times, local, segments, claimed)
-
-
-def _counts(event: Event) -> bool:
-    """Return whether the event bounds any two data sets of the device."""
-    return isinstance(event, TwoValueEvent | LaplaceEvent) and event.unit == "device"
