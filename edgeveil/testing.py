@@ -89,7 +89,7 @@ _TAG = b"edgeveil/v1/simulation/not-encrypted"
 
 
 class PlainSealing:
-    """Unencrypted stand-in for `edgeveil.protocol.sealed.Sealing`, with the same sizes."""
+    """Unencrypted stand-in for `protocol.sealed.Sealing`, which no configuration can select."""
 
     def seal_broadcast(
         self,

@@ -100,7 +100,7 @@ class Shard(Block):
 
 
 class DataSource(DataFiles):
-    """Where records come from."""
+    """A source of records."""
 
     name: str = Field(min_length=1, max_length=64, examples=["digits"])
     """The data set's permanent name, used by the ledger and by jobs as `data.source`."""

@@ -29,7 +29,7 @@ ALIGNMENT_BYTES = 64  # a cache line, and the widest vector register
 
 
 def aligned(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Return `values` at a multiple of 64 bytes: kernels may sum in an order set by the address."""
+    """Return float32 `values` at a multiple of 64 bytes, as kernels may sum by the address."""
     if (
         values.dtype == np.float32
         and values.flags.c_contiguous

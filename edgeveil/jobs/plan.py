@@ -128,7 +128,7 @@ class Plan:
         return Plan(self.job, artifacts) if artifacts else self
 
     def graph(self) -> bytes:
-        """Return the job's ONNX graph, weights as inputs. Raises DataError if backbones lack."""
+        """Return the job's ONNX graph, weights as inputs. Raises DataError without a backbone."""
         context, data = self.context, self.job.data
         if context.network is not None:
             front = (self.features, data.input_shape) if context.mapped else None

@@ -291,7 +291,8 @@ def mixture_curve(
 ) -> Curve | None:
     """Return an upper bound δ(ε) of a μ-GDP release, `pure[ε₀]` releases of each ε₀, and `sampled`.
 
-    None if the library is missing or too slow. Too many groups are merged upward, or add up."""
+    None if the library is missing or too slow. Of many groups close ones merge upward, small ones
+    add."""
     try:
         from dp_accounting.pld import common, privacy_loss_distribution
     except ImportError:

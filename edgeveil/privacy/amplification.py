@@ -66,7 +66,7 @@ def clone_delta(
 
 
 def composed(epsilon: float, delta: float, times: int, delta_left: float) -> tuple[float, float]:
-    """Return the lesser of basic and advanced composition (Dwork, Rothblum, Vadhan 2010)."""
+    """Return the lesser (ε, δ) of basic and advanced composition (Dwork, Rothblum, Vadhan 2010)."""
     plain = times * epsilon
     spread = epsilon * math.sqrt(2 * times * math.log(1 / delta_left))
     advanced = spread + times * epsilon * math.expm1(min(epsilon, LARGEST_EPSILON))

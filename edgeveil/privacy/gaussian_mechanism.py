@@ -215,7 +215,7 @@ def sampled_gaussian_event(
     grid_bits: int,
     noise_multiplier: float = 1.0,
 ) -> PoissonSampled:
-    """Return `steps` sums over Poisson samples; σ is `noise_multiplier` · L2 sensitivity."""
+    """Return the event of `steps` sums over Poisson samples, by `noise_multiplier`."""
     variance = _variance(sensitivity_steps, noise_multiplier)
     event = GaussianEvent(
         what=what,

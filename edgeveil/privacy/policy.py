@@ -27,7 +27,7 @@ TRAIN, INFER = "train", "infer"
 
 @dataclass(frozen=True)
 class Limits:
-    """The owner's limits for one data set, as in `Policy`; None means the non-collusion limit."""
+    """The owner's limits for one data set; for None see `Policy`."""
 
     max_epsilon_per_job: float
     lifetime_epsilon: float
@@ -76,8 +76,8 @@ class JobRequest:
     def counted(self, released: Iterable[Event]) -> tuple[Event, ...]:
         """Return the events that count permanently once `released` were released, by purpose.
 
-        Pure ε counts as released. After any other event all proven plans count: (ε, δ) holds for a
-        budget fixed beforehand (Rogers et al. 2016; Smith and Thakurta 2022)."""
+        Pure ε counts as released. After any other event the whole proven plan counts: (ε, δ) holds
+        for a budget fixed beforehand (Rogers et al. 2016; Smith and Thakurta 2022)."""
         found = tuple(released)
         fixed = {event.purpose for event in found if not isinstance(event, PureEvent)}
         planned = (e for e in self.events if e.status == "proven" or e in found)
