@@ -1,4 +1,4 @@
-"""What the cloud broadcasts: a job, a round's model, the release; each sealed and written down."""
+"""The cloud's broadcasts: a job, a round's model, or a release, sealed and recorded."""
 
 from __future__ import annotations
 
@@ -58,27 +58,27 @@ from edgeveil_cloud.validate_batch import kept_unmasks
 if TYPE_CHECKING:
     from edgeveil_cloud.store import Store
 
-_FIGURES_BYTES = 1 << 16  # of a release: its figures, names and what separates its parts
+_FIGURES_BYTES = 1 << 16  # bound for a release's figures, names and separators
 
 
 class Hindered(JobFailed):
-    """It may be different later."""
+    """A failure that may pass."""
 
 
 class TooFewDevices(Hindered):
-    """Not enough devices are enrolled, or answered, for a round."""
+    """Too few devices are enrolled or answered for a round."""
 
 
 class TooManyDevices(Hindered):
-    """More devices would be asked than a sum under masks, or a batch, has room for."""
+    """More devices are selected than a masked sum or a batch can hold."""
 
 
 class UnknownAdmissions(Hindered):
-    """The proxy's roster is stale or refused: a revoked device could be asked."""
+    """The proxy's roster is stale or refused, so a revoked device could be selected."""
 
 
 Choose = Callable[[Sequence[bytes], int], list[bytes]]
-"""Draws so many of the keys given."""
+"""Draws a number of the given keys."""
 
 
 def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
@@ -86,12 +86,11 @@ def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
 
 
 Cohorts = Mapping[str, Sequence[bytes]]
-"""The public keys of devices, by their cell."""
+"""Public keys of devices by cell."""
 
 
 def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, list[bytes]]:
-    """The public keys of a new round, drawn from those of all cells. Raises TooFewDevices, or
-    TooManyDevices: no sum may leave its ring."""
+    """Draw a new round's public keys from all cells; raises TooFewDevices or TooManyDevices."""
     asked, floor = plan.job.selection, plan.job.round.min_batch
     everybody = [key for cell in enrolled.values() for key in cell]
     count = how_many(asked.devices, len(everybody), asked.over_select)
@@ -124,8 +123,10 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
 def _whole_batch(
     drawn: list[bytes], cell: Sequence[bytes], floor: int, choose: Choose
 ) -> list[bytes]:
-    """Those drawn in a cell; where they are below the floor of its batch, either as many as the
-    floor asks for or none, so that on average a device is asked as often as in other cells."""
+    """Return the keys drawn in a cell, none, or as many as the floor of its batch.
+
+    Below the floor the choice is random, so that on average all cells' devices are selected equally
+    often."""
     if len(drawn) >= floor or not drawn:
         return drawn
     if len(cell) < floor or choose(cell[:floor], 1)[0] not in cell[: len(drawn)]:
@@ -160,9 +161,10 @@ def seal_round(
     in_all: int | None = None,
     checked: bool = False,
 ) -> tuple[Manifest, bytes, RoundSecret]:
-    """The round's manifest and blob, and the secret that opens its answers; `in_all` devices are
-    asked in all cells (None: there is one). `checked`: its proxy and devices know checks of
-    masks."""
+    """Return the round's manifest, its blob, and the secret that opens its answers.
+
+    `in_all` counts the devices selected in all cells (default: one cell). `checked`: the cell's
+    proxy and devices support checks of masks."""
     opening = OpeningKey.generate()
     round, job, closes = context.round, context.job, context.closing
     terms = Terms(
@@ -193,7 +195,7 @@ def seal_round(
 
 
 def largest_broadcast(plan: Plan, graph: bytes) -> int:
-    """The most bytes, without stanzas, of a sealed round's package or release of this job."""
+    """Return the largest size, without stanzas, of this job's sealed broadcasts in bytes."""
     import onnx
 
     inputs = [one for one in onnx.load_model_from_string(graph).graph.input if one.name != "x"]
@@ -210,8 +212,6 @@ def largest_broadcast(plan: Plan, graph: bytes) -> int:
 
 @dataclass(frozen=True)
 class BroadcastLimits:
-    """Largest broadcast, part and batch."""
-
     part_bytes: int
     blob_bytes: int = 256 << 20
     batch_bytes: int = 1 << 30
@@ -219,7 +219,7 @@ class BroadcastLimits:
 
 @dataclass
 class RoundMarks:
-    """When the phases of a round under way were reported, and the bytes sent for it."""
+    """Times of a round's phases, and bytes sent for it."""
 
     times_s: dict[str, float] = field(default_factory=dict)
     sent_bytes: int = 0
@@ -227,8 +227,10 @@ class RoundMarks:
 
 @dataclass
 class CloudWork:
-    """What sealing and committing share. A release is stale after `valid_s`; `random_bytes` is for
-    aggregation rules; `workers` open batches (None: this process)."""
+    """State shared by sealing and committing.
+
+    Releases are valid for `valid_s`; `random_bytes` is for aggregation rules; `workers` open
+    batches (default: this process)."""
 
     store: Store
     test: Records | HeldTests | None
@@ -243,26 +245,24 @@ class CloudWork:
 
     def __post_init__(self) -> None:
         self.jobs, self.evaluation = StoredJobs(self.store), Evaluation(self.test)
-        self.knows: dict[str, int] = {}  # what the proxy and all devices of a cell know
-        # Of each job that runs, by its id on the wire.
+        self.knows: dict[str, int] = {}  # protocol level of a cell's proxy and all its devices
+        # Of running jobs, by wire id.
         self.marks = defaultdict[bytes, RoundMarks](RoundMarks)
 
     def checks_masks(self, cells: Iterable[str]) -> bool:
-        """Whether all proxies and devices of these cells know checks of single masks."""
+        """Return whether all proxies and devices of these cells support checks of single masks."""
         return all(self.knows.get(cell, KNOWS_CHECKS) >= KNOWS_CHECKS for cell in cells)
 
 
 class Sealer:
-    """Seals for the devices that the store knows."""
-
     def __init__(self, work: CloudWork) -> None:
         self._work, self._store, self._jobs = work, work.store, work.jobs
         self._evaluation, self._limits, self._choose = work.evaluation, work.limits, work.choose
-        # Whom each running job was announced to, by cell.
+        # Keys that each running job was announced to, by cell.
         self._cohorts: dict[str, dict[str, tuple[bytes, ...]]] = {}
 
     def job(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
-        """The job and its graph, for every enrolled device: rounds select among these."""
+        """Seal the job and its graph for all enrolled devices; rounds select among these."""
         cohorts = self._enrolled(cells)
         self._cohorts[entry.id] = self._cohorts.get(entry.id, {}) | cohorts
         plan = self._jobs.plan(entry)
@@ -285,8 +285,9 @@ class Sealer:
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def round(self, task: SealRound) -> CellBroadcasts | AskUnmask:
-        """A round's model for the devices selected, sealed for each cell by itself after its
-        secret is stored. Where its masks were asked for, that question again."""
+        """Select devices, store the round's secrets, and seal its model for each cell.
+
+        If its masks were requested already, return that request."""
         started_s = self._work.clock()
         enrolled = self._enrolled(task.cells)
         entry = self._jobs.entry(task.job_id)
@@ -334,7 +335,7 @@ class Sealer:
         card = model_card(plan, told_federated(last.record.scores if last else None))
         onnx = bake(self._jobs.graph(entry), weights, card)
         packed = weights_file(plan, weights)
-        del weights  # as large as what is stored
+        del weights  # free memory: as large as the release
         self._store.put_release(entry.id, onnx, packed)
         del packed
         cohorts = self._enrolled(cells)
@@ -348,7 +349,7 @@ class Sealer:
         return self._release(entry, onnx, cohorts, canary if _all_of(canary) else {})
 
     def publication(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
-        """A release, sealed (again) for every enrolled device of these cells."""
+        """Seal a release again for all enrolled devices of these cells."""
         cohorts = self._enrolled(cells)
         kept = self._store.release(entry.id)
         if kept is None:
@@ -358,8 +359,9 @@ class Sealer:
     def _release(
         self, entry: JobEntry, onnx: bytes, cohorts: Cohorts, canary: Cohorts
     ) -> CellBroadcasts:
-        """For the canary, or for all; the secret that opens the reports is kept first. The
-        package's bytes are the same each time: a device that has it need not fetch it again."""
+        """Seal for the canary or for all, after storing the secret that opens the reports.
+
+        The package's bytes never change, so that a device need not fetch it twice."""
         plan, opening = self._jobs.plan(entry), OpeningKey.generate()
         rollout = next(one for one in self._store.rollouts.all() if one.job == entry.id)
         source = plan.job.data.source
@@ -380,7 +382,7 @@ class Sealer:
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def count_reports(self, task: CountReports) -> ReportsCounted:
-        """Open reports, and count each once; what is not of a device that was asked is dropped."""
+        """Open reports and count each once; drop those not from selected devices."""
         job = self._jobs.name(task.at.job_id)
         found = self._store.rollouts.secret(job, task.at.attempt)
         if found is None:
@@ -398,19 +400,18 @@ class Sealer:
         return ReportsCounted()
 
     def _bucketed(self, cells: Iterable[str]) -> bool:
-        """Not for devices of an earlier version, nor where packets are too small for a bucket."""
+        """Return whether all devices support buckets and a bucket fits into a packet."""
         known = all(self._work.knows.get(cell, 0) >= KNOWS_BUCKETS for cell in cells)
         return known and bucket_bytes(CAPACITY) <= self._limits.part_bytes
 
     def _fitting(self, keys: Sequence[bytes], *, bucketed: bool) -> list[bytes]:
-        """Without those that crowd a bucket, whichever of them chance leaves out."""
+        """Return the keys, without random ones that overfill a bucket."""
         if not bucketed or len(fitting(keys)) == len(keys):
             return list(keys)
         return fitting(self._choose(keys, len(keys)))
 
     def _enrolled(self, cells: Sequence[str]) -> dict[str, tuple[bytes, ...]]:
-        """Enrolled devices of those cells that can say it. Raises UnknownAdmissions,
-        TooFewDevices."""
+        """Return devices of cells with a valid roster; raises UnknownAdmissions, TooFewDevices."""
         problems = {cell: self._store.roster_problem(cell) for cell in cells}
         found = {cell: self._store.enrolled(cell) for cell in cells if not problems[cell]}
         if not found:
@@ -429,7 +430,7 @@ class Sealer:
     def _sealed(
         self, entry: JobEntry, kind: str, package: Package, recipients: Cohorts, **terms_of_it: Any
     ) -> tuple[Manifest, bytes, bytes]:
-        """Manifest, blob and membership tag of a broadcast sealed once for all cells."""
+        """Return manifest, blob and membership tag of a broadcast sealed once for all cells."""
         bucketed = self._bucketed(recipients)
         everybody = self._fitting(_all_of(recipients), bucketed=bucketed)
         keys = [SealingKey(raw) for raw in everybody]
@@ -460,7 +461,7 @@ class Sealer:
     def _recipients(
         self, entry: JobEntry, plan: Plan, task: SealRound, enrolled: Cohorts
     ) -> dict[str, list[bytes]]:
-        """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key."""
+        """Return the first attempt's recipients, else newly drawn ones; never a revoked key."""
         first = self._store.round_keys(entry.id, task.round, 1)
         if not first:
             announced = self._cohorts.get(entry.id, {})
@@ -488,7 +489,7 @@ class Sealer:
         raise short[0] if short else nobody
 
     def _check_size(self, plan: Plan, selected: int) -> None:
-        """Raise TooManyDevices before anybody spends budget on a batch that could not be taken."""
+        """Raise TooManyDevices before devices spend budget on a batch above the limit."""
         if selected * plan.upload_bytes > self._limits.batch_bytes:
             raise TooManyDevices(
                 f"{selected} uploads of {plan.upload_bytes} bytes pass the cloud's limit of"
@@ -499,16 +500,17 @@ class Sealer:
 
 
 def _all_of(cohorts: Cohorts) -> list[bytes]:
-    """In the order of their bytes, which says nothing, not even of the cell."""
+    """Return all keys sorted by their bytes, an order that reveals nothing, not even the cell."""
     return sorted(key for keys in cohorts.values() for key in keys)
 
 
 def _asked_again(
     asked: Sequence[bytes], enrolled: Sequence[bytes], opened: bool, floor: int
 ) -> list[bytes]:
-    """Those of a cell that the first attempt asked. Raises TooFewDevices. The same tensors come
-    again. Next to a batch that was opened, one without some of its devices would show which tensors
-    are theirs."""
+    """Return a cell's recipients of the first attempt; raises TooFewDevices.
+
+    Devices resend the same tensors: compared with an opened batch, one without some of its devices
+    would show which tensors are theirs."""
     known = set(enrolled)
     again = [key for key in asked if key in known]
     fix = "admit them again, or cancel the job"

@@ -1,4 +1,4 @@
-"""What the cloud's process does for its machine: seal, commit, release, record."""
+"""The effects of the cloud's machine: seal, commit, release, record."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ from edgeveil_cloud.store_tables import StoreAway, StoreError
 from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch
 
 LOG = logging.getLogger("edgeveil.cloud")
-EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # what a job's events tell
-MARKS = ("held", "batch")  # of a round's phases
+EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # reports stored as a job's events
+MARKS = ("held", "batch")  # reports timed as a round's phases
 
-_USED_UP = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # no error of the disk's
+_USED_UP = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not disk errors
 
 
 class CloudHost:
-    """The cloud's work; everything it decides is in the store before the machine goes on.
-    `spool_dir` holds the batches under way (None: the system's folder for temporary files); `moved`
-    gives the cell that each device was moved to; `not_believed` says why nobody would take this
-    cloud's releases, or "". The others are as in `CloudWork`."""
+    """Performs the cloud's work; all decisions are stored before the machine continues.
+
+    `spool_dir` holds batches (default: the system's temporary folder); `moved` returns the cell
+    each device was moved to; `not_believed` returns why this cloud's releases would be refused, or
+    "". Other parameters are those of `CloudWork`."""
 
     def __init__(
         self,
@@ -61,18 +62,18 @@ class CloudHost:
     ) -> None:
         work = CloudWork(store, test, limits, **more)
         self._blobs, self._not_believed, self._moved = blobs, not_believed, moved
-        self.spare: Callable[[Callable[[], None]], object] = bool  # gets what can be done ahead
+        self.spare: Callable[[Callable[[], None]], object] = bool  # runs a call ahead of need
         self._store, self._clock, self._marks = store, work.clock, work.marks
         self.jobs, self.evaluation, self.limits = work.jobs, work.evaluation, limits
         self._spool_dir = spool_dir
         self._spools: dict[tuple[bytes, str], BatchSpool] = {}  # of each job in each cell
         self._knows, self.checks_masks = work.knows, work.checks_masks
         self._sealer, self._committer = Sealer(work), RoundCommitter(work)
-        self._all_declined: set[bytes] = set()  # jobs whose last round it was
-        self._advised: dict[bytes, str] = {}  # the last reason that came with its own way out
+        self._all_declined: set[bytes] = set()  # jobs whose last round all devices declined
+        self._advised: dict[bytes, str] = {}  # last reason that includes its own fix
 
     def store(self, item: object) -> None:
-        """Durable before the next effect; a batch's parts are on the disk, and need not last."""
+        """Store an item durably; parts of a batch need not survive a crash."""
         match item:
             case ct.BatchPart(job_id=job_id, cell=cell):
                 self._spool_of(job_id, cell).put(item)
@@ -123,10 +124,10 @@ class CloudHost:
         advice = reasons.pause_advice(reason)
         return f"{advice}, {reasons.RESUME}{job}" if reasons.resume_follows(advice) else advice
 
-    together = nullcontext  # the machine's effects of one step are no transaction here
+    together = nullcontext  # no transaction over the effects of one step
 
     def report(self, report: fx.Report) -> None:
-        """Into the log, and into the job's events where a person follows the job."""
+        """Log a report, and store it as a job event if users follow it."""
         data: Mapping[str, Any] = report.data
         LOG.info(report.what, extra=dict(data))
         if report.at is None:
@@ -140,8 +141,9 @@ class CloudHost:
             self._all_declined.add(job_id)
 
     def _lacks_checks(self, task: ct.SealJob | ct.SealRound) -> bool:
-        """Whether the masks of this job's single uploads could not be checked in all cells: one
-        device's wrong mask would end it, at every other's price."""
+        """Return whether a cell cannot check masks of single uploads, as a masked job requires.
+
+        Otherwise one device's wrong mask would end the job at all other devices' expense."""
         masked = self.jobs.plan(self.jobs.entry(task.job_id)).job.aggregation.secure
         return masked and not self.checks_masks(task.cells)
 
@@ -149,7 +151,7 @@ class CloudHost:
         return self._spools.setdefault((job_id, cell), BatchSpool(self._spool_dir))
 
     def perform(self, task: object) -> object:
-        """Do one task of a running job. What may be different later is `Obstacle`."""
+        """Do one task of a running job; return `Obstacle` for a failure that may pass."""
         try:
             return self._perform(task)
         except StoreAway as error:

@@ -1,9 +1,8 @@
-"""One job for whoever looks: as a row of the list, live at the cloud or beside a run, or frozen as
-the report of a run.
+"""The page of one job: live at the cloud, beside a local run, or frozen as a report.
 
-`job_view` makes plain JSON in the form of `edgeveil.pages.parts`, which `static/job_view.js` draws.
-Every statement of privacy on a page is made here: an ε only where it is proven, accuracy never
-without both guarantees, and both with their δ, unit and status.
+`job_view` returns plain JSON in the form of `edgeveil.pages.parts`, drawn by `static/job_view.js`.
+All privacy statements of pages are made here: ε only if proven, accuracy only with both guarantees,
+and guarantees with δ, unit and status.
 """
 
 from __future__ import annotations
@@ -68,10 +67,10 @@ from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store_tables import ENDED, JobEntry, JobGlimpse, RoundRecord
 
-NUMBERED = 60  # points of a panel with their cluster's number
-FIRST_ROWS = 25  # of a table, until more are asked for
+NUMBERED = 60  # largest panel whose points show their cluster's number
+FIRST_ROWS = 25  # of a table before it is expanded
 MOST_ROWS = 200  # of the table of rounds
-COLLUSION = "collusion"  # training's ε if all others collude
+COLLUSION = "collusion"  # key of training's ε if all others collude
 TONES: Mapping[str, Tone] = {"completed": "good", "failed": "bad", "paused": "warn"}
 HOPS = (
     ("cloud_to_proxy", "cloud → proxy"),
@@ -86,13 +85,13 @@ STEPS = (
     ("absorb_s", "open, aggregate, test", "green"),
 )
 _CLOUDS_RECORDS = "on records the cloud holds"
-# Counts, and what no model moves.
+# Counts, and figures that no model changes.
 _NO_FIGURES = ("unusable", "normal", "anomalous", "largest_class_rate", "rmse_of_mean")
-_BY_DEVICES = (  # figures that devices' counts may give
+_BY_DEVICES = (  # figures that devices' counts can yield
     *("accuracy", "balanced_accuracy", "macro_f1", "rmse", "mae"),
     *("auc", "detection_rate", "false_alarm_rate", "precision", "f1", "threshold"),
 )
-_UNUSABLE = {  # what a record without a usable answer lacks, and how it counts
+_UNUSABLE = {  # of a record without a usable answer: what is missing, and how it counts
     ACCURACY: ("probability", "wrong"),
     RMSE: ("value", "far off"),
     AUC: ("score", "wrong"),
@@ -101,9 +100,10 @@ _UNUSABLE = {  # what a record without a usable answer lacks, and how it counts
 
 @dataclass(frozen=True)
 class RunPart:
-    """What only a run on one machine knows of its job, as `result.json` has it. `held`: the section
-    on who holds what; `measured_on`: "" for a published set's test records, else why the figures
-    are for the owner's eyes alone."""
+    """Facts known only to a run on one machine, as in `result.json`.
+
+    `held` is the section on data placement; `measured_on` is "" for a published set's test records,
+    otherwise why the figures are for the owner only."""
 
     devices: int = 0
     infer_only: int = 0
@@ -122,8 +122,10 @@ class RunPart:
 
 @dataclass(frozen=True)
 class JobDetails:
-    """A job without its events. `privacy` has both guarantees, as planned while `planned`, else as
-    spent; `half` is half of the range of a label that is a number."""
+    """A job without its events.
+
+    `privacy` has both guarantees, planned if `planned`, otherwise spent; `half` is half the range
+    of a numeric label."""
 
     name: str
     status: str
@@ -145,7 +147,7 @@ class JobDetails:
 
     @classmethod
     def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobDetails:
-        """Of a stored job, whose canonical bytes this version may be unable to plan."""
+        """Return the details of a stored job, even if this version cannot plan it."""
         names = ("name", "id", "status", "reason", "started_at", "ended_at")
         own = {name: getattr(entry, name) for name in names}
         return replace(facts_of(entry.canonical, cells), **own)
@@ -153,7 +155,7 @@ class JobDetails:
 
 @lru_cache(maxsize=512)
 def facts_of(canonical: bytes, cells: int = 1) -> JobDetails:
-    """A job by its canonical bytes; without a name where this version cannot plan it."""
+    """Return details from canonical bytes; the name is "" if this version cannot plan them."""
     try:
         return facts_of_plan(compile_canonical(canonical), cells)
     except (EdgeVeilError, ValueError, LookupError, TypeError, AttributeError):
@@ -161,7 +163,7 @@ def facts_of(canonical: bytes, cells: int = 1) -> JobDetails:
 
 
 def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
-    """A job by its plan, before anything has happened."""
+    """Return the details of a job that has not started."""
     whole = len(plan.all_rounds)
     return JobDetails(
         plan.job.job,
@@ -179,7 +181,7 @@ def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
 
 
 def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
-    """`privacy` of a job with shared noise, as planned: its events lack both ε of training."""
+    """Return planned `privacy` if the job has shared noise: its events lack both ε of training."""
     try:
         shared = json.loads(canonical)["privacy"].get("noise") == "shared"
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -192,7 +194,7 @@ def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
 
 
 def row_of(glimpse: JobGlimpse) -> dict[str, Any]:
-    """JSON-able. Both guarantees are as planned until the job has ended, then as spent."""
+    """Return the job's list row; guarantees are planned until the job has ended, then spent."""
     entry, newest = glimpse.entry, glimpse.newest
     facts, told = facts_of(entry.canonical), glimpse.life.data if glimpse.life else {}
     spent = told.get("privacy") if entry.ended else None
@@ -216,7 +218,7 @@ def row_of(glimpse: JobGlimpse) -> dict[str, Any]:
 
 
 def record_figure(canonical: bytes, record: RoundRecord) -> str:
-    """What leads the figures of one committed round, by name, or ""."""
+    """Return name and value of a committed round's leading figure, or ""."""
     told = evaluation_text({"federated": told_federated(record.scores), "clusters": record.scores})
     if told:
         return told
@@ -226,7 +228,6 @@ def record_figure(canonical: bytes, record: RoundRecord) -> str:
 
 
 def _led(facts: JobDetails, record: RoundRecord | None) -> str:
-    """The value that leads a tested round's figures, or ""."""
     if record is None:
         return ""
     value = leading_stored(facts.measure, record.accuracy, record.loss, facts.half)
@@ -234,7 +235,7 @@ def _led(facts: JobDetails, record: RoundRecord | None) -> str:
 
 
 def why_it_stands(glimpse: JobGlimpse) -> str:
-    """Why a job does not go on, and what to do; "" where it runs or is done."""
+    """Return why a job is not running and the fix, or ""."""
     entry, life = glimpse.entry, glimpse.life
     if entry.status != "queued":
         return entry.reason
@@ -254,7 +255,6 @@ def why_it_stands(glimpse: JobGlimpse) -> str:
 
 
 def job_view(facts: JobDetails, events: Iterable[Mapping[str, Any]] | JobHistory) -> Json:
-    """The page of one job."""
     if isinstance(events, JobHistory):
         return _View(facts, events).whole()
     course = JobHistory()
@@ -263,8 +263,6 @@ def job_view(facts: JobDetails, events: Iterable[Mapping[str, Any]] | JobHistory
 
 
 class _Guarantee:
-    """Training's or inference's."""
-
     def __init__(self, privacy: Mapping[str, Any], which: str) -> None:
         part = self.part = privacy[which]
         self.text, self.unit = guarantee_text(privacy, which), str(part["unit"])
@@ -299,7 +297,7 @@ class _View:
             if privacy is not None
         }
         self._rows = [self._proven(row) for row in course.rows]
-        self._before = course.phases  # names of rounds, as far as they do not follow
+        self._before = course.phases  # names of rounds outside the numbering
         if any(row["phase"] in EVALUATIONS for row in course.rows):
             self._before = [short_label(row["phase"], row["number"]) for row in course.rows]
         told = [row["led"][0] for row in course.rounds if row["led"][1] is not None]
@@ -424,7 +422,7 @@ class _View:
     # --- accuracy ---
 
     def _measured(self, row: Mapping[str, Any]) -> float | None:
-        """What leads the figures after a round; RMSE and AUC also follow from the loss."""
+        """Return a round's leading figure; RMSE and AUC can be derived from the loss."""
         name, found = row["led"]
         value: float | None = found if name == self._measure else None
         if value is not None:
@@ -506,7 +504,6 @@ class _View:
         return section("figures", title, parts, before=before)
 
     def _federated(self) -> Json | None:
-        """The newest evaluation on the devices' own records, beside the cloud's test."""
         if not self._course.federated:
             return None
         own, title = self._course.federated[-1], "On the devices' own records"
@@ -551,7 +548,7 @@ class _View:
     # --- privacy ---
 
     def _proven(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A round without the ε that no proof stands behind."""
+        """Return a round without unproven ε."""
         proven = {
             which for which, one in self._guarantees.items() if one.part["status"] == "proven"
         }
@@ -817,7 +814,6 @@ class _View:
 
 
 def _per_class(found: Sequence[Mapping[str, Any]], called: Sequence[str]) -> Json | None:
-    """Precision, recall and F1, a row for each class, by name as far as they are `called` so."""
     if not found:
         return None
     rows = [
@@ -833,7 +829,7 @@ def _per_class(found: Sequence[Mapping[str, Any]], called: Sequence[str]) -> Jso
 
 
 def _cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:
-    """The points of all evaluations in one projection, so that they can be compared."""
+    """Draw all evaluations in one projection, so that they can be compared."""
     if not shown:
         return None
     stacked = np.concatenate([np.asarray(one.points, np.float64) for one in shown])
@@ -862,7 +858,7 @@ def _cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:
 
 
 def _event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) -> Json:
-    """An event in a line; `units` of the guarantees that are proven."""
+    """Return an event's line; `units` are those of proven guarantees."""
     tone: Tone = ""
     if kind == "exchange_committed":
         text = _committed_text(data, units)
@@ -929,7 +925,6 @@ _MEASURES = {
 
 
 def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
-    """`counted_too`: devices also count on their evaluation records."""
     if not inference.proven:
         return "Devices uploaded inferences without a proven guarantee."
     if not inference.epsilon:
@@ -946,7 +941,7 @@ def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
 
 
 def _with_error(own: Mapping[str, Any], key: str) -> str:
-    """`0.918 ± 0.018`; nothing but the figure where its error is not known."""
+    """Format `0.918 ± 0.018`, without the error if it is unknown."""
     value, off = own.get(key), own.get(f"{key}_deviation")
     if value is None:
         return "–"
@@ -956,19 +951,19 @@ def _with_error(own: Mapping[str, Any], key: str) -> str:
 
 
 def _beside(found: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:
-    """`beside_text` of an accuracy or RMSE; "" of another figure."""
+    """Return `beside_text` for accuracy or RMSE, otherwise ""."""
     measure, value = {"accuracy": ACCURACY, "rmse": RMSE}.get(key, ""), found.get(key)
     return "" if value is None else beside_text(measure, value, figures)
 
 
 def _compared(own: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:
-    """`0.918 ± 0.018 (always the largest class 0.866)`, by the `figures` of the records."""
+    """Format `0.918 ± 0.018 (always the largest class 0.866)`, from the records' `figures`."""
     beside = _beside(own, key, figures)
     return _with_error(own, key) + (f" ({beside})" if beside else "")
 
 
 def _ups(values: Sequence[float | None]) -> list[float | None]:
-    """ε with few digits, rounded up."""
+    """Round each ε up to six digits."""
     return [None if value is None else float(up(value, 6)) for value in values]
 
 
@@ -984,5 +979,5 @@ _NAMES = {"macro_f1": "macro-F1", "auc": "AUC", "mae": "MAE", "rmse": "RMSE", "r
 
 
 def words(name: str) -> str:
-    """A figure's or an event's name, for a person."""
+    """Return the display name of a figure or event."""
     return _NAMES.get(name, name.replace("_", " "))

@@ -1,4 +1,4 @@
-"""The cloud process: a link for each cell, one role, one HTTP control."""
+"""The cloud process: a link per cell, one role, one HTTP control."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from edgeveil_cloud.store_tables import StoreError
 
 
 def run(site: CloudSite) -> int:
-    """Run until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError at start."""
+    """Run until SIGINT or SIGTERM; return 0 after a clean stop. Raises EdgeVeilError at start."""
     logs.setup(site.log.level, site.log.format)
     return run_until_stopped(lambda stop: _run_alone(site, stop))
 
@@ -163,9 +163,9 @@ def _said(cell: str, connected: bool, reason: str) -> None:
     LOG.log(20 if connected else 30, event, extra={**of_it, "reason": reason})
 
 
-# --- links, one for each cell: a slow broker holds up its own cell alone ---
+# --- links: one per cell, so that a slow broker delays only its own cell ---
 
-QUEUE_BYTES = 64 << 20  # beyond, a message is dropped; the machine repeats it until it is confirmed
+QUEUE_BYTES = 64 << 20  # beyond, messages are dropped; the machine repeats unconfirmed ones
 
 
 class CellLinks:
@@ -178,8 +178,7 @@ class CellLinks:
             await session.attach(runtime, partial(told, cell))
 
     async def connect_or_raise(self) -> dict[str, str]:
-        """To all brokers at once; why some cannot be reached. Raises BrokerError where none is
-        there."""
+        """Connect to all brokers; return failures by cell. Raises BrokerError if all failed."""
         tries = [one.connect_or_raise() for one in self.sessions.values()]
         found = await asyncio.gather(*tries, return_exceptions=True)
         failed = [one for one in found if isinstance(one, BaseException)]
@@ -190,7 +189,7 @@ class CellLinks:
         return {cell: str(error) for cell, error in by_cell if isinstance(error, BrokerError)}
 
     async def publish(self, to: fx.Address, frame: bytes) -> None:
-        """To the proxy of a cell. Raises LinkDown."""
+        """Send a frame to a cell's proxy; raises LinkDown."""
         if not isinstance(to, fx.ProxyAddress):
             raise LinkDown("nobody but proxies is spoken to", where=str(to))
         if len(self.sessions) == 1:
@@ -213,7 +212,7 @@ class _Queue:
         self._bytes = 0
 
     def put(self, to: fx.Address, frame: bytes) -> None:
-        """Raises LinkDown where the broker is away, or far behind."""
+        """Queue a frame; raises LinkDown while the broker is away or far behind."""
         if not self._session.connected or self._bytes > QUEUE_BYTES:
             raise LinkDown("the cell's broker is away, or far behind", where=str(to))
         self._bytes += len(frame)
@@ -223,7 +222,7 @@ class _Queue:
         while True:
             to, frame = await self._waiting.get()
             self._bytes -= len(frame)
-            with suppress(BrokerError):  # said again
+            with suppress(BrokerError):  # the machine repeats the frame
                 await self._session.publish(to, frame)
 
 

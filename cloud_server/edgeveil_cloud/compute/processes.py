@@ -1,10 +1,9 @@
-"""Processes of the cloud's own that open segments, and what follows when one dies.
+"""The cloud's worker processes that open segments, and recovery when one dies.
 
-Each is a program of its own (`edgeveil_cloud.compute.worker`), started when there is first work
-for it. Nothing of a batch stays in it between two slices, so that another can do what one leaves
-undone. The end of the socket between them tells it of its starter's end. On Ray there is one
-process, which hands slices on to the cluster: Ray ends the process that loses its cluster, and
-that must not be the cloud.
+Each runs `edgeveil_cloud.compute.worker`, started on first use. Workers keep nothing of a batch
+between slices, so that any other can repeat a slice. A worker ends when the socket to its starter
+closes. For Ray one process forwards slices to the cluster: Ray ends a process that loses its
+cluster, which must not be the cloud.
 """
 
 from __future__ import annotations
@@ -38,27 +37,27 @@ _NO_START = (
     "cloud.compute",
     "see what it wrote to the console, or set engine: local and workers: 0",
 )
-_BY_OTHERS = ("SIGKILL", "SIGTERM")  # memory ran out, or somebody's hand: the next one may live
+_BY_OTHERS = ("SIGKILL", "SIGTERM")  # out of memory, or killed: the next one may live
 _END_S = 1.0
 _LENGTH_BYTES, _MARK = 8, b"f"
-START_S = 120.0  # until a worker says that it is there; Ray may have to be started for it
-AWAY_S = 60.0  # for a cluster to come back while a round waits
+START_S = 120.0  # timeout until a worker is ready, which may start Ray
+AWAY_S = 60.0  # how long a round waits for a lost cluster
 
 
 class ComputeError(EdgeVeilError):
-    """Segments could not be opened where `cloud.compute` says; it may be different later."""
+    """Segments could not be opened as `cloud.compute` demands; the cause may pass."""
 
 
 @runtime_checkable
 class BatchFile(Protocol):
-    """A batch in a file, which whoever is handed `fileno` can read."""
+    """A batch in a file that processes given its `fileno` can read."""
 
     def fileno(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class WorkerRefusal:
-    """A worker cannot work here, or, where `passes`, not now."""
+    """Why a worker cannot work; `passes` if it may later."""
 
     what: str
     where: str
@@ -82,7 +81,7 @@ class _Process:
         return self.socket.fileno()
 
     def end(self) -> str:
-        """End it, and say how it ended."""
+        """Kill the process; return its signal or exit code."""
         self.process.kill()
         code = self.process.wait()
         self.socket.close()
@@ -90,9 +89,10 @@ class _Process:
 
 
 class WorkerProcesses:
-    """Open slices of a batch side by side, `count` at a time; with `on_ray` on the cluster at
-    `address`, or on one that is started here. For calls from any thread, one batch after the other.
-    Fewer than `least_bytes` of sealed segments are not worth the way to a worker."""
+    """Open slices of a batch in parallel, `count` at a time, in workers or on Ray.
+
+    `address` names a Ray cluster (default: one started here). Thread-safe, one batch at a time.
+    Batches with fewer than `least_bytes` sealed bytes are not worth sending."""
 
     def __init__(
         self, count: int, *, on_ray: bool = False, address: str | None = None, least_bytes: int = 0
@@ -107,7 +107,7 @@ class WorkerProcesses:
         return [one.process.pid for one in self._there]
 
     def start(self) -> None:
-        """Start them ahead. Raises UsageError, or ClusterAway where they may work later."""
+        """Start the workers ahead; raises UsageError, or ClusterAway if they may work later."""
         with self._turn:
             self._start()
 
@@ -118,26 +118,26 @@ class WorkerProcesses:
         slices: Sequence[Slice],
         take: Callable[[int, Any], None],
     ) -> None:
-        """Open all of them; `take` gets each one's number and result, in the order of their ends.
-        Raises ComputeError where a slice ended its worker again and again, or nothing can work."""
+        """Open all slices; `take` gets number and result in order of completion.
+
+        Raises ComputeError if a slice repeatedly ended its worker, or no worker can work."""
         with self._turn:
             try:
                 _Work(self, opening.told(), data, slices, take).do()
             except BaseException:
-                self._end()  # they would go on with what nobody takes
+                self._end()  # else they would continue with abandoned slices
                 raise
 
     def close(self) -> None:
-        """End them, whatever they do."""
+        """End the workers, even busy ones."""
         self._stopping.set()
         for one in list(self._there):
-            one.process.kill()  # who waits for it hears so
+            one.process.kill()  # wakes the thread that waits for it
         with self._turn:
             self._end()
 
     def started(self) -> Sequence[_Process]:
-        """All, the missing ones newly started; waits for a cluster that is away. Raises
-        ComputeError."""
+        """Start missing workers, waiting for a lost cluster; raises ComputeError."""
         begun_s, pause_s, told = time.monotonic(), 0.5, False
         while True:
             if self._stopping.is_set():
@@ -161,7 +161,7 @@ class WorkerProcesses:
 
     def _start(self) -> None:
         for one in list(self._there):
-            # One that had nothing to do for long; of others the end is heard, with what they did.
+            # Idle workers end by themselves; the end of a busy one is noticed on its socket.
             if not one.under_way and one.process.poll() is not None:
                 self.drop(one)
         processes = 1 if self._on_ray else self.count
@@ -174,7 +174,7 @@ class WorkerProcesses:
                 one.socket.settimeout(None)
             except (EOFError, OSError):
                 with suppress(subprocess.TimeoutExpired):
-                    one.process.wait(_END_S)  # how it ended by itself, before it is ended
+                    one.process.wait(_END_S)  # get its own exit code before killing it
                 how = self.drop(one)
                 said = WorkerRefusal(
                     f"a worker does not start ({how})", *_NO_START, passes=how in _BY_OTHERS
@@ -193,7 +193,7 @@ class WorkerProcesses:
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()), *more],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the starter, which ends its workers
+                start_new_session=True,  # Ctrl-C must reach only the starter, which ends its workers
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -277,9 +277,10 @@ class _Work:
 
 
 def workers_of(at: ComputeAt) -> WorkerProcesses | None:
-    """What a site file asks for; None: the cloud's own process. Raises UsageError where Ray is not
-    installed or another one than the cluster's. A cluster that does not answer is waited for when
-    there is work for it."""
+    """Return the workers that a site file configures; None is the cloud's own process.
+
+    Raises UsageError if Ray is missing or has another version than the cluster. An unreachable
+    cluster is awaited with the first batch."""
     if not at.workers:
         return None
     if at.engine == "local":
@@ -295,11 +296,11 @@ def workers_of(at: ComputeAt) -> WorkerProcesses | None:
     return pool
 
 
-# --- between the cloud and its workers: pickled values, arrays beside them and never copied ---
+# --- messages between cloud and workers: pickled values, arrays out of band without a copy ---
 
 
 def say(to: socket.socket, value: object) -> None:
-    """Send a value. Raises OSError where nobody is there any more."""
+    """Send a value; raises OSError if the peer is gone."""
     arrays: list[pickle.PickleBuffer] = []
     body = pickle.dumps(value, 5, buffer_callback=arrays.append)
     views = [one.raw() for one in arrays]
@@ -310,7 +311,7 @@ def say(to: socket.socket, value: object) -> None:
 
 
 def hear(of: socket.socket) -> Any:
-    """The next value. Raises EOFError or OSError where nobody is there any more."""
+    """Return the next value; raises EOFError or OSError if the peer is gone."""
     arrays, body = (int.from_bytes(_bytes_of(of, _LENGTH_BYTES), "big") for _ in range(2))
     lengths = _bytes_of(of, arrays * _LENGTH_BYTES)
     starts = range(0, len(lengths), _LENGTH_BYTES)
@@ -320,12 +321,12 @@ def hear(of: socket.socket) -> Any:
 
 
 def say_file(to: socket.socket, descriptor: int) -> None:
-    """Hand an open file over. Raises OSError."""
+    """Send an open file; raises OSError."""
     socket.send_fds(to, [_MARK], [descriptor])
 
 
 def hear_file(of: socket.socket) -> int:
-    """An open file that was handed over, to be closed here. Raises EOFError or OSError."""
+    """Return a received descriptor, which the caller closes; raises EOFError or OSError."""
     mark, descriptors, _, _ = socket.recv_fds(of, len(_MARK), 1)
     if not mark:
         raise EOFError

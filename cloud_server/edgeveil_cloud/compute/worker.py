@@ -1,4 +1,4 @@
-"""`python -m edgeveil_cloud.compute.worker DESCRIPTOR`: opens slices until its starter is gone."""
+"""`python -m edgeveil_cloud.compute.worker DESCRIPTOR`: opens slices until its starter ends."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgeveil.storage import FileData
 from edgeveil_cloud.compute.processes import SliceFailure, hear, hear_file, say
 from edgeveil_cloud.open_segments import RoundOpening
 
-IDLE_S = 300.0  # without work it ends; another one is there in half a second
+IDLE_S = 300.0  # idle timeout; a new worker starts in half a second
 
 
 def serve(starter: socket.socket) -> None:
-    """One slice after the other. Raises EOFError or OSError at the starter's end."""
-    say(starter, None)  # it is there
+    """Open one slice after another; raises EOFError or OSError when the starter ends."""
+    say(starter, None)  # ready
     while True:
         starter.settimeout(IDLE_S)
         number, told, of = hear(starter)
@@ -34,12 +34,12 @@ def serve(starter: socket.socket) -> None:
 
 
 def stand_back() -> None:
-    """Leave signals to the starter, and be the first to go where memory runs out."""
+    """Ignore signals, which the starter handles, and be killed first when memory runs out."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-    keep_memory_private()  # it opens what is sealed to a round's key
+    keep_memory_private()  # it holds a round's key
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""What those who watch the cloud's pages are shown, read from the store once however many they are.
+"""Data of the cloud's pages, read from the store once for all watchers.
 
-JobBoard has the rows of the list. Each row has the number of the change that made it; a watcher is
-sent the rows with higher numbers than it has, so that a slow one is sent fewer, larger changes.
-JobViews has the pages of the jobs looked at last: events are read once, and then those that came
-since. Reading and drawing take a small SHARE of a processor.
+JobBoard holds the rows of the list, each with the number of its last change; a watcher gets the
+rows above its own number, so that slow watchers get fewer, larger updates. JobViews holds the pages
+of the jobs viewed last and reads each event once. Both use at most a SHARE of a processor.
 """
 
 from __future__ import annotations
@@ -24,40 +23,40 @@ from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobGlimpse, StoreError
 
 LOG = logging.getLogger("edgeveil.cloud")
-MOST_JOBS = 500  # the newest; beside them all that have not ended
+MOST_JOBS = 500  # the newest jobs; all jobs not ended are shown as well
 TICK_S = 1.0
-SHARE = 0.02  # of one processor at most goes into reading what changed
+SHARE = 0.02  # of one processor, at most, for reading changes
 _SLOWEST_S = 15.0
-_JOBS_AT_ONCE, _EVENTS_AT_ONCE = 20, 500  # read before the cloud's own work has its turn again
+_JOBS_AT_ONCE, _EVENTS_AT_ONCE = 20, 500  # read per call, so as not to block the cloud's own work
 _VIEWS_KEPT = 8
 
 T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Where the store and the control are asked; it may refuse with StoreAway."""
+    """Runs a call where store and control live; may raise StoreAway."""
 
     def __call__(self, question: Callable[[], T], /) -> Awaitable[T]:
-        """What `question` returns or raises."""
+        """Return the call's result."""
         ...
 
 
 def encoded(value: object) -> bytes:
-    """Compact JSON."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 class JobBoard:
-    """The list. Lives on the loop that serves HTTP; `status` and `store` are asked through `ask`.
-    While nobody watches nothing is read."""
+    """The list of jobs; nothing is read without watchers.
+
+    Lives on the event loop of HTTP; `status` and `store` are used through `ask`."""
 
     def __init__(self, store: Store, status: Callable[[], Mapping[str, Any]], ask: Ask) -> None:
         self._store, self._status, self._ask = store, status, ask
         self.version = 0
         self._rows: dict[str, tuple[int, bytes]] = {}
-        self._news: dict[str, int] = {}  # of each job, when its row was made
+        self._news: dict[str, int] = {}  # each job's counter when its row was made
         self._told: tuple[int, bytes] = (0, b"{}")
-        self._seen = -1  # the store's news when it was read last
+        self._seen = -1  # the store's counter at the last read
         self._moved = asyncio.Event()
         self._watchers = 0
         self._keeping: asyncio.Future[None] | None = None
@@ -78,7 +77,7 @@ class JobBoard:
             self._keeping = None
 
     async def moved(self, version: int, wait_s: float) -> bool:
-        """Whether there is more than `version` shows, waiting for it as long as that."""
+        """Wait up to `wait_s`; return whether there is a newer version than `version`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while self.version <= version:
@@ -86,7 +85,7 @@ class JobBoard:
         return self.version > version
 
     def since(self, version: int) -> bytes:
-        """JSON for who has `version`: the rows that are newer, and the status."""
+        """Return the JSON of status and rows newer than `version`."""
         rows = [content for number, content in self._rows.values() if number > version]
         status = self._told[1] if self._told[0] > version else b"null"
         return b'{"rows":[' + b",".join(rows) + b'],"status":' + status + b"}"
@@ -94,14 +93,14 @@ class JobBoard:
     # --- reading ---
 
     async def _run(self) -> None:
-        """Keep what is watched up to date, until cancelled; what fails is tried again."""
+        """Refresh until cancelled; retries after errors."""
         failed = ""
         while True:
             began_s = time.perf_counter()
             try:
                 await self.refresh()
                 failed = ""
-            except Exception as error:  # no thread to be had, say: the pages must not stop for good
+            except Exception as error:  # such as no free thread: the pages must not stop for good
                 if failed != type(error).__name__:
                     failed = type(error).__name__
                     LOG.warning("board_not_refreshed", extra={"error": failed})
@@ -109,7 +108,6 @@ class JobBoard:
             await asyncio.sleep(min(_SLOWEST_S, max(TICK_S, cost_s / SHARE)))
 
     async def refresh(self) -> None:
-        """Read what changed."""
         async with self._refreshing:
             version = self.version + 1
             try:
@@ -156,19 +154,20 @@ class _Looked:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     news: int = -1
     content: bytes = b""
-    again_s: float = 0.0  # not made anew before
+    again_s: float = 0.0  # earliest time of the next refresh
 
 
 class JobViews:
-    """Pages of single jobs. Lives on the loop that serves HTTP; the fleet has so many `cells`."""
+    """Pages of single jobs on the event loop of HTTP; `cells` is the fleet's number of cells."""
 
     def __init__(self, store: Store, ask: Ask, cells: int) -> None:
         self._store, self._ask, self._cells = store, ask, cells
         self._looked: dict[str, _Looked] = {}
 
     async def view(self, job: str) -> bytes:
-        """`{"view": …, "again_s": …}`: a job's page, and after how long to ask for a newer one; 0
-        where this is the newest. Raises UnknownJob, StoreAway."""
+        """Return `{"view": …, "again_s": …}`: a job's page, and when a newer one is due (0: never).
+
+        Raises UnknownJob or StoreAway."""
         one = self._looked.pop(job, None) or _Looked()
         self._looked[job] = one
         while len(self._looked) > _VIEWS_KEPT:

@@ -1,5 +1,4 @@
-"""The page of the fleet: its devices by cell, links, disk, and what ends when; counts, and no
-device. Who is there is the proxies' knowledge, and their pages show it."""
+"""The fleet page: device counts by cell, links, disk and expiries; proxies' pages name devices."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from edgeveil.trust.bundle import HeldTrust
 from edgeveil.units import byte_text
 from edgeveil_cloud.store import Store
 
-SHORT = 0.1  # of a disk
+SHORT = 0.1  # free share of a disk that is too low
 SOON_S = 30 * 86400.0
 _CERTIFICATE_BYTES = 1 << 20
 
 
 class CloudFacts:
-    """What a cloud's process knows of itself."""
+    """The process's own state: links, disk and certificates."""
 
     def __init__(
         self, site: CloudSite, sessions: Mapping[str, RuntimeLink], trust: HeldTrust | None
@@ -65,7 +64,7 @@ class CloudFacts:
         return section("disk", "Disk of the state folder", [], before=before)
 
     def endings(self) -> Json:
-        """When certificates and trust metadata end. It reads files: in a thread."""
+        """Return expiries of certificates and trust metadata; reads files, so call it in a thread."""
         found = [(what, _ends_at(path)) for what, path in self._certificates()]
         trust = self._trust.expires if self._trust else {}
         found += [(f"trust: {one}", at.timestamp()) for one, at in trust.items()]
@@ -97,7 +96,7 @@ class CloudFacts:
 
 
 def _ends_at(path: Path) -> float | None:
-    """When the first certificate of a file that ends does so; None where it is no PEM."""
+    """Return the earliest expiry of a file's certificates, or None if it is not PEM."""
     try:
         with path.open("rb") as file:
             listed = x509.load_pem_x509_certificates(file.read(_CERTIFICATE_BYTES))
