@@ -62,7 +62,7 @@ _FIGURES_BYTES = 1 << 16  # bound for a release's figures, names and separators
 
 
 class Hindered(JobFailed):
-    """A failure that may pass."""
+    """A job cannot continue now; the cause may pass."""
 
 
 class TooFewDevices(Hindered):
@@ -123,10 +123,9 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
 def _whole_batch(
     drawn: list[bytes], cell: Sequence[bytes], floor: int, choose: Choose
 ) -> list[bytes]:
-    """Return the keys drawn in a cell, none, or as many as the floor of its batch.
+    """Return the keys drawn in a cell; if below the floor of its batch, the floor or none.
 
-    Below the floor the choice is random, so that on average all cells' devices are selected equally
-    often."""
+    The choice is random, so that on average devices of all cells are selected equally often."""
     if len(drawn) >= floor or not drawn:
         return drawn
     if len(cell) < floor or choose(cell[:floor], 1)[0] not in cell[: len(drawn)]:
@@ -163,8 +162,7 @@ def seal_round(
 ) -> tuple[Manifest, bytes, RoundSecret]:
     """Return the round's manifest, its blob, and the secret that opens its answers.
 
-    `in_all` counts the devices selected in all cells (default: one cell). `checked`: the cell's
-    proxy and devices support checks of masks."""
+    `in_all` counts the devices selected in all cells (default: those of this one)."""
     opening = OpeningKey.generate()
     round, job, closes = context.round, context.job, context.closing
     terms = Terms(
@@ -219,18 +217,13 @@ class BroadcastLimits:
 
 @dataclass
 class RoundMarks:
-    """Times of a round's phases, and bytes sent for it."""
-
     times_s: dict[str, float] = field(default_factory=dict)
     sent_bytes: int = 0
 
 
 @dataclass
 class CloudWork:
-    """State shared by sealing and committing.
-
-    Releases are valid for `valid_s`; `random_bytes` is for aggregation rules; `workers` open
-    batches (default: this process)."""
+    """State shared by sealing and committing; releases expire after `valid_s`."""
 
     store: Store
     test: Records | HeldTests | None
@@ -262,7 +255,7 @@ class Sealer:
         self._cohorts: dict[str, dict[str, tuple[bytes, ...]]] = {}
 
     def job(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
-        """Seal the job and its graph for all enrolled devices; rounds select among these."""
+        """Seal the job and its graph for all enrolled devices, among which rounds select."""
         cohorts = self._enrolled(cells)
         self._cohorts[entry.id] = self._cohorts.get(entry.id, {}) | cohorts
         plan = self._jobs.plan(entry)
@@ -285,9 +278,7 @@ class Sealer:
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def round(self, task: SealRound) -> CellBroadcasts | AskUnmask:
-        """Select devices, store the round's secrets, and seal its model for each cell.
-
-        If its masks were requested already, return that request."""
+        """Seal a round's model for each cell; return a pending request for masks instead if any."""
         started_s = self._work.clock()
         enrolled = self._enrolled(task.cells)
         entry = self._jobs.entry(task.job_id)
@@ -349,7 +340,6 @@ class Sealer:
         return self._release(entry, onnx, cohorts, canary if _all_of(canary) else {})
 
     def publication(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
-        """Seal a release again for all enrolled devices of these cells."""
         cohorts = self._enrolled(cells)
         kept = self._store.release(entry.id)
         if kept is None:
@@ -359,9 +349,7 @@ class Sealer:
     def _release(
         self, entry: JobEntry, onnx: bytes, cohorts: Cohorts, canary: Cohorts
     ) -> CellBroadcasts:
-        """Seal for the canary or for all, after storing the secret that opens the reports.
-
-        The package's bytes never change, so that a device need not fetch it twice."""
+        """Seal for the canary or for all; the package's bytes never change between sealings."""
         plan, opening = self._jobs.plan(entry), OpeningKey.generate()
         rollout = next(one for one in self._store.rollouts.all() if one.job == entry.id)
         source = plan.job.data.source
@@ -405,7 +393,7 @@ class Sealer:
         return known and bucket_bytes(CAPACITY) <= self._limits.part_bytes
 
     def _fitting(self, keys: Sequence[bytes], *, bucketed: bool) -> list[bytes]:
-        """Return the keys, without random ones that overfill a bucket."""
+        """Return the keys without random ones that overfill a bucket."""
         if not bucketed or len(fitting(keys)) == len(keys):
             return list(keys)
         return fitting(self._choose(keys, len(keys)))
@@ -430,7 +418,6 @@ class Sealer:
     def _sealed(
         self, entry: JobEntry, kind: str, package: Package, recipients: Cohorts, **terms_of_it: Any
     ) -> tuple[Manifest, bytes, bytes]:
-        """Return manifest, blob and membership tag of a broadcast sealed once for all cells."""
         bucketed = self._bucketed(recipients)
         everybody = self._fitting(_all_of(recipients), bucketed=bucketed)
         keys = [SealingKey(raw) for raw in everybody]
@@ -507,10 +494,10 @@ def _all_of(cohorts: Cohorts) -> list[bytes]:
 def _asked_again(
     asked: Sequence[bytes], enrolled: Sequence[bytes], opened: bool, floor: int
 ) -> list[bytes]:
-    """Return a cell's recipients of the first attempt; raises TooFewDevices.
+    """Return the cell's recipients of the first attempt; raises TooFewDevices.
 
-    Devices resend the same tensors: compared with an opened batch, one without some of its devices
-    would show which tensors are theirs."""
+    Devices resend the same tensors: next to an opened batch, one without some of its devices would
+    show which tensors are theirs."""
     known = set(enrolled)
     again = [key for key in asked if key in known]
     fix = "admit them again, or cancel the job"

@@ -75,10 +75,9 @@ def aggregate(
     random_bytes: RandomBytes = os_random,
     score: Score | None = None,
 ) -> tuple[dict[str, Array], int]:
-    """Return the method's next state and the number of uploads in it; raises TooFewDevices.
+    """Return the next state and the number of uploads in it; raises TooFewDevices.
 
-    Evaluation rounds are averaged, as are preparation rounds if the job's rule is not defined on
-    sums."""
+    Evaluation rounds, and preparation rounds if the rule is not defined on sums, are averaged."""
     plan, round = context.plan, context.round
     training = {name: arrays for name, arrays in batch.arrays.items() if name != SOFTMAX}
     uploads = uploads_in(batch)
@@ -103,9 +102,7 @@ def combine_sums(
     sums: Sequence[CellSum],
     random_bytes: RandomBytes = os_random,
 ) -> dict[str, Array]:
-    """Return the method's next state from upload count and exact sums of each set.
-
-    The sums of a preparation round are averaged if the job's rule is not defined on sums."""
+    """Return the next state from upload counts and exact sums; same rules as `aggregate`."""
     plan, round, sets = context.plan, context.round, context.sets
     uploads = sum(of_set for of_set, _ in sums)
     means = {
@@ -121,10 +118,7 @@ def combine_sums(
 
 
 def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the method's next state if no sum is usable.
-
-    A training round keeps the state; a preparation round counts as one of devices without records.
-    """
+    """Return the next state if no sum is usable: as from devices without records."""
     if context.round.phase == TRAIN or context.round.evaluates:
         return {name: array for name, array in state.items() if name != THRESHOLD}
     specs = [spec for spec in context.segments if spec.bits and spec.name != SOFTMAX]
@@ -167,7 +161,6 @@ def joined_sums(by_cell: Sequence[Sequence[CellSum | None]]) -> list[CellSum]:
 
 
 def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
-    """Raise TooFewDevices for fewer uploads than the job and its rule need."""
     least = max(context.min_batch, least)
     if uploads < least:
         raise TooFewDevices(
@@ -210,7 +203,7 @@ def tell_round(
     valid: ValidatedBatch,
     told: Told,
 ) -> tuple[RoundRecord, dict[str, Any]]:
-    """Test the model of a round; return its stored record and its event."""
+    """Test a round's model; return the round's stored record and its event."""
     round, plan, answers = context.round, context.plan, told.answers
     vectors, counts = list(valid.arrays.get(SOFTMAX, ())), valid.arrays.get(COUNTS, ())
     scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, told.uploads)
@@ -283,7 +276,7 @@ class OpenedBatches:
 
     @property
     def misfits(self) -> dict[str, Misfits]:
-        """Uploads that no honest device sends, by cell, as reported to the proxy."""
+        """Uploads, by cell, that no honest device sends; reported to the proxy."""
         return {
             cell: Misfits(self.at, self.batches[cell].blob.digest, choice(of.misfits, of.masked))
             for cell, of in self.valid.items()
@@ -315,8 +308,8 @@ class RoundCommitter:
     def open_arrived(self, batch: Batch, data: SpooledBatch, cell: str) -> None:
         """Open and sum the arrived part of a masked stream; raises JobFailed or StoreError.
 
-        The result is used only with the batch that begins with these bytes. Masked numbers reveal
-        nothing, so the batch need not be recorded first."""
+        Only used with the batch that begins with these bytes; masked numbers reveal nothing before.
+        """
         if data.digest != batch.stream:
             return  # another batch replaced it
         if data.front is None or data.front.broken:
@@ -333,10 +326,9 @@ class RoundCommitter:
     def commit(
         self, batches: Mapping[str, Batch], data: Callable[[str, Batch], SpooledBatch]
     ) -> RoundCommit | AskChecks | AskUnmask | TooFewUploads:
-        """Open each cell's batch, read by `data`, and commit the round.
+        """Open each cell's batch and commit the round, or request checks or masks if it is masked.
 
-        A masked round instead checks its masks and stores its sums. Raises JobFailed or StoreError.
-        """
+        `data` returns a cell's spooled batch. Raises JobFailed or StoreError."""
         started_s, at = self._work.clock(), next(iter(batches.values())).at
         entry, context = self._round(at)
         kept = self._store.kept_sums(entry.id, at.round)
@@ -385,9 +377,7 @@ class RoundCommitter:
         )
 
     def check(self, task: TakeChecks) -> AskUnmask | TooFewUploads:
-        """Remove uploads with wrong masks and store the sums of the others.
-
-        Raises JobFailed, StoreError or ProtocolError `wrong_mask_checks`."""
+        """Drop uploads with wrong masks and store the sums; raises JobFailed or ProtocolError."""
         at = task.at
         entry, context = self._round(at)
         opened = self._opened.pop(at.job_id, None)
@@ -406,9 +396,7 @@ class RoundCommitter:
     def _keep_sums(
         self, entry: JobEntry, context: RoundContext, opened: OpenedBatches
     ) -> AskUnmask | TooFewUploads:
-        """Store the sums of the cells with enough uploads, or return TooFewUploads if none has.
-
-        The floor applies to each cell, since each cell's sum is revealed separately."""
+        """Store the sums of cells at or above the floor, which holds per cell, as sums are per cell."""
         found, short, at = dict[str, KeptSums](), list[TooFewDevices](), opened.at
         for cell, of_it in opened.valid.items():
             try:

@@ -33,9 +33,10 @@ TELL_AGAIN = 16  # ended jobs that a proxy stores
 
 
 class Control:
-    """Submits, cancels, resumes and starts jobs: at most `running` at once, by priority.
+    """Starts jobs, at most `running` at once, by priority; waiting jobs block no others.
 
-    Jobs that wait for devices block no others. Jobs that ran at the last shutdown all resume."""
+    After a restart all jobs that ran resume. `able` returns whether so many bytes can be written.
+    """
 
     def __init__(
         self,
@@ -49,7 +50,6 @@ class Control:
         validity: ReleaseValidity | None = None,
         able: Callable[[int], bool] = lambda room_bytes: True,
     ) -> None:
-        """Take `able`, which returns whether the disk is writable with room for that many bytes."""
         self._store, self._host, self._machine = store, host, machine
         self._runner, self._python_models = runner, python_models
         self.rollouts = RolloutDriver(
@@ -65,10 +65,7 @@ class Control:
         self._rehearsed = b""  # digest of the last job that passed its rehearsal
 
     def submit(self, job_yaml: str) -> str:
-        """Validate and queue a job; return its id.
-
-        Raises ConfigError with all problems, DataError for a missing backbone or a failed
-        rehearsal, JobFailed if this cloud's own records do not fit."""
+        """Validate and queue a job; return its id. Raises ConfigError, DataError or JobFailed."""
         plan = self.check(job_yaml)
         job, untested = plan.job, self._host.evaluation.untested(plan)
         entry = self._store.submit_job(
@@ -80,7 +77,7 @@ class Control:
         return entry.id
 
     def check(self, job_yaml: str) -> Plan:
-        """Validate a job and return its plan; takes seconds, on any thread. Raises as `submit`."""
+        """Validate and rehearse a job in seconds, on any thread; raises as `submit`."""
         plan = parse_plan(job_yaml)
         job = plan.job
         if runs_python(job.model) and not self._python_models:
@@ -193,9 +190,7 @@ class Control:
                 self.cancel(job)
 
     def _go_on(self) -> None:
-        """Resume jobs paused for a lost link, a full disk, the store or a stale roster.
-
-        Asks silent proxies for a sign of life."""
+        """Resume paused jobs once the cause of their pause has passed."""
         now_s, waiting = time.monotonic(), self._store.jobs("paused")
         tried_s = {job: at_s for job, at_s in self._tried_s.items() if now_s - at_s < GO_ON_S}
         due = [one for one in waiting if goes_on(one.reason) and one.id not in tried_s]
@@ -225,7 +220,7 @@ class Control:
             return bool(cells)
         there = sum(one.enrolled for one in self._store.devices() if one.cell in cells)
         plan, _ = self._host.jobs.plan_or_why(entry)
-        return plan is None or there >= self._wanted(entry, plan)  # if unplannable, resuming reports why
+        return plan is None or there >= self._wanted(entry, plan)
 
     def _room_bytes(self, entry: JobEntry) -> int:
         if DISK not in entry.reason:
@@ -238,9 +233,7 @@ class Control:
         return asked * plan.upload_bytes
 
     def _ready(self, entry: JobEntry) -> bool:
-        """Return whether enough devices are enrolled; log once while they are not.
-
-        A job that this version cannot plan fails."""
+        """Return whether enough devices are enrolled, logging changes; fail unreadable jobs."""
         plan, why = self._host.jobs.plan_or_why(entry)
         if plan is None:
             LOG.error("job_unreadable", extra={"job": entry.id})
@@ -257,9 +250,7 @@ class Control:
         return enrolled >= wanted
 
     def _wanted(self, entry: JobEntry, plan: Plan) -> int:
-        """Return the devices needed; at first start enough for all batches.
-
-        Each device answers at most `max_participations` batches."""
+        """Return the devices needed: at first start enough for all batches of the job."""
         job = plan.job
         wanted = max(job.selection.min_devices, job.round.min_batch)
         if job.round.mode != "buffered" and self._store.last_commit(entry.id) is None:

@@ -101,8 +101,8 @@ def _sqlite(url: sa.URL) -> sa.Engine:
 def forget_old_pages(engine: sa.Engine) -> None:
     """Truncate SQLite's write-ahead log, which still holds deleted pages.
 
-    A concurrent reader or a full disk delays it to the next commit. Database servers keep deleted
-    rows until their own vacuum and log rotation."""
+    A concurrent reader or a full disk delays this to the next commit. On database servers deleted
+    rows remain until vacuum and log rotation."""
     if engine.dialect.name == "sqlite":
         connection = engine.raw_connection()
         try:
@@ -147,7 +147,6 @@ class Database:
         self.committed, self.away = committed, False
 
     def note(self, error: sa.exc.SQLAlchemyError | None) -> None:
-        """Update `away` after a transaction, logging each change once."""
         away = error is not None and _away(error)
         if error is not None and away and not self.away:
             LOG.warning("store_away", extra={"error": cause(error)})
@@ -159,9 +158,7 @@ class Database:
 def transaction(
     method: Callable[Concatenate[Any, sa.Connection, P], T],
 ) -> Callable[Concatenate[Any, P], T]:
-    """Run a method in a transaction on its `_database`, committed when it returns.
-
-    If the connection breaks, retries the whole method for up to `AWAY_S`. Raises StoreError."""
+    """Run a method in a transaction, retried for `AWAY_S` if the connection breaks."""
 
     @functools.wraps(method)
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -218,9 +215,8 @@ _EARLIER = {"0001": 2, "0002": 3, "0003": 4, "0004": 5}  # `info.version` of ear
 def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:
     """Upgrade the schema within the caller's transaction, by the revisions in `folder`.
 
-    A database without a revision is empty or has the first one's tables. SQLite files are copied
-    before a change; server operators back up themselves. Raises StoreError for a database of a
-    later program, or if the copy fails."""
+    SQLite files are copied first; servers are backed up by their operators. Raises StoreError for a
+    database of a later program, or if the copy fails."""
     config = Config()
     config.set_main_option("path_separator", "os")
     config.set_main_option("script_location", str(folder).replace("%", "%%"))
@@ -236,7 +232,7 @@ def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:
             version = db.scalar(sa.select(tables.info.c.version))
             if version != _EARLIER.get(found or FIRST, tables.VERSION):
                 raise _other(str(version), str(tables.VERSION))
-            if found is None:
+            if found is None:  # older than revisions: it has the first one's tables
                 command.stamp(config, FIRST)
                 found = FIRST
             if found != head:

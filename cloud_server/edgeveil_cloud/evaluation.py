@@ -1,4 +1,4 @@
-"""Evaluation of a round's model by the cloud."""
+"""Evaluation of a round's model and of the devices' uploads by the cloud."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ _TESTS_KEPT = 8  # for concurrent jobs
 
 
 class HeldTests:
-    """The cloud's labelled records by data set, read with each job's schema.
-
-    Raises DataError for missing files, and for files readable neither as numbers nor by any schema.
-    """
+    """The cloud's labelled records by data set; raises DataError if files cannot be read."""
 
     def __init__(self, blocks: Sequence[DataSource]) -> None:
         self._blocks = tuple(blocks)
@@ -52,9 +49,7 @@ class HeldTests:
     def of(
         self, source: str, schema: DataSchema | None, shape: tuple[int, ...], classes: int | None
     ) -> Records | None:
-        """Return a job's test records: the first matching non-empty set of its data set.
-
-        Returns None without a set of that name. Raises DataError if none matches the job's form."""
+        """Return a job's first non-empty test set, or None; raises DataError if none fits."""
         misfit: DataError | None = None
         for at, block in enumerate(self._blocks):
             if block.name != source:
@@ -109,10 +104,9 @@ def in_form(records: Records, shape: tuple[int, ...], classes: int | None) -> Re
 
 
 class Evaluation:
-    """Tests models on the cloud's records of the job's data set, if it has any.
+    """Tests models on the cloud's records; a rule that scores uploads uses the first of them.
 
-    A rule that scores uploads gets the first records, tests the others. `test` is one set for every
-    job of its form, or sets by data set."""
+    `test` is one set for all jobs of its form, or sets by data set."""
 
     def __init__(self, test: Records | HeldTests | None) -> None:
         self._test = test
@@ -166,13 +160,13 @@ class Evaluation:
         return right
 
     def weights(self, plan: Plan, state: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the graph's weights; those computed by record holders come from the test records."""
+        """Return the graph's weights; those that record holders compute come from the test set."""
         return {**plan.model_weights(state), **own_weights(plan.context, self._fitting(plan))}
 
     def tested(
         self, context: RoundContext, graph: bytes, state: Mapping[str, Array]
     ) -> ModelScore | None:
-        """Return the model's score on the test records; None outside training or without records."""
+        """Return the model's score; None outside training rounds and without test records."""
         plan = context.plan
         test = self._fitting(plan)
         if test is None or context.round.number == 0:
@@ -196,7 +190,6 @@ class Evaluation:
         return None if isinstance(found, DataError) else found
 
     def _looked_up(self, plan: Plan) -> Records | DataError | None:
-        """Return the records of the job's data set and form, or why they do not fit."""
         data = plan.job.data
         classes = data.classes if plan.job.measure == ACCURACY else None
         return self._read_of(data.source, data.schema_, data.input_shape, classes)
@@ -230,9 +223,7 @@ class MeanSoftmax:
 
 
 def mean_softmax(context: RoundContext, found: list[Array], uploads: int) -> MeanSoftmax | None:
-    """Return the mean of one round's inferences, or None if not requested or none came.
-
-    `found` are single inferences, or sums over `uploads` devices."""
+    """Return the mean of single inferences, or of sums over `uploads` devices; None if absent."""
     if not context.round.infer or not context.job.unsupervised.of_all or not found:
         return None
     if context.plan.sums_inferences:
@@ -261,9 +252,7 @@ def federated_figures(
 def cluster_figures(
     context: RoundContext, state: Mapping[str, Array], found: Sequence[Array], uploads: int
 ) -> dict[str, Any] | None:
-    """Return cluster scores from the sums of `uploads` devices; None in other rounds.
-
-    `state` is the state after them. The score named by the job leads."""
+    """Return cluster scores from the sums of `uploads` devices; None in other rounds."""
     if context.round.phase != CLUSTER or not found:
         return None
     asked, wanted = context.plan.cluster_sums, context.job.unsupervised.eval_type
@@ -284,7 +273,6 @@ def told_federated(scores: Mapping[str, Any] | None) -> Mapping[str, Any] | None
 
 
 def clusters(context: RoundContext, vectors: list[Array]) -> ClusterScores | None:
-    """Return scores of the inferences uploaded in a round, or None if not requested."""
     if not context.round.infer or context.job.unsupervised.of_all:
         return None
     plan, wanted = context.plan, context.job.unsupervised

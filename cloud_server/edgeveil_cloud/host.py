@@ -35,18 +35,17 @@ from edgeveil_cloud.store_tables import StoreAway, StoreError
 from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch
 
 LOG = logging.getLogger("edgeveil.cloud")
-EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # reports stored as a job's events
+EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # stored as a job's events
 MARKS = ("held", "batch")  # reports timed as a round's phases
 
 _USED_UP = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not disk errors
 
 
 class CloudHost:
-    """Performs the cloud's work; all decisions are stored before the machine continues.
+    """Performs the cloud's work; decisions are stored before the machine continues.
 
-    `spool_dir` holds batches (default: the system's temporary folder); `moved` returns the cell
-    each device was moved to; `not_believed` returns why this cloud's releases would be refused, or
-    "". Other parameters are those of `CloudWork`."""
+    `spool_dir` (default: the system's temporary folder) holds batches; `moved` returns devices'
+    cells; `not_believed` why releases would be refused, or "". Others are as in `CloudWork`."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class CloudHost:
     ) -> None:
         work = CloudWork(store, test, limits, **more)
         self._blobs, self._not_believed, self._moved = blobs, not_believed, moved
-        self.spare: Callable[[Callable[[], None]], object] = bool  # runs a call ahead of need
+        self.spare: Callable[[Callable[[], None]], object] = bool  # runs a call early
         self._store, self._clock, self._marks = store, work.clock, work.marks
         self.jobs, self.evaluation, self.limits = work.jobs, work.evaluation, limits
         self._spool_dir = spool_dir
@@ -127,7 +126,6 @@ class CloudHost:
     together = nullcontext  # no transaction over the effects of one step
 
     def report(self, report: fx.Report) -> None:
-        """Log a report, and store it as a job event if users follow it."""
         data: Mapping[str, Any] = report.data
         LOG.info(report.what, extra=dict(data))
         if report.at is None:
@@ -141,9 +139,7 @@ class CloudHost:
             self._all_declined.add(job_id)
 
     def _lacks_checks(self, task: ct.SealJob | ct.SealRound) -> bool:
-        """Return whether a cell cannot check masks of single uploads, as a masked job requires.
-
-        Otherwise one device's wrong mask would end the job at all other devices' expense."""
+        """Return whether one wrong mask could end this job, at the expense of all other devices."""
         masked = self.jobs.plan(self.jobs.entry(task.job_id)).job.aggregation.secure
         return masked and not self.checks_masks(task.cells)
 

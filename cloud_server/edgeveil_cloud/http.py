@@ -65,10 +65,9 @@ def make_app(
     at: ListenAt | None = None,
     facts: CloudFacts | None = None,
 ) -> HttpServer:
-    """Return the unstarted server of a cloud that will listen `at`.
+    """Return an unstarted server; `control`, except `check`, runs on the cloud's event loop.
 
-    `control` is used on the cloud's event loop, except `check`. `clients` maps certificate names to
-    scopes; `audit` runs in a thread before a job is changed; pages show `facts`."""
+    `clients` maps certificate names to scopes; `audit` runs in a thread before changes."""
     own = _Routes(store, control, tokens, metrics or Metrics(), ask, audit)
     guard = RequestGuard(tokens, clients or {}, at or ListenAt())
     pages = PageRoutes(store, control, guard, ask, facts)
@@ -149,7 +148,7 @@ class _Routes:
         return Response.of_json({"id": job}, 201)
 
     async def backbone(self, request: Request) -> Response:
-        """Store a feature extractor (ONNX) or first weights (safetensors) under their digest."""
+        """Store a feature extractor (ONNX) or first weights (safetensors)."""
         graph = bytearray()
         async for chunk in request.chunks():
             graph += chunk
@@ -268,9 +267,7 @@ def _number(request: Request, name: str, low: float, high: float) -> float:
 
 
 class ControlDesk:
-    """Runs calls on the cloud's event loop, which alone uses store and machine.
-
-    Raises StoreAway at once while the database is away (`away()`), and after `ANSWER_S`."""
+    """Runs calls on the cloud's event loop; raises StoreAway after `ANSWER_S` or while `away()`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, away: Callable[[], bool]) -> None:
         self._loop, self._away = loop, away
@@ -292,8 +289,6 @@ class ControlDesk:
 
 
 class HttpThread:
-    """A server on its own event loop and thread."""
-
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -307,7 +302,6 @@ class HttpThread:
         return self._server.url if self._server is not None else ""
 
     async def start(self, server: HttpServer, host: str | ListenAt, port: int = 0) -> None:
-        """Serve; raises UsageError if the port cannot be bound."""
         self._thread.start()
         try:
             self._server = await self._there(server.start(host, port))

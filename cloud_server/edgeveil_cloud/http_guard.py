@@ -65,9 +65,7 @@ Tokens = Callable[[], Mapping[Scope, str]]
 
 
 class TokenFolder:
-    """The current tokens of a state folder; unusable or missing files grant nothing.
-
-    Raises UsageError when made, if others can read a file or it holds no token."""
+    """The current tokens; raises UsageError if a file is readable by others or empty at start."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -87,7 +85,7 @@ def load_or_make_token(state_dir: Path, scope: Scope = Scope.ADMIN) -> str:
 
 
 def rotate_token(state_dir: Path, scope: Scope) -> Path:
-    """Replace a scope's token and return its file; a running cloud uses it at once."""
+    """Replace a scope's token and return its file; takes effect at once."""
     path = state_dir / TOKEN_FILES[scope]
     tokens.rotate_token(path)
     return path
@@ -175,9 +173,7 @@ class RequestGuard:
         self.pages: set[Route] = set()  # served only under the machine's own names
 
     def refuse(self, request: Request) -> Response | None:
-        """Return the refusal of an unauthorized request, or None.
-
-        Runs before any other check, so that strangers cannot learn which jobs exist."""
+        """Return a refusal or None; called first, so that strangers do not learn the jobs' ids."""
         if request.route in self.pages and not self._goes_by_name(request):
             return refusal(
                 403,
@@ -217,7 +213,6 @@ class RequestGuard:
         return _scope_of(token, self._tokens()) if kind == "Bearer" else None
 
     def _foreign(self, request: Request) -> str | None:
-        """Return why the request may stem from another site, or None."""
         if request.method in ("GET", "HEAD") or self._bearer(request) is not None:
             return None  # browsers never add a token by themselves
         if not request.is_same_origin:
@@ -236,7 +231,7 @@ class RequestGuard:
         return f"__Host-{named}" if self._at.tls is not None else named
 
     def log_in(self, request: Request, token: str) -> str | None:
-        """Return a `Set-Cookie` header for a valid token, otherwise None."""
+        """Return a `Set-Cookie` header, or None for an invalid token."""
         begun = self._sessions.begin(token)
         if begun is None:
             return None
@@ -244,7 +239,6 @@ class RequestGuard:
         return self._header(request, begun[0], KEEP_S)
 
     def log_out(self, request: Request) -> str:
-        """End the session; return the `Set-Cookie` header that removes the cookie."""
         self._sessions.end(request.cookie(self._cookie_name(request)))
         return self._header(request, "", 0)
 

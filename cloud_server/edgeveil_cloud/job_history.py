@@ -1,7 +1,4 @@
-"""Incremental summary of a job's events, of bounded size.
-
-Events come from the cloud's HTTP (`/jobs/{id}/events`) or a run's `events.jsonl`.
-"""
+"""Incremental summary, of bounded size, of a job's events from HTTP or `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -59,7 +56,6 @@ class JobHistory:
     _selected: int | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Process the next event as JSON; of unknown types only the name is stored."""
         seq = int(event.get("seq") or 0)
         if seq and seq <= self.seq:
             return

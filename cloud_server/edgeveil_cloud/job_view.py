@@ -1,8 +1,7 @@
 """The page of one job: live at the cloud, beside a local run, or frozen as a report.
 
-`job_view` returns plain JSON in the form of `edgeveil.pages.parts`, drawn by `static/job_view.js`.
 All privacy statements of pages are made here: ε only if proven, accuracy only with both guarantees,
-and guarantees with δ, unit and status.
+and guarantees with δ, unit and status. `static/job_view.js` draws the JSON.
 """
 
 from __future__ import annotations
@@ -102,8 +101,7 @@ _UNUSABLE = {  # of a record without a usable answer: what is missing, and how i
 class RunPart:
     """Facts known only to a run on one machine, as in `result.json`.
 
-    `held` is the section on data placement; `measured_on` is "" for a published set's test records,
-    otherwise why the figures are for the owner only."""
+    `measured_on` is "" for published test records, else why figures are for the owner only."""
 
     devices: int = 0
     infer_only: int = 0
@@ -122,10 +120,7 @@ class RunPart:
 
 @dataclass(frozen=True)
 class JobDetails:
-    """A job without its events.
-
-    `privacy` has both guarantees, planned if `planned`, otherwise spent; `half` is half the range
-    of a numeric label."""
+    """A job without its events; `privacy` is planned or spent, `half` that of the target."""
 
     name: str
     status: str
@@ -147,7 +142,6 @@ class JobDetails:
 
     @classmethod
     def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobDetails:
-        """Return the details of a stored job, even if this version cannot plan it."""
         names = ("name", "id", "status", "reason", "started_at", "ended_at")
         own = {name: getattr(entry, name) for name in names}
         return replace(facts_of(entry.canonical, cells), **own)
@@ -163,7 +157,6 @@ def facts_of(canonical: bytes, cells: int = 1) -> JobDetails:
 
 
 def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
-    """Return the details of a job that has not started."""
     whole = len(plan.all_rounds)
     return JobDetails(
         plan.job.job,
@@ -181,7 +174,7 @@ def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
 
 
 def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
-    """Return planned `privacy` if the job has shared noise: its events lack both ε of training."""
+    """Return planned `privacy` of a job with shared noise, whose events lack both ε of training."""
     try:
         shared = json.loads(canonical)["privacy"].get("noise") == "shared"
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -422,7 +415,7 @@ class _View:
     # --- accuracy ---
 
     def _measured(self, row: Mapping[str, Any]) -> float | None:
-        """Return a round's leading figure; RMSE and AUC can be derived from the loss."""
+        """Return a round's leading figure; RMSE and AUC may follow from the loss."""
         name, found = row["led"]
         value: float | None = found if name == self._measure else None
         if value is not None:
@@ -548,7 +541,6 @@ class _View:
     # --- privacy ---
 
     def _proven(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a round without unproven ε."""
         proven = {
             which for which, one in self._guarantees.items() if one.part["status"] == "proven"
         }
@@ -581,7 +573,7 @@ class _View:
         )
         return section("epsilon", "Privacy by plan", parts, before=[said(text)])
 
-    # --- who answered ---
+    # --- answers ---
 
     def _answers(self) -> Json | None:
         if not self._rows:
@@ -697,7 +689,7 @@ class _View:
         rows = [(name, float(hops[key]), byte_text(hops[key])) for key, name in HOPS if key in hops]
         return section("bytes", "Bytes by hop", [bars("Bytes by hop", rows)], before=[said(text)])
 
-    # --- what it means ---
+    # --- meaning ---
 
     def _seen(self) -> Json | None:
         if not self._facts.seen:
@@ -858,7 +850,6 @@ def _cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:
 
 
 def _event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) -> Json:
-    """Return an event's line; `units` are those of proven guarantees."""
     tone: Tone = ""
     if kind == "exchange_committed":
         text = _committed_text(data, units)

@@ -62,7 +62,7 @@ class CloudMetrics(Collector):
                 if self._rounds_since.get(job_id, (-1,))[0] != number:
                     self._rounds_since[job_id] = number, time.monotonic()
                     self._ask(job_id, number)
-            case fx.WorkDone(result=RoundCommit(commit=commit)):  # masked rounds do not end with `Absorb`
+            case fx.WorkDone(result=RoundCommit(commit=commit)):  # of any task, also masked rounds
                 self._rounds.labels("committed").inc()
                 self._segments.inc(commit.accepted)
                 number, since_s = self._rounds_since.pop(commit.at.job_id, (-1, 0.0))

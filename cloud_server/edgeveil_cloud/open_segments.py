@@ -34,9 +34,9 @@ ToldOpening = tuple[bytes, bytes, RoundId, bytes, bool]
 class RoundSecret:
     """Secret that opens the answers to one round, or the reports on one release.
 
-    Deleted when the round commits (forward secrecy). All attempts at a round have the same
-    `recipients`: devices resend the same tensors, so differing selections would link tensors to
-    devices. `checked`: the manifest commits to the factors of the checks of single masks."""
+    Deleted when the round commits (forward secrecy). All attempts have the same `recipients`:
+    devices resend the same tensors, so differing selections would link tensors to devices.
+    `checked`: the manifest commits to the factors of mask checks."""
 
     opening: OpeningKey
     membership: bytes = field(repr=False)
@@ -88,7 +88,6 @@ class RoundOpening:
 
 
 def sealed_bytes(group: Group) -> int:
-    """Return the size of one sealed segment of a group."""
     return group.padded_bytes + SEAL_OVERHEAD_BYTES
 
 
@@ -106,10 +105,9 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class PlainSlice:
-    """Segments of one group that is not masked.
+    """Segments of one group that is not masked; returns the first `kept` valid arrays.
 
-    Returns the first `kept` valid arrays; with `adds` also the sum of all valid ones, floats on
-    `grids`."""
+    With `adds` it also returns the sum of all valid ones, floats on `grids`."""
 
     spec: SegmentSpec
     group: Group
@@ -123,9 +121,7 @@ class PlainSlice:
         return ((offset, sealed_bytes(self.group)) for offset in self.offsets)
 
     def opened(self, opening: RoundOpening, data: Data) -> tuple[list[Found], ExactSum | None]:
-        """Return one result per segment, and with `adds` the sum of the valid ones.
-
-        Holds one tensor in memory besides the kept ones and the sum."""
+        """Return one result per segment and the sum; opens one tensor at a time."""
         found, room = list[Found](), self.kept
         total = ExactSum(self.spec.count, self.grids) if self.adds else None
         for offset in self.offsets:

@@ -1,8 +1,7 @@
 """Rehearsal of a whole job on made-up records, so that errors appear before it is queued.
 
-Plays each kind of round once: broadcast, answers, aggregation, next state, test, and scores of
-inferences; then exports, loads and runs the final model. It needs no device, ledger or real record,
-and costs no budget.
+Plays each kind of round once, then exports, loads and runs the final model. No device, ledger or
+real record is involved, so it costs no budget.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ class RefusedJobError(DataError):
 def rehearse_job(plan: Plan, limits: BroadcastLimits, *, devices: bool = True) -> None:
     """Raise RefusedJobError unless a cloud with these `limits` can run the job.
 
-    Without `devices` uploads are made up, so that torch is not needed. A user's own model always
-    runs, in its own process."""
+    Without `devices` uploads are made up and need no torch; a user's own model always runs, apart.
+    """
     if not runs_python(plan.job.model) or is_own():
         _Rehearsal(plan, limits, devices).play()
         return

@@ -111,9 +111,7 @@ class CloudRole:
         return moved_cells(read_moves(self.site.moves_file), said)
 
     def _own_keys(self) -> tuple[SigningKey, SigningKey, dict[str, PeerKeys], TrustMetadata | None]:
-        """Return the keys for jobs and releases, peer keys by cell, and metadata for proxies.
-
-        Raises UsageError if the root names keys that are not here."""
+        """Return own and peer keys and metadata; raises UsageError for a missing delegated key."""
         folder = self.site.state_dir
         by_cell = {
             cell.name: believed_keys(self.trust, proxy=cell.proxy_key_file, cell=cell.name)
@@ -157,11 +155,9 @@ def build(
     link: Callable[[CloudRole], Runner],
     sealing: Sealing = real_sealing,
 ) -> CloudRole:
-    """Build a cloud from its site file and store.
+    """Build a cloud; `link` connects the role and returns the runner of its machine.
 
-    `clock` returns seconds from any zero; `link` connects the role and returns the runner of its
-    machine. Only simulations replace `sealing`. Raises UsageError, StoreError, DataError or
-    CryptoError."""
+    `clock` returns seconds. Raises UsageError, StoreError, DataError or CryptoError."""
     role = CloudRole(site, clock, random or CloudChance(), sealing)
     role.runner = link(role)
     role.control = Control(

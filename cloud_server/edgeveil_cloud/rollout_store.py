@@ -1,8 +1,7 @@
 """Stored rollouts of releases, and the outcomes that devices reported.
 
-A rollout goes to a canary, then to all, or is withdrawn. Each sealed broadcast has its own secret
-for reports. Of a report only its hash, to count it once, and its outcome are stored; its device is
-unknown.
+Each sealed broadcast has its own secret for reports. Of a report only its hash, to count it once,
+and its outcome are stored; the device is unknown.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ class Rollout:
 
 
 class RolloutStore:
-    """Rollouts in a store's tables and transactions."""
-
     def __init__(self, database: Database, now_s: Callable[[], float]) -> None:
         self._database, self._now_s = database, now_s
 
@@ -113,7 +110,6 @@ class RolloutStore:
 
     @transaction
     def count(self, db: Db, sequence: int, reports: Mapping[bytes, str]) -> None:
-        """Count outcomes by report hash, each report once."""
         table, sent = tables.release_reports, tables.release_broadcasts
         at = db.execute(sa.select(sent).where(sent.c.sequence == sequence)).mappings().one()
         of_it = sa.select(table.c.digest).where(table.c.sequence == sequence)
@@ -146,7 +142,6 @@ class RolloutStore:
 
     @transaction
     def newest_key_at(self, db: Db) -> float:
-        """Return when the newest key was enrolled; 0 without any."""
         return float(db.scalar(sa.select(sa.func.max(tables.enrolled_keys.c.added_at))) or 0.0)
 
 

@@ -1,11 +1,9 @@
 """Staged rollout of a release: canary, then all devices, or withdrawn.
 
-`RolloutDriver.look` compares the store with the machine and requests missing steps, so that a
-restart resumes. Too many canary failures withdraw a release at once (`verdict`); enough good
-reports by the end of the soak time promote it; otherwise its operator decides. A promoted release
-is sealed again for devices admitted later, and after a withdrawal for those of the withdrawn one.
-The statement that renews and withdraws releases is sent on every change and `RENEWALS` times per
-validity period.
+`RolloutDriver.look` requests missing steps from the stored state, so that a restart resumes. Canary
+failures withdraw a release; enough good reports by the end of the soak time promote it; otherwise
+its operator decides. It is sealed again for devices admitted later, and after a withdrawal of a
+newer one.
 """
 
 from __future__ import annotations
@@ -83,7 +81,6 @@ class RolloutDriver:
         self._publish(found, newest, now_s)
 
     def _verdict(self, rollout: Rollout, now_s: float) -> tuple[str, str]:
-        """Return a canary's next stage; a job that this version cannot plan is withdrawn."""
         plan, why = self._jobs.plan_or_why(self._store.job(rollout.job))
         return ("withdrawn", why) if plan is None else verdict(rollout, plan.job.release, now_s)
 
@@ -101,7 +98,6 @@ class RolloutDriver:
         ]
 
     def _expires(self, rollout: Rollout) -> float | None:
-        """Return when devices stop using a release; None once it is withdrawn."""
         if rollout.stage == "withdrawn":
             return None
         renewed = set(rollout.sequences) & set(self._said[0])
@@ -133,9 +129,7 @@ class RolloutDriver:
     # --- statements ---
 
     def _state(self, found: Sequence[Rollout], newest: Mapping[str, Rollout], now_s: float) -> None:
-        """Send the statement of valid and withdrawn releases if it changed or is due.
-
-        A release is valid until a newer one of its data set, in `newest`, went to all."""
+        """Send the statement of valid and withdrawn releases if it changed or is due."""
         good = [
             one
             for one in found

@@ -1,8 +1,7 @@
 """Events, reports and optional recordings of rounds and of a job's end.
 
-A recording shows the cloud's view of a job, for one's own demonstrations. Off unless the site file
-names its folder, since it holds uploads in the clear. It adds nothing to the cloud's knowledge: no
-name, order of arrival, or time.
+A recording adds nothing to the cloud's knowledge (no name, order of arrival, or time), but holds
+uploads in the clear. Off unless the site file names its folder:
 
     job.json                          the job, canonical
     03-train-0001.broadcast.safetensors   tensors sent to the selected devices
@@ -83,7 +82,6 @@ def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:
 
 
 def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:
-    """Return scores with at most `SHOWN_ROWS` of the noised rows behind them."""
     if scores is None:
         return None
     rows = [row for v in vectors for row in np.atleast_2d(v.astype(np.float64))[:SHOWN_ROWS]]
@@ -95,8 +93,7 @@ def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[s
 def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) -> dict[str, Any]:
     """Return both guarantees and the last accuracy at a job's end.
 
-    Prices the round after the last commit too if it was sealed (its key is stored), unless all
-    devices declined it. `Plan.spent` prices an early end: the whole plan for Gaussian noise."""
+    Prices the round after the last commit too if it was sealed, unless all devices declined it."""
     last = store.last_commit(job)
     asked = last.index if last else 0
     asked += not all_declined and store.round_key(job, asked + 1, 1) is not None
@@ -124,10 +121,7 @@ STATE_DICT = {"format": "pt"}  # as in PyTorch's safetensors files
 
 
 def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return the metadata of a completed job's model; values other than text are JSON.
-
-    `edgeveil.privacy` has both guarantees with δ, unit and status; `edgeveil.federated` the scalars
-    of the last round on the devices' own records."""
+    """Return the metadata of a job's model: both guarantees, labels and figures, as JSON."""
     job = plan.job
     told: dict[str, Any] = {
         "input_shape": list(job.data.input_shape),
@@ -165,7 +159,7 @@ def weights_file(plan: Plan, weights: Tensors) -> bytes:
 
 
 class Recorder:
-    """Records the newest job into `folder`; its first round deletes older recordings."""
+    """Records the newest job into `folder`, replacing older recordings."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,13 +1,10 @@
 """The cloud's database of jobs, rounds, states, events and keys (SQLAlchemy Core).
 
-Each method is one transaction. `commit_round` commits all changes of a round at once, so that after
-a crash a job resumes at its last committed round. A method that is retried because its answer was
-lost finds its own result. A round's secret is stored before the broadcast and overwritten at the
-commit; `open_batch` records a batch before it is opened, so that no other batch of the attempt ever
-is.
-
-Secrets and models are passed as parameters (`execute(insert, row)`), never in a statement
-(`values`): SQLAlchemy caches statements together with their first values.
+Each method is one transaction and idempotent, since an answer may be lost. `commit_round` commits
+all changes of a round, so that a job resumes at its last committed round. A round's secret is
+stored before the broadcast and overwritten at the commit; `open_batch` records a batch before it is
+opened, so that no other batch of the attempt ever is. Secrets and models are passed as parameters
+(`execute(insert, row)`): SQLAlchemy caches values given in statements.
 """
 
 from __future__ import annotations
@@ -57,8 +54,8 @@ _SWEEP_EVERY = 256  # events between two deletions of old ones
 class Store:
     """The store at `url`: `sqlite:///state/cloud.db`, `sqlite://` (memory) or `postgresql://…`.
 
-    Safe to share between the threads of one process. `now_s` returns seconds since 1970. Raises
-    StoreError if the database cannot be opened or was written by a newer version."""
+    Thread-safe; `now_s` returns seconds since 1970. Raises StoreError for an unusable or newer
+    database."""
 
     def __init__(self, url: str = MEMORY, *, now_s: Callable[[], float] = time.time) -> None:
         self._database = Database(url, lambda: self._committed())
@@ -76,7 +73,6 @@ class Store:
 
     @property
     def away(self) -> bool:
-        """Whether a transaction is waiting for the database to return."""
         return self._database.away
 
     # --- jobs: submitted, taken up, moved on, ended ---
@@ -124,7 +120,6 @@ class Store:
 
     @transaction
     def jobs(self, db: Db, status: Status | None = None) -> tuple[JobEntry, ...]:
-        """Return all jobs, or those with a status, oldest first."""
         query = sa.select(tables.jobs).order_by(tables.jobs.c.number)
         query = query.filter_by(**({"status": status} if status else {}))
         return tuple(_entry_of(row) for row in db.execute(query).mappings())
@@ -139,7 +134,6 @@ class Store:
 
     @transaction
     def counts(self, db: Db) -> StoreCounts:
-        """Return the number of enrolled devices, and of jobs by status."""
         status, number = tables.jobs.c.status, sa.func.count()
         rows = db.execute(sa.select(status, number).group_by(status))
         enrolled = db.scalar(sa.select(sa.func.count()).select_from(tables.enrolled_keys))
@@ -147,7 +141,6 @@ class Store:
 
     @transaction
     def job(self, db: Db, job: str) -> JobEntry:
-        """Return one job; raises UnknownJob."""
         return _entry(db, job)
 
     @transaction
@@ -170,10 +163,10 @@ class Store:
     def set_status(
         self, job: str, status: Status, reason: str = "", data: Mapping[str, Any] | None = None
     ) -> JobEntry:
-        """Move a job to a status that TRANSITIONS allows; raises StoreError otherwise.
+        """Move a job as TRANSITIONS allows, else raise StoreError; stores the event `job_<status>`.
 
-        Stores the event `job_<status>` with `data` and the reason. Repeating the current status and
-        reason changes nothing. Ending a job also deletes its round keys."""
+        Repeating the current status and reason changes nothing. The end of a job deletes its round
+        keys."""
         said = {"reason": reason} if reason else {}
         return self._move(job, status, reason, f"job_{status}", {**said, **(data or {})})
 
@@ -226,8 +219,8 @@ class Store:
     def announce(self, db: Db, job: str, data: Mapping[str, Any]) -> int:
         """Store the event `broadcast`; return the sequence number for its manifest.
 
-        Numbers grow with every call, even if the clock steps back, and with the clock (ms since
-        1970), so that they keep growing after the store is lost."""
+        Numbers grow even if the clock steps back, and follow the clock (ms since 1970), so that
+        they grow further if the store is lost."""
         self._event(db, job, "broadcast", data)
         return self._next_number(db)
 
@@ -333,9 +326,7 @@ class Store:
 
     @transaction
     def keep_sums(self, db: Db, job: str, round: int, attempt: int, sums: bytes) -> bytes:
-        """Store the masked sums of a round; return the sums stored first.
-
-        Called before the masks are requested, since the proxy answers only once per round."""
+        """Store a round's masked sums before requesting masks; return the sums stored first."""
         found = _kept_sums(db, job, round)
         if found is None:
             row = {"job": job, "exchange": round, "attempt": attempt, "sums": sums}
@@ -344,12 +335,10 @@ class Store:
 
     @transaction
     def kept_sums(self, db: Db, job: str, round: int) -> bytes | None:
-        """Return the stored masked sums of an uncommitted round, or None."""
         return _kept_sums(db, job, round)
 
     @transaction
     def any_opened(self, db: Db, job: str, round: int, cell: str = "") -> bool:
-        """Return whether a batch of a cell's uncommitted round was opened."""
         query = sa.select(tables.openings).filter_by(job=job, exchange=round, cell=cell)
         return db.execute(query.limit(1)).first() is not None
 
@@ -366,10 +355,9 @@ class Store:
     ) -> bool:
         """Commit one round in a single transaction; return False if it was committed before.
 
-        `state` is the method's new state (safetensors; only the newest is stored), `accepted` the
-        SHA-256 of each counted ciphertext, `events` are (type, data). Deletes the round keys up to
-        this round. Raises StoreError if the job is not running, the round is not the next one, or
-        another round absorbed a batch."""
+        `state` is the new state (safetensors; only the newest is stored), `accepted` the SHA-256 of
+        each counted ciphertext, `events` are (type, data). Raises StoreError if the job is not
+        running, the round is not the next one, or another round absorbed a batch."""
         if any(len(digest) != HASH_BYTES for digest in accepted):
             raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
         entry, table = _entry(db, job), tables.rounds
@@ -414,7 +402,6 @@ class Store:
 
     @transaction
     def rounds(self, db: Db, job: str) -> tuple[RoundRecord, ...]:
-        """Return all committed rounds of a job, in order."""
         table = tables.rounds
         query = sa.select(table).where(table.c.job == job).order_by(table.c.index)
         return tuple(_round_of(row) for row in db.execute(query).mappings())
@@ -429,9 +416,9 @@ class Store:
         cell: str = "",
         moved: Mapping[bytes, str] | None = None,
     ) -> int:
-        """Replace the enrolled public keys of a cell; return how many keys other cells hold.
+        """Replace a cell's public keys; return how many of them belong to other cells.
 
-        A key of another cell stays there, unless `moved` assigns it to this cell."""
+        Such a key stays in the other cell, unless `moved` assigns it to this one."""
         table, moves, now_s = tables.enrolled_keys, moved or {}, self._now_s()
         rows = db.execute(sa.select(table.c.public_key, table.c.cell))
         cell_of = {bytes(key): of_it for key, of_it in rows}
@@ -469,11 +456,11 @@ class Store:
 
     @transaction
     def is_newer_roster(self, db: Db, expires_s: float, cell: str = "") -> bool:
-        """Return whether a refused roster was made after the one taken last.
+        """Return whether a roster with a smaller number was made after the one taken last.
 
-        No registry issues smaller numbers later: then someone else used a larger number with the
-        proxy's key. A roster expires a day after it was made; if the one taken expires later than
-        that, any roster of the last hour is newer."""
+        Registries never count down, so someone else used the proxy's key. Rosters expire a day
+        after they are made; if the one taken expires later, any roster of the last hour is newer.
+        """
         row = db.execute(sa.select(tables.roster).filter_by(cell=cell)).first()
         taken_s = 0.0 if row is None else float(row.expires_s)
         if taken_s > self._now_s() + _DAY_S + _HOUR_S:
@@ -487,7 +474,6 @@ class Store:
 
     @transaction
     def roster_marks(self, db: Db) -> dict[str, RosterMark]:
-        """Return the mark of the last roster taken, by cell."""
         rows = db.execute(sa.select(tables.roster).where(tables.roster.c.epoch >= 0))
         return {row.cell: RosterMark(row.lineage, row.epoch) for row in rows}
 
@@ -530,7 +516,6 @@ class Store:
 
     @transaction
     def devices(self, db: Db) -> tuple[CellDevices, ...]:
-        """Return the number of devices in each known cell."""
         table, roster = tables.enrolled_keys, tables.roster
         counted = sa.select(table.c.cell, sa.func.count()).group_by(table.c.cell)
         enrolled = {row[0]: int(row[1]) for row in db.execute(counted)}
@@ -563,7 +548,6 @@ class Store:
 
     @transaction
     def backbone(self, db: Db, digest: str) -> bytes | None:
-        """Return the feature extractor with this digest (hex), or None."""
         found = db.scalar(sa.select(tables.backbones.c.graph).filter_by(digest=digest))
         return None if found is None else bytes(found)
 

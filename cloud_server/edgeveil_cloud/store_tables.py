@@ -34,8 +34,6 @@ class StoreAway(StoreError):  # noqa: N818 - shown to users
 
 
 class UnknownJob(StoreError):  # noqa: N818 - shown to users
-    """No job has this id."""
-
     exit_code = 2
 
     def __init__(self, job: str) -> None:
@@ -70,11 +68,10 @@ class StoreCounts:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One committed round.
+    """One committed round; `number` is the training round, or 0 in preparation.
 
-    `number` is the training round (0 in preparation), `attempt` counts from 1, `bytes` maps hops to
-    bytes, `scores` is a mapping from ClusterScores, MeanSoftmax or `federated_figures`, `loss` in
-    nats."""
+    `bytes` maps hops to bytes, `scores` comes from ClusterScores, MeanSoftmax or
+    `federated_figures`."""
 
     index: int
     phase: str
@@ -85,7 +82,7 @@ class RoundRecord:
     scores: Mapping[str, Any] | None = None
     seconds: float = 0.0
     bytes: Mapping[str, int] = field(default_factory=dict)
-    loss: float | None = None
+    loss: float | None = None  # in nats
     committed_at: float | None = None  # set by the store
 
 
@@ -119,8 +116,6 @@ class CellDevices:
 
 @dataclass(frozen=True)
 class LastCommit:
-    """The newest committed round and the method's state after it."""
-
     record: RoundRecord
     state: bytes = field(repr=False)  # safetensors
     accepted: tuple[bytes, ...] = field(repr=False)  # SHA-256 of each ciphertext counted

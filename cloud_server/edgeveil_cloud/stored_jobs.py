@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def wire_id(job: str) -> bytes:
-    """Return a job's 16 bytes on the wire."""
     return hashlib.sha256(b"edgeveil/v1/job-id\0" + job.encode()).digest()[:16]
 
 
@@ -44,7 +43,6 @@ class StoredJobs:
         return self._store.job(self.name(job_id))
 
     def plan(self, entry: JobEntry) -> Plan:
-        """Return a stored job's plan; raises ProtocolError for invalid bytes."""
         return self._plan_of(entry.canonical)
 
     def plan_or_why(self, entry: JobEntry) -> tuple[Plan | None, str]:
@@ -72,7 +70,7 @@ class StoredJobs:
 
 
 class StateWhenAsked(Mapping[str, Array]):
-    """A job's state, read on first access, so that it need not be in memory during aggregation."""
+    """A job's state, read on first access: not in memory during aggregation."""
 
     def __init__(self, jobs: StoredJobs, entry: JobEntry) -> None:
         self._jobs, self._entry = jobs, entry

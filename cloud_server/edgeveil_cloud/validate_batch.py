@@ -86,7 +86,6 @@ class SpooledBatch:
         self.front: MaskedUploads | None = None  # opened so far
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write a part at its offset; raises OSError."""
         if offset < self._hashed:  # overwrites bytes that are hashed already
             self._running, self._hashed, self.front = hashlib.sha256(), 0, None
         start, view = offset, memoryview(data)
@@ -127,9 +126,7 @@ class SpooledBatch:
 
 
 class BatchSpool:
-    """At most one batch, in `folder` (default: the system's folder for temporary files).
-
-    A full disk spoils the batch, not the process: `whole` raises, and the round is repeated."""
+    """At most one batch; after a write error `whole` raises, and the round is repeated."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -137,7 +134,6 @@ class BatchSpool:
         self._failure: OSError | None = None
 
     def put(self, part: BatchPart) -> None:
-        """Store a part; the first part of another batch replaces the batch before."""
         try:
             if self._batch is None or self._batch.digest != part.digest:
                 self.drop()
@@ -182,10 +178,9 @@ class Reader:
         return segment_mark(self.opening.membership, ends)
 
     def cuts(self, count: int, size_bytes: int) -> list[slice]:
-        """Return how to divide `count` segments or uploads of one size among workers.
+        """Return how to divide `count` segments or uploads among workers; one cut is opened here.
 
-        A single cut is opened in this process. Each slice returns sums, which are as large as four
-        uploads of float32 numbers."""
+        Each slice returns sums, which are as large as four uploads of float32 numbers."""
         workers, most = self.workers, max(1, count)
         if (
             workers is not None
@@ -224,10 +219,9 @@ class GroupArrays(Sequence[Array]):
     def validate(
         self, offsets: Sequence[int], room: int, adds: bool, selected: int, refused: Counter[str]
     ) -> None:
-        """Open and validate the segments; keep the first `room` valid arrays.
+        """Take the valid segments, `room` of them with arrays; more than `selected` are void.
 
-        With `adds` their sum is kept too, unless the norm limit excludes one of its terms. More
-        than `selected` valid segments void the group."""
+        With `adds` their sum is kept too, unless the norm limit excludes one of its terms."""
         size = sealed_bytes(self._group)
         marks = {offset: self._reader.mark(offset, size) for offset in offsets}
         first = {mark: offset for offset, mark in reversed(marks.items())}
@@ -323,8 +317,6 @@ class GroupArrays(Sequence[Array]):
 
 
 class JoinedArrays(Sequence[Array]):
-    """The valid arrays of one group in several batches."""
-
     def __init__(self, parts: Sequence[Sequence[Array]]) -> None:
         self._parts = list[Sequence[Array]]()
         for part in parts:
@@ -336,7 +328,7 @@ class JoinedArrays(Sequence[Array]):
         return max(map(largest_of, self._parts), default=0.0)
 
     def added(self, grids: Grids | None) -> ExactSum:
-        """Implement `AddedUp`; sums of single batches cannot be joined, since their grids differ."""
+        """Implement `AddedUp` anew: sums of single batches have different grids and do not join."""
         total = ExactSum(np.asarray(self[0]).size, grids)
         for part in self._parts:
             if isinstance(part, GroupArrays):
@@ -364,11 +356,11 @@ class JoinedArrays(Sequence[Array]):
 
 @dataclass
 class ValidatedBatch:
-    """Result of validating a batch: valid arrays by segment, their marks, and refusals by reason.
+    """Valid arrays by segment, their marks, and refusals by reason.
 
-    Masked groups: `totals` are the masked sums of each set, in the groups' order; `chosen` the
-    indexes of the uploads in them, of `masked` in all; `misfits` the indexes of uploads that no
-    honest device sends; `uploads` is set until their masks are checked."""
+    Masked groups: `totals` are the sums of each set, `chosen` the indexes of their uploads, of
+    `masked` in all, `misfits` those that no honest device sends; `uploads` until masks are checked.
+    """
 
     arrays: dict[str, Sequence[Array]] = field(default_factory=dict)
     accepted: list[bytes] = field(default_factory=list)
@@ -390,12 +382,11 @@ def validate_batch(
     front: MaskedUploads | None = None,
     workers: WorkerProcesses | None = None,
 ) -> ValidatedBatch:
-    """Open and validate every segment; a group with more valid ones than selected is void.
+    """Open and validate every segment; raises ComputeError.
 
-    Masked segments, and those that the job's rule only sums, are summed while opening, one in
-    memory at a time. Of others, arrays beyond `kept_bytes` are opened again from `data`, which must
-    not change. `front` holds the uploads already opened from the stream. `workers` do not change
-    the result. Raises ComputeError."""
+    Masked segments, and those that the job's rule only sums, are summed one by one while opening.
+    Of others, arrays beyond `kept_bytes` are opened again from `data`, which must not change.
+    `front` holds uploads already opened from the stream."""
     result, offset, selected = ValidatedBatch(), 0, len(secret.recipients)
     groups, sizes = context.groups, context.segment_bytes
     fits = len(batch.counts) == len(groups)
@@ -433,7 +424,7 @@ def validate_batch(
 
 
 def adds_up(context: RoundContext, spec: SegmentSpec) -> bool:
-    """Return whether the job's rule needs only the mean of this segment over all uploads."""
+    """Return whether the rule needs only this segment's mean over all uploads."""
     return spec.name != SOFTMAX and (looks_at_none(context) or not under_rule(context))
 
 
@@ -444,15 +435,13 @@ def under_rule(context: RoundContext) -> bool:
 
 
 def looks_at_none(context: RoundContext) -> bool:
-    """Return whether the job's rule needs only the mean of all uploads."""
     return AGGREGATIONS[context.job.aggregation.name].adds_up
 
 
 class MaskedUploads:
-    """Masked uploads, opened and summed in batch order.
+    """Masked uploads, summed in batch order; of a masked number only the form can be checked.
 
-    Of a masked number only the form can be checked. Holds one sum per set and masked group, and
-    offsets, marks and checks of each upload."""
+    Holds one sum per set and masked group, and offsets, marks and checks of each upload."""
 
     def __init__(
         self,
@@ -484,9 +473,7 @@ class MaskedUploads:
         return sum(self._sizes)
 
     def open_front(self, data: Data, size_bytes: int, counts: Sequence[int] = ()) -> None:
-        """Open the uploads that lie consecutively in the first `size_bytes` and are not opened yet.
-
-        `counts` (per group) limits their number. Raises ComputeError."""
+        """Open further uploads of the first `size_bytes`, at most `counts`; raises ComputeError."""
         uploads = size_bytes // self.upload_bytes if self._sizes else 0
         if counts:
             said = [counts[one.group] for one in self._vectors if one.group < len(counts)]
@@ -559,10 +546,9 @@ class MaskedUploads:
         result.uploads = self if self.opening.checked and self._counted else None
 
     def compare(self, result: ValidatedBatch, checks: bytes, data: Data) -> None:
-        """Subtract the uploads whose masks do not match the proxy's checks of their seeds.
+        """Subtract uploads whose masks differ from the proxy's checks, opening them again.
 
-        Opens their segments again from `data`. Raises ProtocolError `wrong_mask_checks` if `checks`
-        has another size."""
+        Raises ProtocolError `wrong_mask_checks` for another size."""
         size = CHECK_BYTES * len(self._vectors)
         if len(checks) != size * result.masked:
             raise ProtocolError("wrong_mask_checks")
@@ -596,8 +582,8 @@ def norm_limit(norms: Sequence[float]) -> float:
 class KeptSums(msgspec.Struct, frozen=True, array_like=True):
     """The masked sums of one cell's batch, the request for their masks, and the unmasked rest.
 
-    Stored before the proxy is asked: it answers for one choice of uploads only, and another batch,
-    or a second validation of this one, could lead to another choice."""
+    Stored before the proxy is asked: it answers for one choice of uploads only, and validating
+    another batch, or this one again, could choose others."""
 
     batch: Batch
     unmask: Unmask
@@ -623,7 +609,6 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def valid(self) -> ValidatedBatch:
-        """Return the batch without its sums."""
         rows = unpack_tensors(self.softmax)
         starts = range(0, len(self.accepted), _MARK_BYTES)
         marks = [self.accepted[start : start + _MARK_BYTES] for start in starts]
@@ -666,5 +651,4 @@ def unpack_kept(raw: bytes) -> dict[str, KeptSums]:
 
 
 def kept_unmasks(raw: bytes) -> dict[str, Unmask]:
-    """Return each cell's request for its masks."""
     return {cell: kept.unmask for cell, kept in unpack_kept(raw).items()}

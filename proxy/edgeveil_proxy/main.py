@@ -1,4 +1,4 @@
-"""The proxy process: two links, one role, and what is told of its state (`page.py`)."""
+"""The proxy process: two links, one role, and its status pages (`page.py`)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _NONCE_BYTES = 16
 
 
 def run(site: ProxySite) -> int:
-    """Run until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError at start."""
+    """Run until SIGINT or SIGTERM; return 0 after a clean stop. Raises EdgeVeilError at start."""
     logs.setup(site.log.level, site.log.format)
     return run_until_stopped(lambda stop: ProxyProcess(site).run(stop))
 
@@ -79,7 +79,7 @@ class ProxyProcess:
         self.metrics.registry.register(StateDisk(site.state_dir))
         self.claims: ClaimLink | None = None
         if site.claims is not None:
-            from edgeveil_proxy.claims import ClaimLink  # where nobody claims, none of it is loaded
+            from edgeveil_proxy.claims import ClaimLink  # loaded only if configured
 
             conduct, signer = self.proxy.conduct, lambda: self.proxy.machine.signer.key
             self.claims = ClaimLink(site, site.claims, signer, conduct.refused)
@@ -207,7 +207,7 @@ def _said(hop: str) -> Callable[[bool, str], None]:
 
 
 class ProxyMetrics(Collector):
-    """Counts what was made durable, and reads the rest at each scrape."""
+    """Counts durable items; reads other values at each scrape."""
 
     def __init__(self, metrics: Metrics, proxy: ProxyRole) -> None:
         self._proxy = proxy
@@ -259,11 +259,11 @@ class ProxyMetrics(Collector):
 
 
 class AloneInCell:
-    """Ends the process where another one is this cell's proxy too.
+    """Ends the process if another one is this cell's proxy too.
 
-    Two would split the uploads of a round between them, and after a restored backup could unmask
-    one round for two sets. So each says that it runs, signed, on a topic of the cell's proxy alone;
-    where a broker does not allow that topic, the log says so. `signer` gives the proxy's key."""
+    Two would split a round's uploads, and after a restored backup could unmask one round for two
+    sets. So each announces itself, signed, on a topic of the cell's proxy only; a broker that
+    refuses the topic is logged."""
 
     def __init__(self, site: ProxySite, signer: Callable[[], SigningKey]) -> None:
         topics = Topics(site.cell)
@@ -276,7 +276,6 @@ class AloneInCell:
         self._link = MqttLink(settings, on_message=self._heard, on_state=self._stands)
 
     async def run(self) -> None:
-        """Until cancelled. Raises UsageError, and what the connection's work ends with."""
         self._link.subscribe([self._topic])
         await asyncio.gather(self._link.run_forever(), self._tell(), self._end_with_another())
 
@@ -298,7 +297,7 @@ class AloneInCell:
             await self._up.wait()
             self._up.clear()
             signature = sign(self._signer(), PROXY_RUNS, self._own)
-            with suppress(BrokerError):  # the next connection says it again
+            with suppress(BrokerError):  # repeated by the next connection
                 await self._link.publish(self._topic, self._own + signature)
 
     def _heard(self, _topic: str, payload: bytes) -> None:

@@ -31,7 +31,7 @@ PROBE_S = 20.0  # timeout of the version probe, on a cluster that may be busy
 
 
 class Excerpt:
-    """A batch as `edgeveil.protocol.transfer.Data`, with only some ranges present."""
+    """Given ranges of a batch, as `edgeveil.protocol.transfer.Data`."""
 
     def __init__(self, places: Iterator[Place], sealed: memoryview) -> None:
         self._sealed, self._starts, size = sealed, dict[int, int](), 0
@@ -58,7 +58,7 @@ def opened(told: Any, packed: bytes, sealed: Any) -> object:
 
 
 def _task(own: str) -> Callable[..., object]:
-    """Return the Ray task; nested, it is pickled by value and can report another EdgeVeil version."""
+    """Return the Ray task; a nested function is pickled by value, whatever version is there."""
 
     def task(*work: Any) -> object:
         from importlib import metadata
@@ -77,20 +77,19 @@ def _task(own: str) -> Callable[..., object]:
 
 
 class RayTasks:
-    """The cluster; raises UsageError as `join_cluster`, or for another EdgeVeil version there."""
+    """A cluster; raises UsageError as `join_cluster`, or for another EdgeVeil version there."""
 
     def __init__(self, count: int, address: str | None) -> None:
         self._ray = join_cluster(address, "cloud.compute", count)
         self._own = metadata.version("edgeveil")
         self._task = self._ray.remote(num_cpus=1, max_retries=0)(_task(self._own))
-        with suppress(self._ray.exceptions.RayError):  # a busy cluster: checked with the first slice
+        with suppress(self._ray.exceptions.RayError):  # busy: checked with the first slice
             found = self._ray.get(self._task.remote(), timeout=PROBE_S)
             if found != self._own:
                 refused = self._other(found)
                 raise UsageError(refused.what, where=refused.where, fix=refused.fix)
 
     def result(self, told: Any, of: Any, data: FileData) -> object:
-        """Return a slice's result, SliceFailure or WorkerRefusal."""
         sealed = b"".join(data[offset : offset + size] for offset, size in of.places())
         try:
             # As an array it is passed in memory shared by all tasks of a machine.

@@ -45,7 +45,7 @@ AWAY_S = 60.0  # how long a round waits for a lost cluster
 
 
 class ComputeError(EdgeVeilError):
-    """Segments could not be opened as `cloud.compute` demands; the cause may pass."""
+    """Segments could not be opened as configured in `cloud.compute`; the cause may pass."""
 
 
 @runtime_checkable
@@ -81,7 +81,6 @@ class _Process:
         return self.socket.fileno()
 
     def end(self) -> str:
-        """Kill the process; return its signal or exit code."""
         self.process.kill()
         code = self.process.wait()
         self.socket.close()
@@ -89,10 +88,10 @@ class _Process:
 
 
 class WorkerProcesses:
-    """Open slices of a batch in parallel, `count` at a time, in workers or on Ray.
+    """Open slices of a batch in parallel, `count` at a time; thread-safe, one batch at a time.
 
-    `address` names a Ray cluster (default: one started here). Thread-safe, one batch at a time.
-    Batches with fewer than `least_bytes` sealed bytes are not worth sending."""
+    `on_ray` uses the cluster at `address` (default: one started here). Batches with fewer than
+    `least_bytes` are opened in the cloud's process."""
 
     def __init__(
         self, count: int, *, on_ray: bool = False, address: str | None = None, least_bytes: int = 0
@@ -118,9 +117,7 @@ class WorkerProcesses:
         slices: Sequence[Slice],
         take: Callable[[int, Any], None],
     ) -> None:
-        """Open all slices; `take` gets number and result in order of completion.
-
-        Raises ComputeError if a slice repeatedly ended its worker, or no worker can work."""
+        """Open all slices; `take` gets number and result on completion. Raises ComputeError."""
         with self._turn:
             try:
                 _Work(self, opening.told(), data, slices, take).do()
@@ -129,7 +126,6 @@ class WorkerProcesses:
                 raise
 
     def close(self) -> None:
-        """End the workers, even busy ones."""
         self._stopping.set()
         for one in list(self._there):
             one.process.kill()  # wakes the thread that waits for it
@@ -174,7 +170,7 @@ class WorkerProcesses:
                 one.socket.settimeout(None)
             except (EOFError, OSError):
                 with suppress(subprocess.TimeoutExpired):
-                    one.process.wait(_END_S)  # get its own exit code before killing it
+                    one.process.wait(_END_S)  # for its own exit code
                 how = self.drop(one)
                 said = WorkerRefusal(
                     f"a worker does not start ({how})", *_NO_START, passes=how in _BY_OTHERS
@@ -193,7 +189,7 @@ class WorkerProcesses:
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()), *more],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C must reach only the starter, which ends its workers
+                start_new_session=True,  # Ctrl-C must reach only the starter, which ends workers
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -277,10 +273,7 @@ class _Work:
 
 
 def workers_of(at: ComputeAt) -> WorkerProcesses | None:
-    """Return the workers that a site file configures; None is the cloud's own process.
-
-    Raises UsageError if Ray is missing or has another version than the cluster. An unreachable
-    cluster is awaited with the first batch."""
+    """Return the configured workers, or None; raises UsageError if Ray is missing or differs."""
     if not at.workers:
         return None
     if at.engine == "local":
@@ -289,7 +282,7 @@ def workers_of(at: ComputeAt) -> WorkerProcesses | None:
     try:
         pool.start()
     except ClusterAway as error:
-        LOG.warning("compute_away", extra={"reason": str(error)})
+        LOG.warning("compute_away", extra={"reason": str(error)})  # awaited at the first batch
     except BaseException:
         pool.close()
         raise
@@ -300,7 +293,6 @@ def workers_of(at: ComputeAt) -> WorkerProcesses | None:
 
 
 def say(to: socket.socket, value: object) -> None:
-    """Send a value; raises OSError if the peer is gone."""
     arrays: list[pickle.PickleBuffer] = []
     body = pickle.dumps(value, 5, buffer_callback=arrays.append)
     views = [one.raw() for one in arrays]
@@ -321,7 +313,6 @@ def hear(of: socket.socket) -> Any:
 
 
 def say_file(to: socket.socket, descriptor: int) -> None:
-    """Send an open file; raises OSError."""
     socket.send_fds(to, [_MARK], [descriptor])
 
 

@@ -1,8 +1,7 @@
 """Data of the cloud's pages, read from the store once for all watchers.
 
-JobBoard holds the rows of the list, each with the number of its last change; a watcher gets the
-rows above its own number, so that slow watchers get fewer, larger updates. JobViews holds the pages
-of the jobs viewed last and reads each event once. Both use at most a SHARE of a processor.
+Each row of the list has the number of its last change, and a watcher gets the rows above its own
+number: slow ones get fewer, larger updates. Reading uses at most a SHARE of a processor.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Ask(Protocol):
     """Runs a call where store and control live; may raise StoreAway."""
 
     def __call__(self, question: Callable[[], T], /) -> Awaitable[T]:
-        """Return the call's result."""
+        """Return the result of a call."""
         ...
 
 
@@ -46,9 +45,7 @@ def encoded(value: object) -> bytes:
 
 
 class JobBoard:
-    """The list of jobs; nothing is read without watchers.
-
-    Lives on the event loop of HTTP; `status` and `store` are used through `ask`."""
+    """The list of jobs, on the event loop of HTTP; without watchers nothing is read."""
 
     def __init__(self, store: Store, status: Callable[[], Mapping[str, Any]], ask: Ask) -> None:
         self._store, self._status, self._ask = store, status, ask
@@ -85,7 +82,6 @@ class JobBoard:
         return self.version > version
 
     def since(self, version: int) -> bytes:
-        """Return the JSON of status and rows newer than `version`."""
         rows = [content for number, content in self._rows.values() if number > version]
         status = self._told[1] if self._told[0] > version else b"null"
         return b'{"rows":[' + b",".join(rows) + b'],"status":' + status + b"}"
@@ -93,7 +89,6 @@ class JobBoard:
     # --- reading ---
 
     async def _run(self) -> None:
-        """Refresh until cancelled; retries after errors."""
         failed = ""
         while True:
             began_s = time.perf_counter()
@@ -158,16 +153,12 @@ class _Looked:
 
 
 class JobViews:
-    """Pages of single jobs on the event loop of HTTP; `cells` is the fleet's number of cells."""
-
     def __init__(self, store: Store, ask: Ask, cells: int) -> None:
         self._store, self._ask, self._cells = store, ask, cells
         self._looked: dict[str, _Looked] = {}
 
     async def view(self, job: str) -> bytes:
-        """Return `{"view": …, "again_s": …}`: a job's page, and when a newer one is due (0: never).
-
-        Raises UnknownJob or StoreAway."""
+        """Return a page and the seconds to a newer one (0: none); raises UnknownJob, StoreAway."""
         one = self._looked.pop(job, None) or _Looked()
         self._looked[job] = one
         while len(self._looked) > _VIEWS_KEPT:

@@ -23,8 +23,6 @@ _CERTIFICATE_BYTES = 1 << 20
 
 
 class CloudFacts:
-    """The process's own state: links, disk and certificates."""
-
     def __init__(
         self, site: CloudSite, sessions: Mapping[str, RuntimeLink], trust: HeldTrust | None
     ) -> None:
@@ -64,7 +62,7 @@ class CloudFacts:
         return section("disk", "Disk of the state folder", [], before=before)
 
     def endings(self) -> Json:
-        """Return expiries of certificates and trust metadata; reads files, so call it in a thread."""
+        """Return expiries of certificates and trust metadata; reads files, so use a thread."""
         found = [(what, _ends_at(path)) for what, path in self._certificates()]
         trust = self._trust.expires if self._trust else {}
         found += [(f"trust: {one}", at.timestamp()) for one, at in trust.items()]
@@ -96,7 +94,7 @@ class CloudFacts:
 
 
 def _ends_at(path: Path) -> float | None:
-    """Return the earliest expiry of a file's certificates, or None if it is not PEM."""
+    """Return the earliest expiry in a PEM file, or None if unreadable."""
     try:
         with path.open("rb") as file:
             listed = x509.load_pem_x509_certificates(file.read(_CERTIFICATE_BYTES))

@@ -1,12 +1,12 @@
 """The HTTP paths of the cloud's pages; changes of jobs use the command line's paths.
 
-    GET  /                          the page, or the log-in
-    POST /login, /logout            exchange a token for a cookie; end the session
-    GET  /pages/NAME                static files
-    GET  /v1/page/me                the client's scope
-    GET  /v1/page/stream            server-sent events: changed rows of jobs, and the status
-    GET  /v1/page/jobs/ID           the page of one job, in the form of edgeveil.pages.parts
-    GET  /v1/page/fleet             the page of the fleet, in the same form
+GET  /                    the page, or the log-in
+POST /login, /logout      exchange a token for a cookie; end the session
+GET  /pages/NAME          static files
+GET  /v1/page/me          the client's scope
+GET  /v1/page/stream      server-sent events: changed rows of jobs, and the status
+GET  /v1/page/jobs/ID     the page of one job, in the form of edgeveil.pages.parts
+GET  /v1/page/fleet       the page of the fleet, in the same form
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ class PageRoutes:
         return Response(files.page("cloud.html").encode(), _HTML)
 
     async def log_in(self, request: Request) -> Response:
-        """Exchange a form's token for a cookie and redirect, or return the form again."""
         if not request.is_same_origin:
             return refusal(403, "this came from another site's page", "log in at the cloud's own")
         form = parse_qs(request.content.decode("utf-8", "replace"))
@@ -107,7 +106,6 @@ class PageRoutes:
         return Response.of_json({"scope": scope.label, "may_submit": scope >= Scope.SUBMIT})
 
     async def stream(self, request: Request) -> LiveUpdates:
-        """Return a stream of all rows, then of changes."""
         return LiveUpdates(self._rows(request))
 
     async def _rows(self, request: Request) -> AsyncGenerator[bytes, None]:

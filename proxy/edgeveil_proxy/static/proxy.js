@@ -16,7 +16,7 @@
     rounds_declined: "most devices declined the newest round: their owners' pages and edgeveil edge status say why",
     plain_http: "this page is readable on its way: set http.tls, or listen on 127.0.0.1",
   };
-  const OF_FLEET = ["fleet_offline", "rounds_declined"]; // warnings with which nothing is well
+  const OF_FLEET = ["fleet_offline", "rounds_declined"]; // warnings about the fleet, not the proxy
   const REASONS = {
     rate: "faster than a device may speak", cooling_down: "dropped in a cool-down", forged: "signature is not the sender's",
     malformed: "no message of the protocol", unknown_signer: "of nobody who is admitted", unknown_version: "of an unknown version",
@@ -128,7 +128,7 @@
     paintTimes();
   }
 
-  // What a clock changes too.
+  // Values that also change with time.
   function paintTimes() {
     const s = state;
     ev.show($("rounds"), s.rounds.length ? s.rounds.map(round) : ev.el("p", { class: "soft" }, "None now."));
