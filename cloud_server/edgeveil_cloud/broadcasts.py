@@ -47,7 +47,7 @@ from edgeveil.protocol.sealed import (
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.compute.processes import WorkerProcesses
-from edgeveil_cloud.evaluation import Evaluation, HeldTests, told_federated
+from edgeveil_cloud.evaluation import Evaluation, HeldTests, as_federated
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.rollout_store import Stage, report_digest
 from edgeveil_cloud.round_report import Recorder, model_card, weights_file
@@ -61,19 +61,19 @@ if TYPE_CHECKING:
 _FIGURES_BYTES = 1 << 16  # bound for a release's figures, names and separators
 
 
-class Hindered(JobFailed):
+class TemporaryFailure(JobFailed):
     """A job cannot continue now; the cause may pass."""
 
 
-class TooFewDevices(Hindered):
+class TooFewDevices(TemporaryFailure):
     """Too few devices are enrolled or answered for a round."""
 
 
-class TooManyDevices(Hindered):
+class TooManyDevices(TemporaryFailure):
     """More devices are selected than a masked sum or a batch can hold."""
 
 
-class UnknownAdmissions(Hindered):
+class UnknownAdmissions(TemporaryFailure):
     """The proxy's roster is stale or refused, so a revoked device could be selected."""
 
 
@@ -131,8 +131,8 @@ def _whole_batch(
     if len(cell) < floor or choose(cell[:floor], 1)[0] not in cell[: len(drawn)]:
         return []
     first = set(drawn)
-    rest = [key for key in cell if key not in first]
-    return drawn + choose(rest, floor - len(drawn))
+    others = [key for key in cell if key not in first]
+    return drawn + choose(others, floor - len(drawn))
 
 
 def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPackage:
@@ -323,7 +323,7 @@ class Sealer:
         plan = self._jobs.plan(entry)
         weights = self._evaluation.weights(plan, self._jobs.state(entry))
         last = self._store.last_commit(entry.id)
-        card = model_card(plan, told_federated(last.record.scores if last else None))
+        card = model_card(plan, as_federated(last.record.scores if last else None))
         onnx = bake(self._jobs.graph(entry), weights, card)
         packed = weights_file(plan, weights)
         del weights  # free memory: as large as the release

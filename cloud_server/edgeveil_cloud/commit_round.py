@@ -47,7 +47,7 @@ from edgeveil_cloud.evaluation import (
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.round_report import round_event, round_timeline, shown_clusters, shown_mean
 from edgeveil_cloud.store_tables import JobEntry, RoundRecord
-from edgeveil_cloud.stored_jobs import StateWhenAsked, state_after
+from edgeveil_cloud.stored_jobs import LazyState, state_after
 from edgeveil_cloud.validate_batch import (
     JoinedArrays,
     KeptSums,
@@ -55,7 +55,7 @@ from edgeveil_cloud.validate_batch import (
     SpooledBatch,
     ValidatedBatch,
     kept_unmasks,
-    looks_at_none,
+    needs_mean_only,
     pack_kept,
     under_rule,
     unpack_kept,
@@ -86,7 +86,7 @@ def aggregate(
     if not ruled:
         return plan.next_state(state, round, mean(training), uploads), uploads
     # A rule that needs only the mean uses no direction.
-    aim = None if looks_at_none(context) else plan.cloud.aim(state, round)
+    aim = None if needs_mean_only(context) else plan.cloud.aim(state, round)
     combined = plan.rule.combine(Uploads(training, aim, random_bytes, score))
     return plan.next_state(state, round, combined, plan.rule.counted(uploads)), uploads
 
@@ -212,8 +212,8 @@ def tell_round(
     uploaded = scores.to_dict() if scores else averaged.to_dict() if averaged else None
     kept = dict(uploaded or federated or by_sums or {})
     tested = evaluation.tested(context, graph, state)
-    if tested and (beside := guessing(tested.figures)):
-        kept[GUESSING] = beside
+    if tested and (guesses := guessing(tested.figures)):
+        kept[GUESSING] = guesses
     # The training round's event has these figures, except those that depend on a threshold.
     again = round.evaluates and THRESHOLD not in state
     figures = tested.figures if tested and not again else None
@@ -288,8 +288,8 @@ class OpenedBatches:
         for of_it in self.valid.values():
             refused.update(of_it.refused)
         answers = RoundAnswers.of(self.asked, self.batches.values(), dict(refused))
-        what = f"{error.what} ({answers})"
-        why = TooFewDevices(what, where=error.where, fix=error.fix)
+        text = f"{error.what} ({answers})"
+        why = TooFewDevices(text, where=error.where, fix=error.fix)
         return TooFewUploads(str(why), answers, self.misfits)
 
 
@@ -365,7 +365,7 @@ class RoundCommitter:
                 return self._keep_sums(entry, context, opened)
             self._opened[at.job_id] = opened
             return AskChecks(checks)
-        everything, before = joined(list(opened.valid.values())), StateWhenAsked(self._jobs, entry)
+        everything, before = joined(list(opened.valid.values())), LazyState(self._jobs, entry)
         try:
             score = self._evaluation.score(context, self._jobs.graph(entry), before)
             state, uploads = aggregate(context, before, everything, self._work.random_bytes, score)
@@ -396,7 +396,7 @@ class RoundCommitter:
     def _keep_sums(
         self, entry: JobEntry, context: RoundContext, opened: OpenedBatches
     ) -> AskUnmask | TooFewUploads:
-        """Store the sums of cells at or above the floor, which holds per cell, as sums are per cell."""
+        """Store the sums of cells that reach the floor; each cell's sum is seen by itself."""
         found, short, at = dict[str, KeptSums](), list[TooFewDevices](), opened.at
         for cell, of_it in opened.valid.items():
             try:
@@ -484,8 +484,8 @@ class RoundCommitter:
             discarded,
         )
         if discarded:
-            told_of_it = shown_discarded(context, discarded)
-            LOG.warning("sums_discarded", extra={"exchange": context.round.label, **told_of_it})
+            data = shown_discarded(context, discarded)
+            LOG.warning("sums_discarded", extra={"exchange": context.round.label, **data})
         record, event = tell_round(context, self._evaluation, graph, state, valid, told)
         done = self._store.commit_round(
             entry.id,

@@ -28,8 +28,8 @@ from edgeveil_cloud.store_tables import JobEntry, StoreAway
 from edgeveil_cloud.stored_jobs import wire_id
 
 LOOK_S = 0.5
-GO_ON_S = 10.0  # between attempts to resume a paused job
-TELL_AGAIN = 16  # ended jobs that a proxy stores
+RESUME_S = 10.0  # between attempts to resume a paused job
+ENDS_REPEATED = 16  # ended jobs that a proxy stores
 
 
 class Control:
@@ -129,12 +129,12 @@ class Control:
         counts = self._store.counts()
         jobs = [
             {
-                "job": self._host.jobs.name(course.job_id),
-                "state": course.state.value,
-                "round": course.round,
-                "attempt": course.attempt,
+                "job": self._host.jobs.name(run.job_id),
+                "state": run.state.value,
+                "round": run.round,
+                "attempt": run.attempt,
             }
-            for course in self._machine.courses.values()
+            for run in self._machine.courses.values()
         ]
         first = jobs[0] if jobs else {"state": CloudState.IDLE.value, "job": None, "round": None}
         return {
@@ -149,22 +149,22 @@ class Control:
         }
 
     async def run(self) -> None:
-        self.tell_ends()
+        self.repeat_ends()
         while True:
             self.look()
             self._poke.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._poke.wait(), LOOK_S)
 
-    def tell_ends(self) -> None:
+    def repeat_ends(self) -> None:
         """Repeat the ends of the newest jobs, which a crash may have kept from the proxies."""
-        for old in [entry for entry in self._store.jobs() if entry.ended][-TELL_AGAIN:]:
+        for old in [entry for entry in self._store.jobs() if entry.ended][-ENDS_REPEATED:]:
             self._runner.post(fx.Command(RepeatEnd(wire_id(old.id), old.status)))
 
     def look(self) -> None:
         self.rollouts.look()
         self._cancel_paused()
-        self._go_on()
+        self._resume_due()
         entries = self._store.next_jobs()
         self._given &= {entry.id for entry in entries if entry.status == "running"}
         for entry in entries:
@@ -189,10 +189,10 @@ class Control:
             if status == "paused":
                 self.cancel(job)
 
-    def _go_on(self) -> None:
+    def _resume_due(self) -> None:
         """Resume paused jobs once the cause of their pause has passed."""
         now_s, waiting = time.monotonic(), self._store.jobs("paused")
-        tried_s = {job: at_s for job, at_s in self._tried_s.items() if now_s - at_s < GO_ON_S}
+        tried_s = {job: at_s for job, at_s in self._tried_s.items() if now_s - at_s < RESUME_S}
         due = [one for one in waiting if goes_on(one.reason) and one.id not in tried_s]
         unreached = self._machine.unreached
         for entry in due:

@@ -173,7 +173,7 @@ def transaction(
                     on.note(error)
                     if not on.away or time.monotonic() + wait_s > end_s:
                         on.away = False  # no transaction is waiting any more
-                        raise _told(error, on.engine.url) from error
+                        raise _store_away(error, on.engine.url) from error
                 else:
                     on.note(None)
                     return result
@@ -190,7 +190,7 @@ def _away(error: sa.exc.SQLAlchemyError) -> bool:
     return error.connection_invalidated or isinstance(error, sa.exc.OperationalError)
 
 
-def _told(error: sa.exc.SQLAlchemyError, url: sa.URL) -> StoreAway:
+def _store_away(error: sa.exc.SQLAlchemyError, url: sa.URL) -> StoreAway:
     if _away(error):
         return StoreAway(
             f"the database did not answer for {AWAY_S:.0f} s ({cause(error)})",

@@ -256,19 +256,19 @@ def cluster_figures(
     if context.round.phase != CLUSTER or not found:
         return None
     asked, wanted = context.plan.cluster_sums, context.job.unsupervised.eval_type
-    told = asked.about({CENTROIDS: state[ABOUT]}).figures(found, uploads)
+    figures = asked.about({CENTROIDS: state[ABOUT]}).figures(found, uploads)
     leading = wanted.removesuffix("_SCORE").lower()
     return {
         "eval_type": wanted,
         "upload": "sums",
-        "score": told[leading],
-        "score_deviation": told[f"{leading}_deviation"],
-        "reason": HIDDEN if told[leading] is None else "",
-        **told,
+        "score": figures[leading],
+        "score_deviation": figures[f"{leading}_deviation"],
+        "reason": HIDDEN if figures[leading] is None else "",
+        **figures,
     }
 
 
-def told_federated(scores: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def as_federated(scores: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return scores if scores and scores.get("eval_type") == FEDERATED else None
 
 

@@ -25,7 +25,7 @@ from edgeveil.protocol.cloud import (
 from edgeveil.protocol.messages import Batch
 from edgeveil.protocol.transfer import GrantPut, PutTaken, ShowBlob
 from edgeveil.transport.blob_store import StoreBeside, taken
-from edgeveil_cloud.broadcasts import BroadcastLimits, CloudWork, Hindered, Sealer
+from edgeveil_cloud.broadcasts import BroadcastLimits, CloudWork, Sealer, TemporaryFailure
 from edgeveil_cloud.commit_round import RoundCommitter
 from edgeveil_cloud.compute.processes import ComputeError
 from edgeveil_cloud.evaluation import HeldTests
@@ -97,8 +97,8 @@ class CloudHost:
         self._store.take_roster(mark, roster.expires_s, cell)
         self._knows[cell] = roster.knows
         if claimed:
-            told = {"cell": cell, "devices": claimed}
-            LOG.warning("devices_of_another_cell_are_claimed", extra=told)
+            data = {"cell": cell, "devices": claimed}
+            LOG.warning("devices_of_another_cell_are_claimed", extra=data)
 
     def _left(self, left: ct.JobStatus) -> None:
         entry, job_id = self.jobs.entry(left.job_id), left.job_id
@@ -152,7 +152,7 @@ class CloudHost:
             return self._perform(task)
         except StoreAway as error:
             return ct.Obstacle(f"{reasons.STORE} ({error.what})")
-        except (Hindered, StoreError, ComputeError) as error:
+        except (TemporaryFailure, StoreError, ComputeError) as error:
             self._advised[job_of(task) or b""] = str(error) if error.fix else ""
             return ct.Obstacle(str(error))
         except OSError as error:

@@ -46,11 +46,11 @@ T = TypeVar("T")
 Audit = Callable[[str, Mapping[str, str]], None]
 
 
-async def ask_here(question: Callable[[], T]) -> T:
-    return question()
+async def run_here(call: Callable[[], T]) -> T:
+    return call()
 
 
-def unaudited(_action: str, _what: Mapping[str, str]) -> None: ...
+def unaudited(_action: str, _details: Mapping[str, str]) -> None: ...
 
 
 def make_app(
@@ -59,7 +59,7 @@ def make_app(
     tokens: Tokens,
     health: Health | None = None,
     metrics: Metrics | None = None,
-    ask: Ask = ask_here,
+    ask: Ask = run_here,
     clients: Mapping[str, Scope] | None = None,
     audit: Audit = unaudited,
     at: ListenAt | None = None,
@@ -226,12 +226,12 @@ class _Routes:
         return await self.ask(lambda: self.store.job(request.parameters["id"]))
 
     async def _change(
-        self, request: Request, action: str, change: Callable[[], T], **what: str
+        self, request: Request, action: str, change: Callable[[], T], **details: str
     ) -> T:
         """Audit a change, then make it, even if the client disconnects."""
 
         async def both() -> T:
-            await asyncio.to_thread(self.audit, action, {**what, "by": request.by})
+            await asyncio.to_thread(self.audit, action, {**details, "by": request.by})
             return await self.ask(change)
 
         return await asyncio.shield(both())
@@ -272,10 +272,10 @@ class ControlDesk:
     def __init__(self, loop: asyncio.AbstractEventLoop, away: Callable[[], bool]) -> None:
         self._loop, self._away = loop, away
 
-    async def __call__(self, question: Callable[[], T], /) -> T:
+    async def __call__(self, call: Callable[[], T], /) -> T:
         if self._away():
             raise StoreAway("the database does not answer", fix="try again when it is back")
-        there = asyncio.run_coroutine_threadsafe(ask_here(question), self._loop)
+        there = asyncio.run_coroutine_threadsafe(run_here(call), self._loop)
         answer = asyncio.wrap_future(there)
         end_s = asyncio.get_running_loop().time() + ANSWER_S
         while not (await asyncio.wait([answer], timeout=_LOOK_S))[0]:
@@ -315,8 +315,8 @@ class HttpThread:
             self._server = None
             self._end()
 
-    async def _there(self, what: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(what, self._loop))
+    async def _there(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

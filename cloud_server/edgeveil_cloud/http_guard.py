@@ -157,7 +157,7 @@ class FailedTries:
 
 
 @dataclass(frozen=True)
-class Asker:
+class Caller:
     by: str
     scope: Scope
 
@@ -168,13 +168,13 @@ class RequestGuard:
     def __init__(self, tokens: Tokens, clients: Mapping[str, Scope], at: ListenAt) -> None:
         self._tokens, self._clients, self._at = tokens, clients, at
         self._sessions = BrowserSessions(tokens)
-        self._own_names_alone = at.socket is None and is_loopback(at.host)
+        self._own_names_only = at.socket is None and is_loopback(at.host)
         self.wanted: dict[Route, Scope | None] = {}
         self.pages: set[Route] = set()  # served only under the machine's own names
 
     def refuse(self, request: Request) -> Response | None:
         """Return a refusal or None; called first, so that strangers do not learn the jobs' ids."""
-        if request.route in self.pages and not self._goes_by_name(request):
+        if request.route in self.pages and not self._has_own_name(request):
             return refusal(
                 403,
                 "the cloud listens on this machine alone and has not the name in this address",
@@ -183,29 +183,29 @@ class RequestGuard:
         least = self.wanted[request.route] if request.route is not None else Scope.READ
         if least is None:
             return None
-        asker = self.asker(request)
-        if asker is None:
+        caller = self.caller(request)
+        if caller is None:
             return refusal(401, "the token is missing or wrong", f"pass {_files_of(least)}")
-        if asker.scope < least:
-            wants, has = f"wants a token of scope '{least.label}'", f"has '{asker.scope.label}'"
+        if caller.scope < least:
+            wants, has = f"wants a token of scope '{least.label}'", f"has '{caller.scope.label}'"
             what = f"this {wants}, the one given {has}"
             return refusal(403, what, f"pass {_files_of(least)}")
         if (why := self._foreign(request)) is not None:
             return refusal(403, why, "ask from the cloud's own page, or with a token")
         request.keep()  # only unauthorized connections are dropped when all are in use
-        request.by = asker.by
+        request.by = caller.by
         return None
 
-    def asker(self, request: Request) -> Asker | None:
+    def caller(self, request: Request) -> Caller | None:
         """Return the client with the highest scope it proved, or None for a stranger."""
         names = [one for one in request.certificate_names if one in self._clients]
-        found = [Asker(f"certificate {one}", self._clients[one]) for one in names]
+        found = [Caller(f"certificate {one}", self._clients[one]) for one in names]
         if (given := self._bearer(request)) is not None:
-            found.append(Asker(f"token {given.label}", given))
+            found.append(Caller(f"token {given.label}", given))
         cookie = request.cookie(self._cookie_name(request))
-        logged_in = self._sessions.scope(cookie) if cookie and self._goes_by_name(request) else None
+        logged_in = self._sessions.scope(cookie) if cookie and self._has_own_name(request) else None
         if logged_in is not None:
-            found.append(Asker(f"page {logged_in.label}", logged_in))
+            found.append(Caller(f"page {logged_in.label}", logged_in))
         return max(found, key=lambda one: one.scope, default=None)
 
     def _bearer(self, request: Request) -> Scope | None:
@@ -221,8 +221,8 @@ class RequestGuard:
             return "the header X-EdgeVeil is missing"
         return None
 
-    def _goes_by_name(self, request: Request) -> bool:
-        return not self._own_names_alone or request.is_for_this_machine
+    def _has_own_name(self, request: Request) -> bool:
+        return not self._own_names_only or request.is_for_this_machine
 
     def _cookie_name(self, request: Request) -> str:
         """Return a name per port, since browsers scope cookies by host only."""

@@ -58,7 +58,7 @@ async def _run(site: CloudSite, folder: OwnFolder, stop: asyncio.Event) -> int:
         process = _CloudProcess(site, executor)
         store, control, links = process.cloud.store, process.cloud.control, process.links
         process.runtime.follow_logs()
-        await links.attach(process.runtime, _said)
+        await links.attach(process.runtime, _log_link)
         tokens = TokenFolder(site.state_dir)
         audit = own_audit_log(site.state_dir, "cloud").append
         health = process.health(at)
@@ -157,7 +157,7 @@ def _connected(session: RuntimeLink) -> Holds:
     return session.connected or LINK_DOWN
 
 
-def _said(cell: str, connected: bool, reason: str) -> None:
+def _log_link(cell: str, connected: bool, reason: str) -> None:
     event = "broker_connected" if connected else "broker_lost"
     of_it = {"cell": cell} if cell else {}
     LOG.log(20 if connected else 30, event, extra={**of_it, "reason": reason})
@@ -173,9 +173,9 @@ class CellLinks:
         self.sessions = {cell.name: _session(site, cell) for cell in site.all_cells}
         self._queues = {name: _Queue(one) for name, one in self.sessions.items()}
 
-    async def attach(self, runtime: Runtime, told: Callable[[str, bool, str], None]) -> None:
+    async def attach(self, runtime: Runtime, on_state: Callable[[str, bool, str], None]) -> None:
         for cell, session in self.sessions.items():
-            await session.attach(runtime, partial(told, cell))
+            await session.attach(runtime, partial(on_state, cell))
 
     async def connect_or_raise(self) -> dict[str, str]:
         """Connect to all brokers; return failures by cell. Raises BrokerError if all failed."""

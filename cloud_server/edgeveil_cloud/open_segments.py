@@ -27,7 +27,7 @@ Place = tuple[int, int]
 """Offset of a sealed segment in its batch, and its size in bytes."""
 Upload = tuple[int, tuple[int, ...]]
 """Index of an upload in its batch, and the offsets of its masked segments."""
-ToldOpening = tuple[bytes, bytes, RoundId, bytes, bool]
+OpeningFields = tuple[bytes, bytes, RoundId, bytes, bool]
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class RoundOpening:
     checked: bool = False
     sealing: Sealing = real_sealing
 
-    def told(self) -> ToldOpening:
+    def to_fields(self) -> OpeningFields:
         return self.key.to_bytes(), self.membership, self.at, self.job_digest, self.checked
 
     @classmethod
-    def heard(cls, told: ToldOpening) -> RoundOpening:
-        return cls(OpeningKey(told[0]), *told[1:])
+    def from_fields(cls, fields: OpeningFields) -> RoundOpening:
+        return cls(OpeningKey(fields[0]), *fields[1:])
 
     def checks(self, vectors: Sequence[MaskedVector]) -> MaskChecks | None:
         """Return the checks of single masks, or None if this round does not compare them."""
@@ -125,7 +125,7 @@ class PlainSlice:
         found, room = list[Found](), self.kept
         total = ExactSum(self.spec.count, self.grids) if self.adds else None
         for offset in self.offsets:
-            one, array = self.looked_at(opening, data, offset)
+            one, array = self.open_one(opening, data, offset)
             if array is not None:
                 if total is not None:
                     total.add([array])
@@ -142,7 +142,7 @@ class PlainSlice:
         found = np.frombuffer(plain, dtype, self.spec.count).reshape(self.spec.shape)
         return found.astype(np.float32) if self.spec.dtype == "float16" else found
 
-    def looked_at(
+    def open_one(
         self, opening: RoundOpening, data: Data, offset: int
     ) -> tuple[Found, Array | None]:
         """Return the result at an offset, with the tensor if it is valid."""

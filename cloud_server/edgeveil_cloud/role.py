@@ -35,7 +35,7 @@ from edgeveil_cloud.store import Store
 
 LOG = logging.getLogger("edgeveil.cloud")
 STORE_FILE = "cloud.sqlite"
-_ROOTS_TOLD = 8  # a proxy further behind needs trust.json from its operator
+_ROOTS_SENT = 8  # a proxy further behind needs trust.json from its operator
 
 
 def store_of(site: CloudSite) -> Store:
@@ -105,10 +105,10 @@ class CloudRole:
 
     def _moved(self) -> dict[bytes, str]:
         """Return the cell each device was moved to; none unless the root delegates moves."""
-        said = self.trust.delegated if self.trust else None
-        if self.site.moves_file is None or said is None:
+        delegated = self.trust.delegated if self.trust else None
+        if self.site.moves_file is None or delegated is None:
             return {}
-        return moved_cells(read_moves(self.site.moves_file), said)
+        return moved_cells(read_moves(self.site.moves_file), delegated)
 
     def _own_keys(self) -> tuple[SigningKey, SigningKey, dict[str, PeerKeys], TrustMetadata | None]:
         """Return own and peer keys and metadata; raises UsageError for a missing delegated key."""
@@ -121,9 +121,9 @@ class CloudRole:
         if self.trust is None or keys.cloud is None or keys.releases is None:
             return own, own, by_cell, None
         metadata = self.trust.metadata
-        told = TrustMetadata(metadata.roots[1:][-_ROOTS_TOLD:], metadata.document)
+        sent = TrustMetadata(metadata.roots[1:][-_ROOTS_SENT:], metadata.document)
         jobs = delegated_key(folder, "cloud", keys.cloud)
-        return jobs, delegated_key(folder, "releases", keys.releases), by_cell, told
+        return jobs, delegated_key(folder, "releases", keys.releases), by_cell, sent
 
     def take_up_trust(self) -> None:
         try:

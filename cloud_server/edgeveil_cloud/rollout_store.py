@@ -128,12 +128,12 @@ class RolloutStore:
 
     @transaction
     def all(self, db: Db) -> tuple[Rollout, ...]:
-        table, sent, told = tables.rollouts, tables.release_broadcasts, tables.release_reports
+        table, sent, reports = tables.rollouts, tables.release_broadcasts, tables.release_reports
         broadcasts = defaultdict[str, list[sa.RowMapping]](list)
         for row in db.execute(sa.select(sent).order_by(sent.c.sequence)).mappings():
             broadcasts[row["job"]].append(row)
         counts = defaultdict[str, dict[str, dict[str, int]]](dict)
-        group = (told.c.job, told.c.stage, told.c.outcome)
+        group = (reports.c.job, reports.c.stage, reports.c.outcome)
         counted = sa.select(*group, sa.func.count()).group_by(*group)
         for job, stage, outcome, number in db.execute(counted):
             counts[job].setdefault(stage, {})[outcome] = number

@@ -62,8 +62,8 @@ class RolloutDriver:
     ) -> None:
         self._store, self._jobs, self._machine = store, jobs, machine
         self._runner, self._validity = runner, validity
-        self._said: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        self._said_at = self._asked_at = 0.0
+        self._stated: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        self._stated_at = self._asked_at = 0.0
 
     def look(self) -> None:
         found = self._found()
@@ -100,9 +100,9 @@ class RolloutDriver:
     def _expires(self, rollout: Rollout) -> float | None:
         if rollout.stage == "withdrawn":
             return None
-        renewed = set(rollout.sequences) & set(self._said[0])
-        said_s = self._said_at + self._validity.valid_s if renewed else 0.0
-        return max(rollout.expires_s, said_s)
+        renewed = set(rollout.sequences) & set(self._stated[0])
+        renewed_s = self._stated_at + self._validity.valid_s if renewed else 0.0
+        return max(rollout.expires_s, renewed_s)
 
     def withdraw(self, job: str) -> None:
         """Withdraw a release from devices; raises UnknownJob, or StoreError without a release."""
@@ -121,9 +121,9 @@ class RolloutDriver:
 
     def _move(self, job: str, stage: str, why: str) -> None:
         self._store.rollouts.move(job, stage, why)  # type: ignore[arg-type]
-        what = "release_withdrawn" if stage == "withdrawn" else "release_promoted"
-        self._store.append_event(job, what, {"reason": why})
-        LOG.warning(what, extra={"job": job, "reason": why})
+        event = "release_withdrawn" if stage == "withdrawn" else "release_promoted"
+        self._store.append_event(job, event, {"reason": why})
+        LOG.warning(event, extra={"job": job, "reason": why})
         self._asked_at = 0.0
 
     # --- statements ---
@@ -137,19 +137,19 @@ class RolloutDriver:
             and one.started_at >= newest.get(one.data_set, one).started_at
         ]
         bad = [one for one in found if one.stage == "withdrawn"]
-        said = _sequences(good), _sequences(bad)
-        if said == self._said and now_s < self._said_at + self._validity.valid_s / RENEWALS:
+        stated = _sequences(good), _sequences(bad)
+        if stated == self._stated and now_s < self._stated_at + self._validity.valid_s / RENEWALS:
             return
-        self._said, self._said_at = said, now_s
+        self._stated, self._stated_at = stated, now_s
         number, expires_s = self._store.next_number(), now_s + self._validity.valid_s
-        self._runner.post(fx.Command(ReleaseStatement(number, expires_s, *said)))
+        self._runner.post(fx.Command(ReleaseStatement(number, expires_s, *stated)))
 
     # --- publication ---
 
     def _publish(
         self, found: Sequence[Rollout], newest: Mapping[str, Rollout], now_s: float
     ) -> None:
-        sealing = any(course.releasing for course in self._machine.courses.values())
+        sealing = any(run.releasing for run in self._machine.courses.values())
         if sealing or now_s < self._asked_at + PUBLISH_AGAIN_S:
             return
         free = [cell for cell in self._machine.keys if not self._machine.offering(cell)]

@@ -57,7 +57,7 @@ def round_timeline(
 def round_event(record: RoundRecord, plan: Plan, timeline: Mapping[str, float]) -> dict[str, Any]:
     """Return the event of a committed round, with planned ε up to it."""
     quote = plan.quote(record.index)
-    beside = (
+    bounds = (
         ("collusion", quote.training.plain, "collusion_epsilon"),
         ("inference_record", quote.inference.plain, "record_epsilon"),
     )
@@ -70,7 +70,7 @@ def round_event(record: RoundRecord, plan: Plan, timeline: Mapping[str, float]) 
         "epsilon": {
             "training": _finite(quote.training),
             "inference": _finite(quote.inference),
-            **{name: part[key] for name, part, key in beside if key in part},
+            **{name: part[key] for name, part, key in bounds if key in part},
         },
     }
 
@@ -123,25 +123,25 @@ STATE_DICT = {"format": "pt"}  # as in PyTorch's safetensors files
 def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Return the metadata of a job's model: both guarantees, labels and figures, as JSON."""
     job = plan.job
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "input_shape": list(job.data.input_shape),
         "privacy": summary_of(plan, len(plan.all_rounds), None)["privacy"],
     }
     if federated:
-        told["federated"] = {
+        values["federated"] = {
             key: value
             for key, value in federated.items()
             if isinstance(value, int | float) or key == "leading"
         }
         if "threshold" in federated:
-            told[ALARM_RATE.removeprefix("edgeveil.")] = federated["alarm_rate"]
+            values[ALARM_RATE.removeprefix("edgeveil.")] = federated["alarm_rate"]
     if job.measure == ACCURACY:
-        told["labels"] = [str(label) for label in range(job.data.classes)]
+        values["labels"] = [str(label) for label in range(job.data.classes)]
     found = {
         "edgeveil.version": metadata.version("edgeveil"),
         "edgeveil.job": job.job,
         "edgeveil.job_sha256": job.digest().hex(),
-        **{f"edgeveil.{key}": json.dumps(value, allow_nan=False) for key, value in told.items()},
+        **{f"edgeveil.{key}": json.dumps(value, allow_nan=False) for key, value in values.items()},
         **plan.model_metadata,  # names of classes and columns
     }
     return {key: without_location(text) for key, text in found.items()}

@@ -60,9 +60,9 @@ class Store:
     def __init__(self, url: str = MEMORY, *, now_s: Callable[[], float] = time.time) -> None:
         self._database = Database(url, lambda: self._committed())
         self.now_s = self._now_s = now_s
-        self._said: set[str] = set()  # jobs with uncommitted events
+        self._changed_jobs: set[str] = set()  # jobs with uncommitted events
         self._deleted = False  # whether keys were deleted; the commit then drops their pages
-        self._heard: Counter[str] = Counter()
+        self._news: Counter[str] = Counter()
         self.news_of_all = 0  # grows with each commit of events by this process
         self.rollouts = RolloutStore(self._database, now_s)
         transaction(lambda _, db: migrate(db))(self)
@@ -146,15 +146,15 @@ class Store:
     @transaction
     def glimpse(self, db: Db, job: str) -> JobGlimpse:
         """Return a job with its newest round and event; raises UnknownJob."""
-        entry, done, told = _entry(db, job), tables.rounds, tables.events
+        entry, done, journal = _entry(db, job), tables.rounds, tables.events
         last = sa.select(done).filter_by(job=job).order_by(done.c.index.desc()).limit(1)
         was_tested = sa.or_(done.c.accuracy.is_not(None), done.c.loss.is_not(None))
         newest, tested = (
             next(map(_round_of, db.execute(query).mappings()), None)
             for query in (last, last.where(was_tested))
         )
-        life = sa.select(told).filter_by(job=job).order_by(told.c.seq.desc()).limit(1)
-        kinds = told.c.type.startswith("job_", autoescape=True)
+        life = sa.select(journal).filter_by(job=job).order_by(journal.c.seq.desc()).limit(1)
+        kinds = journal.c.type.startswith("job_", autoescape=True)
         row = None
         if entry.status != "running":  # else the query could scan thousands of events
             row = db.execute(life.where(kinds)).mappings().first()
@@ -167,8 +167,8 @@ class Store:
 
         Repeating the current status and reason changes nothing. The end of a job deletes its round
         keys."""
-        said = {"reason": reason} if reason else {}
-        return self._move(job, status, reason, f"job_{status}", {**said, **(data or {})})
+        why = {"reason": reason} if reason else {}
+        return self._move(job, status, reason, f"job_{status}", {**why, **(data or {})})
 
     def cancel(self, job: str, reason: str = "cancelled by its owner") -> JobEntry:
         """Cancel a job; raises StoreError if it has ended."""
@@ -238,7 +238,7 @@ class Store:
 
     def news(self, job: str) -> int:
         """Return a counter that grows whenever this process stores events of the job."""
-        return self._heard[job]
+        return self._news[job]
 
     @transaction
     def events_after(
@@ -253,7 +253,7 @@ class Store:
     def _event(self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]) -> JobEvent:
         """Append an event; every `_SWEEP_EVERY` events delete old ones except commits."""
         if job is not None:
-            self._said.add(job)
+            self._changed_jobs.add(job)
         table, now_s = tables.events, self._now_s()
         values = {"job": job, "time": now_s, "type": kind, "data": dict(data)}
         seq = db.execute(table.insert().values(values).returning(table.c.seq)).scalar_one()
@@ -270,9 +270,9 @@ class Store:
         if self._deleted:
             forget_old_pages(self._database.engine)
             self._deleted = False
-        if self._said:
-            self._heard.update(self._said)
-            self._said.clear()
+        if self._changed_jobs:
+            self._news.update(self._changed_jobs)
+            self._changed_jobs.clear()
             self.news_of_all += 1
 
     # --- a round: its secret, its one batch, its commit ---

@@ -69,7 +69,7 @@ class StoredJobs:
         return state_after(self._store.last_commit(entry.id), self.plan(entry))
 
 
-class StateWhenAsked(Mapping[str, Array]):
+class LazyState(Mapping[str, Array]):
     """A job's state, read on first access: not in memory during aggregation."""
 
     def __init__(self, jobs: StoredJobs, entry: JobEntry) -> None:

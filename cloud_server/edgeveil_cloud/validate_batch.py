@@ -66,7 +66,7 @@ _READ_BYTES = 1 << 20
 _SLICE_BYTES = 16 << 20  # largest slice of a worker
 _OPENING_BYTES = 32 << 10  # fixed cost of opening a segment, as bytes
 _LEAST_ADDED = 4  # uploads per slice, since each slice returns a sum
-_LOOKED_AT = 4  # segments searched for one that is not zero
+_SEARCHED = 4  # segments searched for one that is not zero
 _SPARE_BITS = 3  # headroom for larger values in other segments
 _MARK_BYTES = 32
 
@@ -272,8 +272,8 @@ class GroupArrays(Sequence[Array]):
         """Return grids on which the sum is probably exact, estimated from the first segments."""
         if np.issubdtype(np.dtype(self._spec.dtype), np.integer):
             return None
-        looked = partial(self._single.looked_at, self._reader.opening, self._reader.data)
-        largest = (looked(offset)[0].largest for offset in offsets[:_LOOKED_AT])
+        looked = partial(self._single.open_one, self._reader.opening, self._reader.data)
+        largest = (looked(offset)[0].largest for offset in offsets[:_SEARCHED])
         most = next(filter(None, largest), 1.0)  # a device without records may send zeros
         return Grids.of(most, max(1, len(offsets)), _SPARE_BITS)
 
@@ -419,13 +419,13 @@ def validate_batch(
     if starts:
         if not batch.stream:
             front.open_groups(data, starts, result.masked)
-        front.tell(result, selected)
+        front.add_to(result, selected)
     return result
 
 
 def adds_up(context: RoundContext, spec: SegmentSpec) -> bool:
     """Return whether the rule needs only this segment's mean over all uploads."""
-    return spec.name != SOFTMAX and (looks_at_none(context) or not under_rule(context))
+    return spec.name != SOFTMAX and (needs_mean_only(context) or not under_rule(context))
 
 
 def under_rule(context: RoundContext) -> bool:
@@ -434,7 +434,7 @@ def under_rule(context: RoundContext) -> bool:
     return not round.evaluates and (context.plan.rule.sums or round.phase == TRAIN)
 
 
-def looks_at_none(context: RoundContext) -> bool:
+def needs_mean_only(context: RoundContext) -> bool:
     return AGGREGATIONS[context.job.aggregation.name].adds_up
 
 
@@ -476,8 +476,8 @@ class MaskedUploads:
         """Open further uploads of the first `size_bytes`, at most `counts`; raises ComputeError."""
         uploads = size_bytes // self.upload_bytes if self._sizes else 0
         if counts:
-            said = [counts[one.group] for one in self._vectors if one.group < len(counts)]
-            uploads = min([uploads, *said]) if said else 0
+            limits = [counts[one.group] for one in self._vectors if one.group < len(counts)]
+            uploads = min([uploads, *limits]) if limits else 0
         within = list(accumulate(self._sizes[:-1], initial=0))
         new = range(self.opened, uploads)
         self._open(
@@ -534,7 +534,7 @@ class MaskedUploads:
         reader.run(slices, take)
         return [one for part in found for one in part]
 
-    def tell(self, result: ValidatedBatch, selected: int) -> None:
+    def add_to(self, result: ValidatedBatch, selected: int) -> None:
         result.refused.update(self._refused)
         result.misfits |= self._misfits
         if len(self._counted) > selected:

@@ -190,9 +190,7 @@ class ClaimDesk:
         self._known_at: tuple[int, ...] = ()
         self._each: dict[str, _Rate] = {}
         self._strangers = _Rate(per_minute, _MINUTE_S / per_minute)
-        self._same: dict[
-            str, tuple[bytes, float, str]
-        ] = {}  # by device
+        self._same: dict[str, tuple[bytes, float, str]] = {}  # by device
         self._dropped: Counter[str] = Counter()
         self.admitted = self.refused = self.dropped = 0
         self.look()

@@ -31,13 +31,13 @@ class DeviceEntry:
     move: Move | None = None
 
     def to_line(self) -> str:
-        said = {
+        entry = {
             "enrolment": json.loads(self.enrolment.to_line()),
             "note": self.note,
             "revoked": self.revoked,
             **({"move": self.move.to_plain()} if self.move else {}),
         }
-        return json.dumps(said) + "\n"
+        return json.dumps(entry) + "\n"
 
 
 def read_devices(path: Path) -> list[DeviceEntry]:
@@ -55,17 +55,17 @@ def read_devices(path: Path) -> list[DeviceEntry]:
 
 def _line(line: bytes, where: str) -> DeviceEntry:
     try:
-        said = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         raise EnrolmentError("is no JSON object", where=where, fix=_FIX) from None
-    if not isinstance(said, dict) or set(said) - {"move"} != _KEYS:
+    if not isinstance(entry, dict) or set(entry) - {"move"} != _KEYS:
         wanted = ", ".join(sorted(_KEYS))
         raise EnrolmentError(f"must have the keys {wanted}", where=where, fix=_FIX)
-    note, revoked = said["note"], said["revoked"]
+    note, revoked = entry["note"], entry["revoked"]
     if not isinstance(note, str) or len(note) > NOTE_CHARACTERS or not isinstance(revoked, bool):
         raise EnrolmentError("has an unusable note or revoked", where=where, fix=_FIX)
-    enrolment = Enrolment.from_json(json.dumps(said["enrolment"]).encode(), where)
-    move = Move.from_plain(said["move"], where) if "move" in said else None
+    enrolment = Enrolment.from_json(json.dumps(entry["enrolment"]).encode(), where)
+    move = Move.from_plain(entry["move"], where) if "move" in entry else None
     if move is not None and move.sealing != enrolment.sealing:
         raise EnrolmentError("has another device's move", where=where, fix=_FIX)
     return DeviceEntry(enrolment, note, revoked, move)

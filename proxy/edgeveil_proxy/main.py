@@ -139,7 +139,7 @@ class ProxyProcess:
     async def run(self, stop: asyncio.Event) -> int:
         self.runtime.follow_logs()
         for hop, session in self.links.items():
-            await session.attach(self.runtime, self.page.hears(hop, _said(hop)))
+            await session.attach(self.runtime, self.page.state_handler(hop, _log_link(hop)))
         routes = [
             *self.page.routes(),
             Route("GET", "/healthz", self.health.page),
@@ -198,7 +198,7 @@ class ProxyProcess:
             self.proxy.look_at_registry()
 
 
-def _said(hop: str) -> Callable[[bool, str], None]:
+def _log_link(hop: str) -> Callable[[bool, str], None]:
     def on_state(connected: bool, reason: str) -> None:
         event = "broker_connected" if connected else "broker_lost"
         LOG.log(20 if connected else 30, event, extra={"hop": hop, "reason": reason})
@@ -273,11 +273,11 @@ class AloneInCell:
         settings = link_settings(
             site.edge_broker, f"{topics.proxy_id}-alone", site.limits.packet_bytes
         )
-        self._link = MqttLink(settings, on_message=self._heard, on_state=self._stands)
+        self._link = MqttLink(settings, on_message=self._on_message, on_state=self._on_state)
 
     async def run(self) -> None:
         self._link.subscribe([self._topic])
-        await asyncio.gather(self._link.run_forever(), self._tell(), self._end_with_another())
+        await asyncio.gather(self._link.run_forever(), self._announce(), self._end_with_another())
 
     async def _end_with_another(self) -> None:
         await self._other.wait()
@@ -292,7 +292,7 @@ class AloneInCell:
     async def close(self) -> None:
         await self._link.close()
 
-    async def _tell(self) -> None:
+    async def _announce(self) -> None:
         while True:
             await self._up.wait()
             self._up.clear()
@@ -300,14 +300,14 @@ class AloneInCell:
             with suppress(BrokerError):  # repeated by the next connection
                 await self._link.publish(self._topic, self._own + signature)
 
-    def _heard(self, _topic: str, payload: bytes) -> None:
+    def _on_message(self, _topic: str, payload: bytes) -> None:
         nonce, signature = payload[:_NONCE_BYTES], payload[_NONCE_BYTES:]
         if nonce == self._own or len(payload) != _NONCE_BYTES + SIGNATURE_BYTES:
             return
         if verify(self._signer().public(), PROXY_RUNS, nonce, signature):
             self._other.set()
 
-    def _stands(self, connected: bool, reason: str) -> None:
+    def _on_state(self, connected: bool, reason: str) -> None:
         if connected:
             self._up.set()
         elif "refuses the subscription" in reason and reason != self._refused:

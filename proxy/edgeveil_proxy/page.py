@@ -35,7 +35,7 @@ class ProxyPage:
             Route("GET", "/events", self.events),
         ]
 
-    def hears(self, hop: str, then: StateHandler) -> StateHandler:
+    def state_handler(self, hop: str, then: StateHandler) -> StateHandler:
         """Return an `on_state` for a link that records when it last changed."""
         was = False
 
@@ -132,8 +132,8 @@ class ProxyPage:
 
     def _ends(self) -> Iterator[tuple[str, float]]:
         trust = self._process.proxy.trust
-        for what, at in trust.expires.items() if trust else ():
-            yield f"trust, {what}", at.timestamp()
+        for name, at in trust.expires.items() if trust else ():
+            yield f"trust, {name}", at.timestamp()
         site = self._process.site
         known = {
             "certificate at the edge broker": site.edge_broker.cert_file,

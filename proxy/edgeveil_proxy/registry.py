@@ -176,8 +176,8 @@ class Registry:
         admitted = 0
         with self._change() as db:
             for enrolment in devices:
-                said = own.get(enrolment.device_id, note)
-                admitted += self._admit(db, enrolment, said, again=again)
+                own_note = own.get(enrolment.device_id, note)
+                admitted += self._admit(db, enrolment, own_note, again=again)
         return admitted
 
     def _admit(

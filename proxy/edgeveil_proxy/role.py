@@ -107,8 +107,8 @@ class ProxyRole:
             self.plan_problem = str(error)
 
     def _site_key(self) -> RoleKey | None:
-        said = self.trust.delegated if self.trust else None
-        return said.site if said else None
+        delegated = self.trust.delegated if self.trust else None
+        return delegated.site if delegated else None
 
     def warnings(self) -> list[str]:
         """Return `fleet_offline` from `MAX_OFFLINE_SHARE` on, `rounds_declined` over one half."""

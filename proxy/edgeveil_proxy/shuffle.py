@@ -192,41 +192,41 @@ class MaskedStream:
         """
         with self._lock:
             self._finished, known = True, set(self._order)
-            rest = tuple(
+            late = tuple(
                 (index, slot, groups)
                 for index, (slot, groups) in enumerate(task.uploads)
                 if index not in known and task.together.intersection(groups)
             )
-            lot = StreamUploads(
-                task.at, task.segment_bytes, task.slot_bytes, rest, task.together, task.keep_order
+            chunk = StreamUploads(
+                task.at, task.segment_bytes, task.slot_bytes, late, task.together, task.keep_order
             )
-            self._add(lot, shuffle)
+            self._add(chunk, shuffle)
             others, _ = _places(task, shuffle, but=task.together)
             counts = [len(places) for places in others]
             for group in task.together:
                 counts[group] = len(self._order)
-            told = (tuple(self._order),)
+            order = (tuple(self._order),)
             if not any(others):
                 pieces, digest = self._data.pieces, self._digest.digest()
                 data: Data = self._data
-                return ShuffledBatch(tuple(counts), digest, data, *told, pieces, self.name)
+                return ShuffledBatch(tuple(counts), digest, data, *order, pieces, self.name)
             front = (cut for piece in self._data.pieces for cut in _cut(*piece))
             digest = _written(batch, self._path, [*front, *_pieces(task.segment_bytes, others)])
-            return ShuffledBatch(tuple(counts), digest, FileData(batch), *told, stream=self.name)
+            return ShuffledBatch(tuple(counts), digest, FileData(batch), *order, stream=self.name)
 
     def _add(self, task: StreamUploads, shuffle: Shuffle) -> None:
         places = list(range(len(task.uploads)))
         if not task.keep_order:
             shuffle(places)
-        lot = [task.uploads[place] for place in places]
-        pieces = [piece for _, slot, groups in lot for piece in _masked(task, slot, groups)]
+        chunk = [task.uploads[place] for place in places]
+        pieces = [piece for _, slot, groups in chunk for piece in _masked(task, slot, groups)]
         digest = self._digest.copy()
         new = PiecedData(self._path, pieces)
         for start in range(0, len(new), _BLOCK_BYTES):
             digest.update(new[start : start + _BLOCK_BYTES])
         self._data.add(pieces)
         self._digest = digest
-        self._order += [index for index, _, _ in lot]
+        self._order += [index for index, _, _ in chunk]
 
 
 def _masked(task: StreamUploads, slot: int, groups: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -99,7 +99,7 @@ class Spool:
         self._together = self._emptied = False
         self._counted_on: set[str] = set()  # files that this transaction's rows need
         self._streams: dict[str, MaskedStream] = {}  # by file of uploads
-        with self._told():
+        with self._storage_errors():
             self._files = SpoolFiles(path.with_suffix(""))
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class Spool:
     def together(self) -> Iterator[None]:
         self._together = True
         try:
-            with self._told(), self._file.transaction():
+            with self._storage_errors(), self._file.transaction():
                 yield
                 for name in self._counted_on:
                     self._files.sync(name)
@@ -125,7 +125,7 @@ class Spool:
         finally:
             self._together = False
             self._counted_on.clear()
-        with self._told():
+        with self._storage_errors():
             for name in self._files.remove_dropped():
                 self._streams.pop(name, None)
         self._forget()
@@ -210,7 +210,7 @@ class Spool:
         self._emptied = False
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _storage_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -224,7 +224,7 @@ class Spool:
         """Verify a broadcast and store it durably; raises ProtocolError `bad_digest`."""
         digest = task.header.blob.digest
         arriving, whole = (self._files.path(name(digest)) for name in (arriving_of, kept_of))
-        with self._told():
+        with self._storage_errors():
             arriving.touch(mode=0o600)  # an empty blob has no parts
             data = FileData(arriving)
             if len(data) != task.header.blob.size_bytes or data.digest() != digest:
@@ -243,7 +243,7 @@ class Spool:
     def take(self, task: TakePut, blocks: Iterable[bytes]) -> PutTaken:
         place = task.offset
         path = self._files.path(uploads_of(task.at))
-        with self._told():
+        with self._storage_errors():
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 for block in blocks:
@@ -256,14 +256,14 @@ class Spool:
 
     def shuffled(self, task: rounds.ShuffleRound, shuffle: Shuffle) -> rounds.ShuffledBatch:
         names = (uploads_of(task.at), batch_of(task.at))
-        with self._told():
+        with self._storage_errors():
             uploads, batch = (self._files.path(name) for name in names)
             if task.streamed:
                 return self._stream(task.at).finish(task, batch, shuffle)
             return shuffle_round(task, uploads, batch, shuffle)
 
     def streamed(self, task: rounds.StreamUploads, shuffle: Shuffle) -> rounds.StreamedUploads:
-        with self._told():
+        with self._storage_errors():
             try:
                 return self._stream(task.at).add(task, shuffle)
             finally:
@@ -282,9 +282,9 @@ class Spool:
             newer = (asked.device, asked.since)
             rows = db.execute(f"{query} AND job <> x'' ORDER BY number", newer).fetchall()
             since = db.execute(f"{query} AND job = x''", (asked.device, -1)).fetchone()
-        told = rows[: asked.most]
-        number = told[-1][0] if len(told) < len(rows) else asked.known
-        jobs = tuple(m.JobDeposit(job, deposit) for _number, job, deposit in told)
+        sent = rows[: asked.most]
+        number = sent[-1][0] if len(sent) < len(rows) else asked.known
+        jobs = tuple(m.JobDeposit(job, deposit) for _number, job, deposit in sent)
         return proxy.Answered(number, jobs, since is not None and since[0] <= asked.since)
 
     def _keep(self, db: sqlite3.Connection, kept: rounds.KeptBroadcast) -> None:
@@ -351,7 +351,7 @@ class Spool:
 
     def load(self) -> rounds.ProxyMemory:
         """Return the stored state and sweep the remains of incomplete writes."""
-        with self._told():
+        with self._storage_errors():
             with self._file.guard() as db:
                 memory = self._load(db)
             known = {kept_of(digest) for digest in memory.kept}
@@ -467,8 +467,8 @@ class BroadcastSink:
         return b""
 
 
-def _of_round(what: str) -> Callable[[m.RoundId], str]:
-    return lambda at: f"{what}-{at.job_id.hex()}-{at.round}-{at.attempt}"
+def _of_round(kind: str) -> Callable[[m.RoundId], str]:
+    return lambda at: f"{kind}-{at.job_id.hex()}-{at.round}-{at.attempt}"
 
 
 uploads_of, batch_of = _of_round("uploads"), _of_round("batch")
@@ -501,10 +501,10 @@ class SpoolFiles:
             self._made |= not self.path(name).exists()
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             self._open[name] = os.open(self.path(name), flags, 0o600)
-        rest = memoryview(data)
-        while rest:
-            written = os.pwrite(self._open[name], rest, offset)
-            offset, rest = offset + written, rest[written:]
+        remaining = memoryview(data)
+        while remaining:
+            written = os.pwrite(self._open[name], remaining, offset)
+            offset, remaining = offset + written, remaining[written:]
         self._dirty.add(name)
 
     def sync(self, name: str) -> None:

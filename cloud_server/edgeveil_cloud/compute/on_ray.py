@@ -23,7 +23,13 @@ from edgeveil.errors import UsageError
 from edgeveil.heap import keep_memory_private
 from edgeveil.ray_cluster import ClusterAway, join_cluster
 from edgeveil.storage import FileData
-from edgeveil_cloud.compute.processes import SliceFailure, WorkerRefusal, hear, hear_file, say
+from edgeveil_cloud.compute.processes import (
+    SliceFailure,
+    WorkerRefusal,
+    receive_file,
+    receive_value,
+    send_value,
+)
 from edgeveil_cloud.open_segments import Place, RoundOpening
 
 ROOM_S = 120.0  # timeout of a slice: queueing, transfer and work
@@ -47,12 +53,12 @@ class Excerpt:
         return bytes(self._sealed[start : start + part.stop - part.start])
 
 
-def opened(told: Any, packed: bytes, sealed: Any) -> object:
+def opened(fields: Any, packed: bytes, sealed: Any) -> object:
     """Open a slice on a machine of the cluster; return its result or SliceFailure."""
     keep_memory_private()  # it holds a round's key
     try:
         of = pickle.loads(packed)  # noqa: S301 - from the cloud, which the cluster runs code of
-        return of.opened(RoundOpening.heard(told), Excerpt(of.places(), memoryview(sealed)))
+        return of.opened(RoundOpening.from_fields(fields), Excerpt(of.places(), memoryview(sealed)))
     except Exception as error:  # its text could quote what was opened
         return SliceFailure(type(error).__name__)
 
@@ -89,11 +95,11 @@ class RayTasks:
                 refused = self._other(found)
                 raise UsageError(refused.what, where=refused.where, fix=refused.fix)
 
-    def result(self, told: Any, of: Any, data: FileData) -> object:
+    def result(self, fields: Any, of: Any, data: FileData) -> object:
         sealed = b"".join(data[offset : offset + size] for offset, size in of.places())
         try:
             # As an array it is passed in memory shared by all tasks of a machine.
-            under_way = self._task.remote(told, pickle.dumps(of), np.frombuffer(sealed, np.uint8))
+            under_way = self._task.remote(fields, pickle.dumps(of), np.frombuffer(sealed, np.uint8))
             found: object = self._ray.get(under_way, timeout=ROOM_S)
         except self._ray.exceptions.GetTimeoutError:
             self._ray.cancel(under_way, force=True)
@@ -116,21 +122,21 @@ class RayTasks:
 
 def serve(starter: socket.socket, tasks: RayTasks, count: int) -> None:
     """Serve `count` slices at a time; raises EOFError or OSError when the starter ends."""
-    speaking = threading.Lock()
+    sending = threading.Lock()
 
-    def do(number: int, told: Any, of: Any, data: FileData) -> None:
+    def do(number: int, fields: Any, of: Any, data: FileData) -> None:
         try:
-            result = tasks.result(told, of, data)
+            result = tasks.result(fields, of, data)
         except Exception as error:
             result = SliceFailure(type(error).__name__)
         data.close()
-        with suppress(OSError), speaking:
-            say(starter, (number, result))
+        with suppress(OSError), sending:
+            send_value(starter, (number, result))
 
     threads = ThreadPoolExecutor(count)
     while True:
-        number, told, of = hear(starter)
-        threads.submit(do, number, told, of, FileData(hear_file(starter)))
+        number, fields, of = receive_value(starter)
+        threads.submit(do, number, fields, of, FileData(receive_file(starter)))
 
 
 def main(starter: socket.socket, count: int, address: str | None) -> None:
@@ -140,9 +146,9 @@ def main(starter: socket.socket, count: int, address: str | None) -> None:
         tasks = RayTasks(count, address)
     except UsageError as error:
         away = isinstance(error, ClusterAway)
-        say(starter, WorkerRefusal(error.what, error.where, error.fix, away))
+        send_value(starter, WorkerRefusal(error.what, error.where, error.fix, away))
         return
-    say(starter, None)  # ready
+    send_value(starter, None)  # ready
     serve(starter, tasks, count)
 
 

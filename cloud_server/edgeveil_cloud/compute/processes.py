@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.ray_cluster import ClusterAway
-from edgeveil_cloud.open_segments import RoundOpening, Slice, ToldOpening
+from edgeveil_cloud.open_segments import OpeningFields, RoundOpening, Slice
 
 if TYPE_CHECKING:  # a worker needs no site file
     from edgeveil.config.cloud import ComputeAt
@@ -120,7 +120,7 @@ class WorkerProcesses:
         """Open all slices; `take` gets number and result on completion. Raises ComputeError."""
         with self._turn:
             try:
-                _Work(self, opening.told(), data, slices, take).do()
+                _Work(self, opening.to_fields(), data, slices, take).do()
             except BaseException:
                 self._end()  # else they would continue with abandoned slices
                 raise
@@ -134,7 +134,7 @@ class WorkerProcesses:
 
     def started(self) -> Sequence[_Process]:
         """Start missing workers, waiting for a lost cluster; raises ComputeError."""
-        begun_s, pause_s, told = time.monotonic(), 0.5, False
+        begun_s, pause_s, logged = time.monotonic(), 0.5, False
         while True:
             if self._stopping.is_set():
                 raise ComputeError("the cloud is stopping")
@@ -145,8 +145,8 @@ class WorkerProcesses:
                 passes = isinstance(error, ClusterAway)
                 if not passes or time.monotonic() - begun_s > AWAY_S:
                     raise ComputeError(error.what, where=error.where, fix=error.fix) from None
-                if not told:
-                    told = True
+                if not logged:
+                    logged = True
                     LOG.warning("compute_away", extra={"reason": str(error), "wait_s": AWAY_S})
             self._stopping.wait(pause_s)
             pause_s = min(2 * pause_s, 5.0)
@@ -166,19 +166,19 @@ class WorkerProcesses:
         for one in new:
             try:
                 one.socket.settimeout(START_S)
-                said = hear(one.socket)
+                answer = receive_value(one.socket)
                 one.socket.settimeout(None)
             except (EOFError, OSError):
                 with suppress(subprocess.TimeoutExpired):
                     one.process.wait(_END_S)  # for its own exit code
                 how = self.drop(one)
-                said = WorkerRefusal(
+                answer = WorkerRefusal(
                     f"a worker does not start ({how})", *_NO_START, passes=how in _BY_OTHERS
                 )
-            if isinstance(said, WorkerRefusal):
+            if isinstance(answer, WorkerRefusal):
                 self._end()
-                kind = ClusterAway if said.passes else UsageError
-                raise kind(said.what, where=said.where, fix=said.fix)
+                kind = ClusterAway if answer.passes else UsageError
+                raise kind(answer.what, where=answer.where, fix=answer.fix)
 
     def _launched(self) -> _Process:
         ours, theirs = socket.socketpair()
@@ -207,7 +207,7 @@ class WorkerProcesses:
 @dataclass
 class _Work:
     pool: WorkerProcesses
-    told: ToldOpening
+    opening: OpeningFields
     data: BatchFile
     slices: Sequence[Slice]
     take: Callable[[int, Any], None]
@@ -225,7 +225,7 @@ class _Work:
             busy: Any = [one for one in there if one.under_way]
             ready: Any = wait(busy)
             for one in ready:
-                self._hear(one)
+                self._receive(one)
             if self._waiting:
                 there = self.pool.started()
 
@@ -234,14 +234,14 @@ class _Work:
             while self._waiting and len(one.under_way) < one.slots:
                 number = self._waiting.popleft()
                 one.under_way.add(number)
-                say(one.socket, (number, self.told, self.slices[number]))
-                say_file(one.socket, self.data.fileno())
+                send_value(one.socket, (number, self.opening, self.slices[number]))
+                send_file(one.socket, self.data.fileno())
         except OSError:
             self._lost(one)
 
-    def _hear(self, one: _Process) -> None:
+    def _receive(self, one: _Process) -> None:
         try:
-            number, result = hear(one.socket)
+            number, result = receive_value(one.socket)
         except (EOFError, OSError):
             self._lost(one)
             return
@@ -292,7 +292,7 @@ def workers_of(at: ComputeAt) -> WorkerProcesses | None:
 # --- messages between cloud and workers: pickled values, arrays out of band without a copy ---
 
 
-def say(to: socket.socket, value: object) -> None:
+def send_value(to: socket.socket, value: object) -> None:
     arrays: list[pickle.PickleBuffer] = []
     body = pickle.dumps(value, 5, buffer_callback=arrays.append)
     views = [one.raw() for one in arrays]
@@ -302,7 +302,7 @@ def say(to: socket.socket, value: object) -> None:
         to.sendall(view)
 
 
-def hear(of: socket.socket) -> Any:
+def receive_value(of: socket.socket) -> Any:
     """Return the next value; raises EOFError or OSError if the peer is gone."""
     arrays, body = (int.from_bytes(_bytes_of(of, _LENGTH_BYTES), "big") for _ in range(2))
     lengths = _bytes_of(of, arrays * _LENGTH_BYTES)
@@ -312,11 +312,11 @@ def hear(of: socket.socket) -> Any:
     return pickle.loads(text, buffers=[_bytes_of(of, size) for size in sizes])  # noqa: S301
 
 
-def say_file(to: socket.socket, descriptor: int) -> None:
+def send_file(to: socket.socket, descriptor: int) -> None:
     socket.send_fds(to, [_MARK], [descriptor])
 
 
-def hear_file(of: socket.socket) -> int:
+def receive_file(of: socket.socket) -> int:
     """Return a received descriptor, which the caller closes; raises EOFError or OSError."""
     mark, descriptors, _, _ = socket.recv_fds(of, len(_MARK), 1)
     if not mark:

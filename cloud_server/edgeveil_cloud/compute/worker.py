@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeveil.heap import keep_memory_private
 from edgeveil.storage import FileData
-from edgeveil_cloud.compute.processes import SliceFailure, hear, hear_file, say
+from edgeveil_cloud.compute.processes import SliceFailure, receive_file, receive_value, send_value
 from edgeveil_cloud.open_segments import RoundOpening
 
 IDLE_S = 300.0  # idle timeout; a new worker starts in half a second
@@ -18,18 +18,18 @@ IDLE_S = 300.0  # idle timeout; a new worker starts in half a second
 
 def serve(starter: socket.socket) -> None:
     """Open one slice after another; raises EOFError or OSError when the starter ends."""
-    say(starter, None)  # ready
+    send_value(starter, None)  # ready
     while True:
         starter.settimeout(IDLE_S)
-        number, told, of = hear(starter)
+        number, fields, of = receive_value(starter)
         starter.settimeout(None)
-        data = FileData(hear_file(starter))
+        data = FileData(receive_file(starter))
         try:
-            result = of.opened(RoundOpening.heard(told), data)
+            result = of.opened(RoundOpening.from_fields(fields), data)
         except Exception as error:  # its text could quote what was opened
             result = SliceFailure(type(error).__name__)
         data.close()
-        say(starter, (number, result))
+        send_value(starter, (number, result))
         del result
 
 

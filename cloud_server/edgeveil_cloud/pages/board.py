@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from edgeveil_cloud.job_history import JobHistory
-from edgeveil_cloud.job_view import JobDetails, job_view, row_of, why_it_stands
+from edgeveil_cloud.job_view import JobDetails, job_view, row_of, status_reason
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobGlimpse, StoreError
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Ask(Protocol):
     """Runs a call where store and control live; may raise StoreAway."""
 
-    def __call__(self, question: Callable[[], T], /) -> Awaitable[T]:
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
         """Return the result of a call."""
         ...
 
@@ -52,7 +52,7 @@ class JobBoard:
         self.version = 0
         self._rows: dict[str, tuple[int, bytes]] = {}
         self._news: dict[str, int] = {}  # each job's counter when its row was made
-        self._told: tuple[int, bytes] = (0, b"{}")
+        self._shown: tuple[int, bytes] = (0, b"{}")
         self._seen = -1  # the store's counter at the last read
         self._moved = asyncio.Event()
         self._watchers = 0
@@ -83,7 +83,7 @@ class JobBoard:
 
     def since(self, version: int) -> bytes:
         rows = [content for number, content in self._rows.values() if number > version]
-        status = self._told[1] if self._told[0] > version else b"null"
+        status = self._shown[1] if self._shown[0] > version else b"null"
         return b'{"rows":[' + b",".join(rows) + b'],"status":' + status + b"}"
 
     # --- reading ---
@@ -114,9 +114,9 @@ class JobBoard:
             except StoreError as error:
                 status = {"problem": error.what, "fix": error.fix}
             content = encoded(status)
-            if content != self._told[1]:
-                self._told = version, content
-            if self._told[0] == version or any(n == version for n, _ in self._rows.values()):
+            if content != self._shown[1]:
+                self._shown = version, content
+            if self._shown[0] == version or any(n == version for n, _ in self._rows.values()):
                 self.version = version
                 self._moved.set()
                 self._moved.clear()
@@ -144,8 +144,8 @@ class JobBoard:
 
 
 @dataclass
-class _Looked:
-    course: JobHistory = field(default_factory=JobHistory)
+class _CachedView:
+    history: JobHistory = field(default_factory=JobHistory)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     news: int = -1
     content: bytes = b""
@@ -155,14 +155,14 @@ class _Looked:
 class JobViews:
     def __init__(self, store: Store, ask: Ask, cells: int) -> None:
         self._store, self._ask, self._cells = store, ask, cells
-        self._looked: dict[str, _Looked] = {}
+        self._cached: dict[str, _CachedView] = {}
 
     async def view(self, job: str) -> bytes:
         """Return a page and the seconds to a newer one (0: none); raises UnknownJob, StoreAway."""
-        one = self._looked.pop(job, None) or _Looked()
-        self._looked[job] = one
-        while len(self._looked) > _VIEWS_KEPT:
-            del self._looked[next(iter(self._looked))]
+        one = self._cached.pop(job, None) or _CachedView()
+        self._cached[job] = one
+        while len(self._cached) > _VIEWS_KEPT:
+            del self._cached[next(iter(self._cached))]
         async with one.lock:
             wait_s = 0.0
             if self._store.news(job) != one.news:
@@ -174,16 +174,16 @@ class JobViews:
                     one.again_s = now_s + min(_SLOWEST_S, (now_s - began_s) / SHARE)
         return b'{"again_s":%.3f,"view":%s}' % (wait_s, one.content)
 
-    async def _make(self, job: str, one: _Looked) -> None:
-        news, course = self._store.news(job), one.course
+    async def _make(self, job: str, one: _CachedView) -> None:
+        news, history = self._store.news(job), one.history
         read = partial(self._store.events_after, job=job, limit=_EVENTS_AT_ONCE)
-        while found := await self._ask(partial(read, course.seq)):
-            await asyncio.to_thread(course.take_all, map(vars, found))
+        while found := await self._ask(partial(read, history.seq)):
+            await asyncio.to_thread(history.take_all, map(vars, found))
         glimpse = await self._ask(partial(self._store.glimpse, job))
 
         def made() -> bytes:
             facts = JobDetails.of_entry(glimpse.entry, self._cells)
-            return encoded(job_view(replace(facts, reason=why_it_stands(glimpse)), course))
+            return encoded(job_view(replace(facts, reason=status_reason(glimpse)), history))
 
         one.content = await asyncio.to_thread(made)
         one.news = news

@@ -69,7 +69,7 @@ class PageRoutes:
 
     async def page(self, request: Request) -> Response:
         """Return the page, or for strangers the log-in, which names no job."""
-        if self._guard.asker(request) is None:
+        if self._guard.caller(request) is None:
             return _login_page()
         return Response(files.page("cloud.html").encode(), _HTML)
 
@@ -82,8 +82,8 @@ class PageRoutes:
         if (cookie := self._guard.log_in(request, token)) is not None:
             return Response(status=303, headers={"Location": "/", "Set-Cookie": cookie})
         if (wait_s := self._tries.wait_s(request.peer)) > 0:
-            said = f"Too many wrong tokens. Try again in {wait_s:.0f} s."
-            return _login_page(said, 429, {"Retry-After": str(int(wait_s) + 1)})
+            problem = f"Too many wrong tokens. Try again in {wait_s:.0f} s."
+            return _login_page(problem, 429, {"Retry-After": str(int(wait_s) + 1)})
         self._tries.failed(request.peer)
         return _login_page("This token is none of the cloud's. It is the text of the file.", 401)
 
@@ -101,8 +101,8 @@ class PageRoutes:
     # --- reading ---
 
     async def me(self, request: Request) -> Response:
-        asker = self._guard.asker(request)
-        scope = asker.scope if asker is not None else Scope.READ
+        caller = self._guard.caller(request)
+        scope = caller.scope if caller is not None else Scope.READ
         return Response.of_json({"scope": scope.label, "may_submit": scope >= Scope.SUBMIT})
 
     async def stream(self, request: Request) -> LiveUpdates:
@@ -112,7 +112,7 @@ class PageRoutes:
         with self.board as board:
             await board.refresh()
             version = -1
-            while self._guard.asker(request) is not None:
+            while self._guard.caller(request) is not None:
                 if version < board.version:
                     event = b"data: " + board.since(version) + b"\n\n"
                     version = board.version
