@@ -382,7 +382,7 @@ class RoundCommitter:
         entry, context = self._round(at)
         opened = self._opened.pop(at.job_id, None)
         if opened is None or opened.at != at:
-            raise JobFailed("what was opened of this attempt is gone")
+            raise JobFailed("the opened batches of this attempt are lost")
         for cell, data in opened.files.items():
             of_it = opened.valid[cell]
             if of_it.uploads is not None and cell in task.checks:

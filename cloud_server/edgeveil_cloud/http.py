@@ -40,7 +40,7 @@ _POLL_S = 0.1
 _PAGE = 1000
 ANSWER_S = 30.0
 _LOOK_S = 0.1
-_MAYBE_DONE = "what was asked for may still be done: look before you ask again"
+_MAYBE_DONE = "the change may still happen: check before you try again"
 
 T = TypeVar("T")
 Audit = Callable[[str, Mapping[str, str]], None]
@@ -48,9 +48,6 @@ Audit = Callable[[str, Mapping[str, str]], None]
 
 async def run_here(call: Callable[[], T]) -> T:
     return call()
-
-
-def unaudited(_action: str, _details: Mapping[str, str]) -> None: ...
 
 
 def make_app(
@@ -61,7 +58,7 @@ def make_app(
     metrics: Metrics | None = None,
     ask: Ask = run_here,
     clients: Mapping[str, Scope] | None = None,
-    audit: Audit = unaudited,
+    audit: Audit = lambda _action, _details: None,
     at: ListenAt | None = None,
     facts: CloudFacts | None = None,
 ) -> HttpServer:

@@ -177,7 +177,7 @@ class RequestGuard:
         if request.route in self.pages and not self._has_own_name(request):
             return refusal(
                 403,
-                "the cloud listens on this machine alone and has not the name in this address",
+                "the cloud listens on this machine only, and this address has another name",
                 "open http://127.0.0.1 with its port; else set http.host and http.tls",
             )
         least = self.wanted[request.route] if request.route is not None else Scope.READ

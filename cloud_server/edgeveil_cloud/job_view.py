@@ -301,6 +301,11 @@ class _View:
 
     def whole(self) -> Json:
         facts, run = self._facts, self._run
+        how = {"planned": self._planned, "simulated": self._simulated}
+        guarantees = [
+            _guarantee_card(f"{which} guarantee", one, **how)
+            for which, one in self._guarantees.items()
+        ]
         sections = (
             self._accuracy,
             self._figures,
@@ -322,7 +327,7 @@ class _View:
             "badge": {"text": facts.status, "tone": TONES.get(facts.status, "")},
             "lines": self._lines(),
             "progress": self._progress(),
-            "cards": [self._cards(), self._guarantee_cards()],
+            "cards": [self._cards(), guarantees],
             "sections": [made for one in sections if (made := one()) is not None],
             "footer": " · ".join(f"{name} {text}" for name, text in run.versions.items())
             or facts.id,
@@ -396,7 +401,7 @@ class _View:
     def _federated_card(self, own: Mapping[str, Any]) -> Json:
         name = "{} on the devices' own records"
         if "leading" not in own:
-            note = f"the noise hides all there is, after round {own['round']}"
+            note = f"the noise hides every figure, after round {own['round']}"
             return card(name.format(self._measure), "–", note)
         note = (
             f"noised counts of about {own['records']:,.0f} records after round {own['round']}; ±"
@@ -406,11 +411,6 @@ class _View:
         if guess := _baseline(own, key, own):
             note = f"{guess}; {note}"
         return card(name.format(display_name(key)), _with_error(own, key), note)
-
-    def _guarantee_cards(self) -> list[Json]:
-        how = {"planned": self._planned, "simulated": self._simulated}
-        found = self._guarantees.items()
-        return [_guarantee_card(f"{which} guarantee", one, **how) for which, one in found]
 
     # --- accuracy ---
 
@@ -502,7 +502,7 @@ class _View:
         own, title = self._history.federated[-1], "On the devices' own records"
         number = own["round"]
         if "leading" not in own:
-            text = f"After round {number} the counts were nothing but noise: no figure is told."
+            text = f"After round {number} the counts were nothing but noise: no figure is shown."
             return section("federated", title, [], before=[said(text, "warn")])
         by_cloud = dict(self._history.figures)
         rounds = {row["number"]: row for row in self._history.rounds}
@@ -517,8 +517,8 @@ class _View:
         text = (
             f"Of the model after round {number}. Each device counted on its own evaluation records"
             f" and added noise, of a standard deviation of {own['count_deviation']:.3g} records in"
-            " each count of the sum; ± is one standard error by this noise alone. What the noise"
-            " hides is not told."
+            " each count of the sum; ± is one standard error by this noise alone. Figures that the"
+            " noise hides are not shown."
         )
         if "threshold" in own:
             text += (
@@ -858,7 +858,7 @@ def _event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) ->
         name = data.get("round") if of == "round" else f"the {of}"
         text = f"{name} sent to {_count(data.get('selected'))} devices"
     elif kind == "batch":
-        text = f"round {data.get('round')}: {_count(data.get('uploads'))} uploads came"
+        text = f"round {data.get('round')}: {_count(data.get('uploads'))} uploads received"
     elif kind == "round_repeated":
         text, tone = f"round {data.get('round')} again: {data.get('why', '')}", "warn"
     elif kind == "job_waiting":

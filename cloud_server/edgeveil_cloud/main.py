@@ -44,17 +44,13 @@ from edgeveil_cloud.store_tables import StoreError
 def run(site: CloudSite) -> int:
     """Run until SIGINT or SIGTERM; return 0 after a clean stop. Raises EdgeVeilError at start."""
     logs.setup(site.log.level, site.log.format)
-    return run_until_stopped(lambda stop: _run_alone(site, stop))
+    return run_until_stopped(lambda stop: _run(site, stop))
 
 
-async def _run_alone(site: CloudSite, stop: asyncio.Event) -> int:
-    with OwnFolder(site.state_dir) as folder:
-        return await _run(site, folder, stop)
-
-
-async def _run(site: CloudSite, folder: OwnFolder, stop: asyncio.Event) -> int:
-    at = ListenAt.of(site.http)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
+async def _run(site: CloudSite, stop: asyncio.Event) -> int:
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work")
+    with OwnFolder(site.state_dir) as folder, executor:
+        at = ListenAt.of(site.http)
         process = _CloudProcess(site, executor)
         store, control, links = process.cloud.store, process.cloud.control, process.links
         process.runtime.follow_logs()
@@ -191,7 +187,7 @@ class CellLinks:
     async def publish(self, to: fx.Address, frame: bytes) -> None:
         """Send a frame to a cell's proxy; raises LinkDown."""
         if not isinstance(to, fx.ProxyAddress):
-            raise LinkDown("nobody but proxies is spoken to", where=str(to))
+            raise LinkDown("the cloud sends to proxies only", where=str(to))
         if len(self.sessions) == 1:
             await self.sessions[to.cell].publish(to, frame)
         else:

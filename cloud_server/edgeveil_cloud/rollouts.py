@@ -72,17 +72,16 @@ class RolloutDriver:
         now_s = self._store.now_s()
         for rollout in found:
             if rollout.stage == "canary" and rollout.held:
-                stage, why = self._verdict(rollout, now_s)
+                stage = "withdrawn"
+                plan, why = self._jobs.plan_or_why(self._store.job(rollout.job))
+                if plan is not None:
+                    stage, why = verdict(rollout, plan.job.release, now_s)
                 if stage != "canary":
                     self._move(rollout.job, stage, why)
         found = self._found()
         newest = {one.data_set: one for one in found if one.stage == "all"}
         self._state(found, newest, now_s)
         self._publish(found, newest, now_s)
-
-    def _verdict(self, rollout: Rollout, now_s: float) -> tuple[str, str]:
-        plan, why = self._jobs.plan_or_why(self._store.job(rollout.job))
-        return ("withdrawn", why) if plan is None else verdict(rollout, plan.job.release, now_s)
 
     def _found(self) -> list[Rollout]:
         """Return the rollouts of ended jobs; a running job releases by itself."""

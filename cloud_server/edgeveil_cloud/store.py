@@ -486,10 +486,10 @@ class Store:
         if row.refused == "replayed_roster":
             return (
                 "the proxy's roster has a smaller number than one that the cloud took: its registry"
-                " was put back, or its key leaked and somebody else said the larger number; see"
-                " who speaks as the proxy at the cloud's broker (a key that leaked is replaced by"
-                " edgeveil trust rotate DIR proxy-rosters), then stop the cloud and take the true"
-                " proxy's roster with edgeveil cloud --accept-registry"
+                " was restored, or its key leaked and somebody else sent the larger number; check"
+                " which clients use the proxy's name at the cloud's broker (replace a leaked key"
+                " with edgeveil trust rotate DIR proxy-rosters), then stop the cloud and take the"
+                " true proxy's roster with edgeveil cloud --accept-registry"
             )
         if row.refused:
             return (

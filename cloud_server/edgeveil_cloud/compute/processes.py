@@ -235,7 +235,7 @@ class _Work:
                 number = self._waiting.popleft()
                 one.under_way.add(number)
                 send_value(one.socket, (number, self.opening, self.slices[number]))
-                send_file(one.socket, self.data.fileno())
+                socket.send_fds(one.socket, [_MARK], [self.data.fileno()])
         except OSError:
             self._lost(one)
 
@@ -310,10 +310,6 @@ def receive_value(of: socket.socket) -> Any:
     sizes = [int.from_bytes(lengths[start : start + _LENGTH_BYTES], "big") for start in starts]
     text = _bytes_of(of, body)
     return pickle.loads(text, buffers=[_bytes_of(of, size) for size in sizes])  # noqa: S301
-
-
-def send_file(to: socket.socket, descriptor: int) -> None:
-    socket.send_fds(to, [_MARK], [descriptor])
 
 
 def receive_file(of: socket.socket) -> int:

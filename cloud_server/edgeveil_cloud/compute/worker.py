@@ -33,16 +33,11 @@ def serve(starter: socket.socket) -> None:
         del result
 
 
-def stand_back() -> None:
-    """Ignore signals, which the starter handles, and be killed first when memory runs out."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
-    keep_memory_private()  # it holds a round's key
-
-
 if __name__ == "__main__":
-    stand_back()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the starter handles signals
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")  # killed first when memory runs out
+    keep_memory_private()  # it holds a round's key
     with suppress(EOFError, OSError), socket.socket(fileno=int(sys.argv[1])) as own:
         serve(own)
