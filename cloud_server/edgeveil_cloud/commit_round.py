@@ -118,7 +118,7 @@ def combine_sums(
 
 
 def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the next state if no sum is usable: as from devices without records."""
+    """Return the next state if no sum is usable: in preparation as without records, else the old one."""
     if context.round.phase == TRAIN or context.round.evaluates:
         return {name: array for name, array in state.items() if name != THRESHOLD}
     specs = [spec for spec in context.segments if spec.bits and spec.name != SOFTMAX]
@@ -308,8 +308,8 @@ class RoundCommitter:
     def open_arrived(self, batch: Batch, data: SpooledBatch, cell: str) -> None:
         """Open and sum the arrived part of a masked stream; raises JobFailed or StoreError.
 
-        Only used with the batch that begins with these bytes; masked numbers reveal nothing before.
-        """
+        Only used with the batch that begins with these bytes. Masked numbers reveal nothing, so the
+        batch need not be recorded before."""
         if data.digest != batch.stream:
             return  # another batch replaced it
         if data.front is None or data.front.broken:

@@ -87,7 +87,7 @@ def _sqlite(url: sa.URL) -> sa.Engine:
             "synchronous=FULL",
             "secure_delete=ON",  # a deleted round key is overwritten
             "foreign_keys=ON",
-            "cache_size=-512",  # in KiB; rounds do not profit from more
+            "cache_size=-512",  # in KiB; a larger cache would grow for hundreds of rounds
         ):
             connection.execute(f"PRAGMA {pragma}")
 

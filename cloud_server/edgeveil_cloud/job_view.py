@@ -120,7 +120,7 @@ class RunPart:
 
 @dataclass(frozen=True)
 class JobDetails:
-    """A job without its events; `privacy` is planned or spent, `half` that of the target."""
+    """A job without its events; `privacy` is planned while `planned`, otherwise spent."""
 
     name: str
     status: str
@@ -137,7 +137,7 @@ class JobDetails:
     shuffle: Sequence[str] = ()
     aggregation_note: str = ""
     measure: str = ACCURACY  # leads its figures
-    half: float | None = None
+    half: float | None = None  # half of the range of a numeric label
     run: RunPart = RunPart()
 
     @classmethod

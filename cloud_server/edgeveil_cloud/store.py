@@ -1,10 +1,10 @@
 """The cloud's database of jobs, rounds, states, events and keys (SQLAlchemy Core).
 
-Each method is one transaction and idempotent, since an answer may be lost. `commit_round` commits
-all changes of a round, so that a job resumes at its last committed round. A round's secret is
-stored before the broadcast and overwritten at the commit; `open_batch` records a batch before it is
-opened, so that no other batch of the attempt ever is. Secrets and models are passed as parameters
-(`execute(insert, row)`): SQLAlchemy caches values given in statements.
+Each method is one transaction; a retry after a lost answer finds the earlier result. `commit_round`
+commits all changes of a round, so that a job resumes at its last committed round. A round's secret
+is stored before the broadcast and overwritten at the commit; `open_batch` records a batch before it
+is opened, so that no other batch of the attempt ever is. Secrets and models are passed as
+parameters (`execute(insert, row)`): SQLAlchemy caches values given in statements.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ _SWEEP_EVERY = 256  # events between two deletions of old ones
 class Store:
     """The store at `url`: `sqlite:///state/cloud.db`, `sqlite://` (memory) or `postgresql://…`.
 
-    Thread-safe; `now_s` returns seconds since 1970. Raises StoreError for an unusable or newer
-    database."""
+    Thread-safe; `now_s` returns seconds since 1970. Raises StoreError if unusable or too new."""
 
     def __init__(self, url: str = MEMORY, *, now_s: Callable[[], float] = time.time) -> None:
         self._database = Database(url, lambda: self._committed())
@@ -165,8 +164,7 @@ class Store:
     ) -> JobEntry:
         """Move a job as TRANSITIONS allows, else raise StoreError; stores the event `job_<status>`.
 
-        Repeating the current status and reason changes nothing. The end of a job deletes its round
-        keys."""
+        Repeating status and reason changes nothing. The end of a job deletes its round keys."""
         why = {"reason": reason} if reason else {}
         return self._move(job, status, reason, f"job_{status}", {**why, **(data or {})})
 

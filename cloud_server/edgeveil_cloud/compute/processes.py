@@ -88,7 +88,7 @@ class _Process:
 
 
 class WorkerProcesses:
-    """Open slices of a batch in parallel, `count` at a time; thread-safe, one batch at a time.
+    """Pool that opens slices of a batch, `count` at a time; thread-safe, one batch at a time.
 
     `on_ray` uses the cluster at `address` (default: one started here). Batches with fewer than
     `least_bytes` are opened in the cloud's process."""
