@@ -118,7 +118,7 @@ def combine_sums(
 
 
 def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the next state if no sum is usable: in preparation as without records, else the old one."""
+    """Return the next state if no sum is usable: in preparation as if without records."""
     if context.round.phase == TRAIN or context.round.evaluates:
         return {name: array for name, array in state.items() if name != THRESHOLD}
     specs = [spec for spec in context.segments if spec.bits and spec.name != SOFTMAX]
