@@ -1,10 +1,12 @@
 """The site under faults: brokers, relays before them, supervised processes, batch workers."""
 
+import os
 import random
 import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import yaml
@@ -126,6 +128,8 @@ class ChaosSite:
         sound = [n for n in range(len(self.site.edges)) if n + 1 not in self.wrong]
         for k in range(workers):  # devices take turns in the cells: each worker gets some of all
             self._start_worker(k + 1, [n for n in sound if n // cells % workers == k])
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # of WRONG_MASKS
         for k, number in enumerate(sorted(self.wrong)):
             self._start_worker(workers + k + 1, [number - 1], WRONG_MASKS)
 

@@ -131,7 +131,7 @@ def test_a_device_imports_what_its_owner_allows_and_nothing_else(good):
         "'midrange' of plug-in good-parts 1.0 is not allowed by policy.allowed_plugins" in found[0]
     )
     assert found[1] == "fine"
-    assert "has other files here than policy.allowed_plugins says" in found[2]
+    assert "has other files here than policy.allowed_plugins allows" in found[2]
     assert found[3:] == ["False", "fine", "True"]
 
 

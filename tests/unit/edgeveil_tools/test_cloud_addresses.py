@@ -110,8 +110,8 @@ SITE = """cloud:
 @pytest.mark.parametrize(
     ("http", "problem"),
     [
-        ("{socket: a.sock, port: 8701}", "http.port: a Unix socket stands in place of TCP"),
-        ("{socket: a.sock, host: '::1'}", "http.host: a Unix socket stands in place of TCP"),
+        ("{socket: a.sock, port: 8701}", "http.port: a Unix socket replaces TCP"),
+        ("{socket: a.sock, host: '::1'}", "http.host: a Unix socket replaces TCP"),
         ("{socket_group: users}", "http.socket_group: is of a Unix socket"),
         ("{clients: [{name: a, scope: read}]}", "nobody vouches for their certificates"),
         ("{clients: [{name: a, scope: root}]}", "scope"),

@@ -92,7 +92,7 @@ def run(options: LoadOptions, *, as_json: bool) -> int:
         result, failure = _play(options, console)
     except KeyboardInterrupt:
         return INTERRUPTED
-    with signals(signal.SIG_IGN):
+    with signals(signal.SIG_IGN, ENDING):
         if options.out is not None:
             with writing(options.out):
                 write_json(options.out / "load.json", result)
@@ -144,12 +144,12 @@ def check_files(connections: int, limit: int) -> None:
 
 def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseException | None]:
     # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
-    with signals(signal.SIG_IGN), ExitStack() as stack:
+    with signals(signal.SIG_IGN, ENDING), ExitStack() as stack:
         folder = stack.enter_context(scratch(keep=False))
         logs = (options.out or folder) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         site = None
-        with signals(interrupt):
+        with signals(interrupt, ENDING):
             if options.starts_site:
                 fleet = LoadFleet.make(options.devices)
                 site = LocalSite(options, fleet, folder, logs)
@@ -158,7 +158,7 @@ def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseE
             else:
                 # What is admitted goes; a thread pool that is interrupted at its start never ends.
                 came: list[int] = []
-                with signals(lambda number, _frame: came.append(number)):
+                with signals(lambda number, _frame: came.append(number), ENDING):
                     target, fleet = running_target(options)
                     stack.callback(dismiss, options, fleet)
                     dial_site(options, target.first, fleet)
@@ -178,7 +178,7 @@ def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseE
             devices = [RawDevice(*account) for account in site.accounts.items()][: options.asked]
             relayed = raw_site(site.folder)
             try:
-                with signals(interrupt):
+                with signals(interrupt, ENDING):
                     raw = run_raw(relayed, devices, options, rounds, site.broker_pids())
                 result["raw"], result["raw_ratio"] = raw, ratio(result, raw)
             except (EdgeVeilError, KeyboardInterrupt) as stop:

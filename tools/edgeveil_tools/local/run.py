@@ -304,12 +304,14 @@ def prepare(out: Path) -> None:
 
 
 @contextmanager
-def signals(handler: Any) -> Iterator[None]:
-    """SIGINT and SIGTERM go to `handler` meanwhile; in the main thread alone, which may set it."""
+def signals(
+    handler: Any, numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+) -> Iterator[None]:
+    """Handle signals by `handler` within the block; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [(n, signal.signal(n, handler)) for n in (signal.SIGINT, signal.SIGTERM)]
+    before = [(n, signal.signal(n, handler)) for n in numbers]
     try:
         yield
     finally:

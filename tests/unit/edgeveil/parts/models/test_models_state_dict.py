@@ -191,7 +191,7 @@ def test_a_weights_name_that_no_segment_may_have_is_refused_unless_all_are_one_s
     """The proxy would turn every round away."""
     own = 'name: python, function: "a:b", weights: [["Conv.weight", [3, 4]]]'
     text = JOB.replace("name: mlp, hidden: [5], state_dict: FILE ADAPTERS", own)
-    with pytest.raises(ConfigError, match=r"module\.Conv\.weight is a name under which no segment"):
+    with pytest.raises(ConfigError, match=r"module\.Conv\.weight is no valid name of a segment"):
         parse_job(text)
     assert parse_job(text + "proxy: {shuffle: whole}\n").proxy.shuffle == "whole"
 
