@@ -105,15 +105,15 @@ class WorkerNursery:
                 break
             if not raw:  # a worker's pipe follows
                 self._fork(recv_handle(self._control))
-            elif branch or not self._server.teaches_job(raw):
-                self._learn(raw)
+            elif branch or not self._server.loads_job(raw):
+                self._change_state(raw)
             elif not self._branch_idled(raw):
                 break
         self._end()
         return code
 
-    def _learn(self, raw: bytes) -> None:
-        self._control.send_bytes(self._server.learn(raw))
+    def _change_state(self, raw: bytes) -> None:
+        self._control.send_bytes(self._server.change_state(raw))
 
     def _branch_idled(self, raw: bytes) -> bool:
         """Serve in a branch, which first loads a job; return False unless it ended as idle."""
@@ -123,7 +123,7 @@ class WorkerNursery:
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == _IDLE_EXIT
         code = 1
         try:
-            self._learn(raw)
+            self._change_state(raw)
             code = self.serve(branch=True)
         except (OSError, EOFError):  # the starter may end at any moment
             pass

@@ -69,10 +69,10 @@ class ComputeProcess:
         self._child: subprocess.Popen[bytes] | Forked | None = None
         self._control: Connection | None = None
         self._connection: Connection | None = None  # to the worker
-        self._owed: set[Half] = set()  # late halves of request `_owed_number`, not read yet
-        self._owed_number = 0
-        self._known: set[bytes] = set()
-        self._met: set[str] = set()
+        self._overdue: set[Half] = set()  # late halves of request `_overdue_number`, not read yet
+        self._overdue_number = 0
+        self._jobs: set[bytes] = set()
+        self._devices: set[str] = set()
         self._early: frozenset[str] | None = None  # devices loaded before the first job: kept
         self._read: dict[str, list[_Reading]] = {}  # by device: readings kept in the child
         self._trials: dict[tuple[bytes, bytes, bool, str, int, int], JobTrial] = {}
@@ -112,8 +112,8 @@ class ComputeProcess:
         child, control = self._child, self._control
         self._child, self._control = None, None
         self._drop_worker()
-        self._known.clear()
-        self._met.clear()
+        self._jobs.clear()
+        self._devices.clear()
         self._read.clear()
         self._early = None
         if child is not None:
@@ -144,7 +144,7 @@ class ComputeProcess:
         return found
 
     def _tried(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> JobTrial:
-        refused = self._teach(device, job, trains)
+        refused = self._load_job(device, job, trains)
         if refused:
             return JobTrial(0.0, refused)
         budget_s = job.plan.job.round.time_budget_s
@@ -152,7 +152,7 @@ class ComputeProcess:
         self._send(wire.TryJob(device.name, digest_of(job), trains, enough_s))
         report = self._report("the job's computation", TRIAL_S + 4 * budget_s)
         if not report.refused:
-            self._tell(wire.LoadModules(report.modules, digest_of(job)))
+            self._change_state(wire.LoadModules(report.modules, digest_of(job)))
         return JobTrial(report.needed_s * self._queue_factor, report.refused)
 
     @property
@@ -191,11 +191,11 @@ class ComputeProcess:
         with self._alone():
             began_s, read = self._clock(), False
             with suppress(ProtocolError):
-                self._meet(device)
-                self._tell(wire.ReadRecords(device.name, *reading))
+                self._add_device(device)
+                self._change_state(wire.ReadRecords(device.name, *reading))
                 read = True
             # Also if the child died of it: then the answer is computed without records.
-            if self._known or self._early is None:  # else dropped with the job that is ending
+            if self._jobs or self._early is None:  # else dropped with the job that is ending
                 kept = self._read.setdefault(device.name, [])
                 kept.append(reading)
                 del kept[: -device.site.policy.max_jobs]  # as `Computer.records` forgets them
@@ -223,7 +223,7 @@ class ComputeProcess:
                 return
 
     def _answer(self, device: RemoteComputer, one: Computation, noise: bytes) -> ComputedAnswer:
-        refused = self._teach(device, one.job, one.trains)
+        refused = self._load_job(device, one.job, one.trains)
         if refused:
             raise PrivacyError(refused)
         self._number += 1
@@ -274,7 +274,7 @@ class ComputeProcess:
         if missing and in_time:
             self.replace_worker()
         elif missing:  # the worker had no time at all: keep it
-            self._owed, self._owed_number = missing, self._number
+            self._overdue, self._overdue_number = missing, self._number
         return without, late
 
     def forget(self, job: TaughtJob) -> None:
@@ -300,12 +300,12 @@ class ComputeProcess:
 
     def _forget(self, digest: bytes) -> None:
         self._forget_trials(digest)
-        if digest in self._known:
-            self._known.discard(digest)
+        if digest in self._jobs:
+            self._jobs.discard(digest)
             with suppress(ProtocolError):
-                self._tell(wire.ForgetJob(digest))
-            if not self._known:
-                self._met = set(self._early or ())
+                self._change_state(wire.ForgetJob(digest))
+            if not self._jobs:
+                self._devices = set(self._early or ())
                 self._read.clear()
 
     def _forget_trials(self, digest: bytes) -> None:
@@ -314,35 +314,35 @@ class ComputeProcess:
 
     # --- the child ---
 
-    def _teach(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> str:
+    def _load_job(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> str:
         """Load job and device into the child; return why the job cannot be loaded, or ""."""
         digest = digest_of(job)
         self.start()
-        if digest not in self._known:
+        if digest not in self._jobs:
             backbones = tuple(job.plan.artifacts.values())
             owners = device.site.policy.allowed_plugins
             allowed = tuple((one.distribution, one.sha256) for one in owners)
             if self._early is None:
-                self._early = frozenset(self._met)
-            teach = wire.TeachJob(digest, job.canonical, job.graph, backbones, trains, allowed)
-            reply = self._tell(teach)
+                self._early = frozenset(self._devices)
+            request = wire.LoadJob(digest, job.canonical, job.graph, backbones, trains, allowed)
+            reply = self._change_state(request)
             if isinstance(reply, wire.Refusal):
                 return str(wire.error_of(reply))
-            self._known.add(digest)
-        self._meet(device)  # after the job: a child with a job drops no device
+            self._jobs.add(digest)
+        self._add_device(device)  # after the job: a child with a job drops no device
         return ""
 
-    def _meet(self, device: RemoteComputer) -> None:
+    def _add_device(self, device: RemoteComputer) -> None:
         self.start()
-        if device.name in self._met:
+        if device.name in self._devices:
             return
         site = device.site.model_dump_json().encode()
         given = wire.records_bytes(device.records)
-        self._tell(wire.IntroduceDevice(device.name, site, device.split_key, given))
-        if self._known or self._early is None:
-            self._met.add(device.name)
+        self._change_state(wire.AddDevice(device.name, site, device.split_key, given))
+        if self._jobs or self._early is None:
+            self._devices.add(device.name)
 
-    def _tell(self, request: wire.Request) -> wire.Reply:
+    def _change_state(self, request: wire.Request) -> wire.Reply:
         """Send a state change to the child; discards the worker, which lacks the change."""
         self._drop_worker()
         try:
@@ -371,7 +371,7 @@ class ComputeProcess:
         return ours
 
     def _drop_worker(self) -> None:
-        self._owed = set()
+        self._overdue = set()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -401,9 +401,9 @@ class ComputeProcess:
     def _take_late(self) -> None:
         """Discard late halves; drop a worker still computing them, as pipe buffers are small."""
         try:
-            while self._owed:
-                late = self._reply(self._owed_number, self._clock() + _LATE_S)
-                self._owed -= set(late.parts)
+            while self._overdue:
+                late = self._reply(self._overdue_number, self._clock() + _LATE_S)
+                self._overdue -= set(late.parts)
         except (TimeoutError, EOFError, EdgeVeilError):
             self._drop_worker()
 

@@ -49,7 +49,7 @@ from edgeveil_edge.release_trial import try_release
 # --- requests ---
 
 
-class TeachJob(msgspec.Struct, frozen=True, tag="know"):
+class LoadJob(msgspec.Struct, frozen=True, tag="know"):
     digest: bytes
     canonical: bytes
     graph: bytes
@@ -58,7 +58,7 @@ class TeachJob(msgspec.Struct, frozen=True, tag="know"):
     plugins: tuple[tuple[str, str], ...] = ()  # allowed by the owner: (name, digest)
 
 
-class IntroduceDevice(msgspec.Struct, frozen=True, tag="meet"):
+class AddDevice(msgspec.Struct, frozen=True, tag="meet"):
     device: str
     site: bytes
     split_key: bytes
@@ -142,8 +142,8 @@ class Refusal(msgspec.Struct, frozen=True, tag="refused"):
     reason: str = ""
 
 
-Learned = TeachJob | IntroduceDevice | ReadRecords | ForgetJob | LoadModules
-Request = Learned | TryJob | TryRelease | AskAnswer
+StateChange = LoadJob | AddDevice | ReadRecords | ForgetJob | LoadModules
+Request = StateChange | TryJob | TryRelease | AskAnswer
 Reply = RequestDone | TrialReport | AnswerHalves | Refusal
 
 _encoder = msgspec.msgpack.Encoder()
@@ -167,7 +167,7 @@ def records_bytes(records: Records | None) -> bytes | None:
     return None if records is None else pack_tensors({"x": records.x, "y": records.y})
 
 
-def given_load(raw: bytes) -> LoadRecords:
+def loader_of(raw: bytes) -> LoadRecords:
     found = unpack_tensors(raw)
     records = Records(found["x"].astype(np.float32), found["y"].astype(np.int64))
 
@@ -212,7 +212,7 @@ READINGS = 64  # reading is killed after this multiple of `reading_s`
 
 
 class ComputeServer:
-    """State of the child (`learn`), from which its forks answer (`work`)."""
+    """State of the child (`change_state`), from which its forks answer (`work`)."""
 
     _connection: Connection
 
@@ -221,19 +221,21 @@ class ComputeServer:
         self.jobs: dict[bytes, TaughtJob] = {}
         self._devices: dict[str, tuple[EdgeSite, Computer]] = {}
 
-    def teaches_job(self, raw: bytes) -> bool:
-        return isinstance(_requests.decode(raw), TeachJob)
+    def loads_job(self, raw: bytes) -> bool:
+        return isinstance(_requests.decode(raw), LoadJob)
 
-    def learn(self, raw: bytes) -> bytearray:
+    def change_state(self, raw: bytes) -> bytearray:
         request = _requests.decode(raw)
         try:
             match request:
-                case TeachJob():
-                    self._know(request)
-                case IntroduceDevice() if request.device not in self._devices:
+                case LoadJob():
+                    self._load_job(request)
+                case AddDevice() if request.device not in self._devices:
                     site = EdgeSite.model_validate_json(request.site)
                     plugins.admit(site.policy.allowed_plugins)
-                    load = load_own if request.records is None else given_load(request.records)
+                    load = (
+                        load_own if request.records is None else loader_of(request.records)
+                    )
                     self._devices[request.device] = site, Computer(site, request.split_key, load)
                 case ReadRecords():
                     with suppress(Exception):  # reported with the first answer
@@ -249,7 +251,7 @@ class ComputeServer:
                 case ForgetJob():
                     self.jobs.pop(request.digest, None)
                 case LoadModules():
-                    _load(*request.modules)
+                    _import_all(*request.modules)
                     if job := self.jobs.get(request.digest):
                         prepare(job.plan.features, job.plan.job.data.input_shape)
         except Exception as error:
@@ -268,14 +270,14 @@ class ComputeServer:
                 elif isinstance(request, AskAnswer):
                     self._answer(request)
 
-    def _know(self, request: TeachJob) -> None:
+    def _load_job(self, request: LoadJob) -> None:
         plugins.admit(plugins.Allowance(*one) for one in request.plugins)
         job = TaughtJob.of(request.canonical, request.graph, request.backbones)
         plan, self.jobs[request.digest] = job.plan, job
         if request.trains and trains_model(plan.job.train.method):
-            _load("torch", "torch.func")
+            _import_all("torch", "torch.func")
         if any(one.carries_model for one in plan.all_rounds):
-            _load("onnxruntime")
+            _import_all("onnxruntime")
 
     def _try(self, request: TryJob) -> None:
         site, _ = self._devices[request.device]
@@ -294,7 +296,16 @@ class ComputeServer:
         _, computer = self._devices[request.device]
         number = request.number
         try:
-            one = self._computation(request)
+            job = self.jobs[request.digest]
+            one = Computation(
+                job,
+                job.plan.round(request.round),
+                request.package,
+                unpack_tensors(request.own),
+                request.trains,
+                DerivedRandom(request.noise_key),
+                allowed_s=request.allowed_s,
+            )
             computer.prepare(one)
             order = computer.order(one)
             blank = {half: part_of(computer.blank(one, half)) for half in order}
@@ -315,17 +326,11 @@ class ComputeServer:
                 found, without = blank[half], failure(error)
             self._send(AnswerHalves(number, {half: found}, without))
 
-    def _computation(self, request: AskAnswer) -> Computation:
-        job, allowed_s = self.jobs[request.digest], request.allowed_s
-        round, own = job.plan.round(request.round), unpack_tensors(request.own)
-        asked = request.package, own, request.trains, DerivedRandom(request.noise_key)
-        return Computation(job, round, *asked, allowed_s=allowed_s)
-
     def _send(self, reply: Reply) -> None:
         self._connection.send_bytes(encode(reply))
 
 
-def _load(*modules: str) -> None:
+def _import_all(*modules: str) -> None:
     for module in modules:
         with suppress(Exception):
             import_module(module)

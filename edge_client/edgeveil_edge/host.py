@@ -26,7 +26,6 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.sealed import (
-    JobPackage,
     ReleasePackage,
     RoundPackage,
     Sealing,
@@ -167,7 +166,10 @@ class DeviceHost:
             case rounds.OpenPackage(manifest=manifest, blob=blob):
                 return self._open(manifest, blob)
             case machine.InstallJob(manifest=manifest, package=package):
-                return self._learn(manifest, package)
+                if hashlib.sha256(package.job).digest() != manifest.job_digest:
+                    raise ProtocolError("wrong_job")
+                self._work.install_job(manifest, package.job, package.graph, package.backbones)
+                return machine.Installation()
             case fx.TakeTrust(metadata=metadata):
                 return take_trust(self._trust, metadata, self.site.cell)
             case rounds.ComputeAnswer() | machine.InstallRelease() if problem:
@@ -221,12 +223,6 @@ class DeviceHost:
             opened_round.tensors, opened_round.model = decoded.tensors, decoded.model
             decoded = structs.replace(decoded, tensors=b"", model=b"")
         return rounds.OpenedPackage(decoded, chance, *self._work.times_s(manifest))
-
-    def _learn(self, manifest: m.Manifest, package: JobPackage) -> machine.Installation:
-        if hashlib.sha256(package.job).digest() != manifest.job_digest:
-            raise ProtocolError("wrong_job")
-        self._work.learn(manifest, package.job, package.graph, package.backbones)
-        return machine.Installation()
 
     def _install(self, manifest: m.Manifest, package: ReleasePackage) -> object:
         if manifest.sequence in json.loads(self._store.fact("releases_withdrawn") or "[]"):

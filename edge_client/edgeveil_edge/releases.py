@@ -104,7 +104,10 @@ class ReleaseStore:
         pointer.history.append(version)
         self._mark(pointer, version, meta)
         self._point(pointer)
-        self._prune()
+        kept = set(self._pointer().history)
+        for path in self._versions.iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
         return self._load(version)
 
     @staticmethod
@@ -222,12 +225,6 @@ class ReleaseStore:
         marks = {version: marks for version, marks in pointer.marks.items() if version in kept}
         shortened = structs.replace(pointer, history=kept, marks=marks)
         write_durably(self.folder / "current.json", msgspec.json.encode(shortened), mode=0o644)
-
-    def _prune(self) -> None:
-        kept = set(self._pointer().history)
-        for path in self._versions.iterdir():
-            if path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 _FIX = "go back with edgeveil predict --rollback, or wait for the next release"

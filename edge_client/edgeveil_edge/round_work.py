@@ -94,7 +94,7 @@ class RoundWork:
         needed_s = trial.needed_s if trial else 0.0
         return own_budget_s(round_, needed_s, WORK_SHARE), TRIAL_MARGIN * needed_s
 
-    def take_up(self, manifest: Manifest) -> None:
+    def assess(self, manifest: Manifest) -> None:
         """Decide before any record is read whether this device can run the job."""
         job_id, most = manifest.at.job_id, manifest.broadcast_bytes + manifest.stanza_bytes
         room = self.site.limits.blob_bytes
@@ -103,9 +103,9 @@ class RoundWork:
             self._put_trial(job_id, JobTrial(refused=why))
             self._say(f"a job is declined, {short_name(job_id)}: {why}")
         else:
-            self._try_out(job_id, self._job(manifest))
+            self._run_trial(job_id, self._job(manifest))
 
-    def _try_out(self, job_id: bytes, job: TaughtJob) -> None:
+    def _run_trial(self, job_id: bytes, job: TaughtJob) -> None:
         try:
             judge(self.site, job.plan)
         except PrivacyError:
@@ -124,7 +124,7 @@ class RoundWork:
     ) -> tuple[ReleaseOutcome, str]:
         """Check a model by policy, job, price and a trial run; return (outcome, refusal)."""
         job_id = manifest.at.job_id
-        plan = self._known(job_id).plan if self._store.job(job_id) is not None else None
+        plan = self._compiled(job_id).plan if self._store.job(job_id) is not None else None
         why = release_refusal(self.site, package, job_id.hex(), plan, self._ledger)
         if why:
             return ReleaseOutcome.REFUSED_BY_POLICY, why
@@ -141,14 +141,14 @@ class RoundWork:
             self._compute.read_ahead(self._share(USUAL_SHARE))
         trials = {job_id: self._trial(job_id) for job_id in jobs}
         for job_id, trial in trials.items():
-            data = self._known(job_id).plan.job.data
+            data = self._compiled(job_id).plan.job.data
             if data.schema_ is not None and trial is not None and not trial.refused:
                 self._read_ahead(data)
         for job_id, trial in trials.items():
             if trial is None:
-                self._try_out(job_id, self._known(job_id))
+                self._run_trial(job_id, self._compiled(job_id))
             elif not trial.refused:
-                self._compute.try_job(self._known(job_id), trains=self.site.role == "train")
+                self._compute.try_job(self._compiled(job_id), trains=self.site.role == "train")
 
     def _read_ahead(self, data: JobData) -> bool:
         return self._compute.read_ahead(self._share(data.evaluation_share), data.schema_)
@@ -184,36 +184,36 @@ class RoundWork:
             self._say(f"a job is declined, {short_name(job_id)}: {refused}")
 
     def _job(self, manifest: Manifest) -> TaughtJob:
-        job = self._known(manifest.at.job_id)
+        job = self._compiled(manifest.at.job_id)
         if hashlib.sha256(job.canonical).digest() != manifest.job_digest:
             raise ProtocolError("wrong_job")
         return job
 
-    def learn(
+    def install_job(
         self, manifest: Manifest, canonical: bytes, graph: bytes, backbones: Iterable[bytes]
     ) -> None:
         """Store a job and try it out. Raises ProtocolError `bad_job` or `wrong_backbone`."""
         try:
-            plan = self._taught(canonical, graph, backbones).plan
+            plan = self._compile(canonical, graph, backbones).plan
         except DataError as error:
             raise ProtocolError("wrong_backbone", str(error)) from None
         self._store.put_job(manifest.at.job_id, canonical, graph, plan.artifacts.values())
-        self.take_up(manifest)
+        self.assess(manifest)
 
-    def _taught(self, canonical: bytes, graph: bytes, backbones: Iterable[bytes]) -> TaughtJob:
+    def _compile(self, canonical: bytes, graph: bytes, backbones: Iterable[bytes]) -> TaughtJob:
         try:
             return TaughtJob.of(canonical, graph, backbones)
         except ProtocolError as error:
             self._say(f"a job is declined: {error}")
             raise
 
-    def _known(self, job_id: bytes) -> TaughtJob:
+    def _compiled(self, job_id: bytes) -> TaughtJob:
         found = self._jobs.get(job_id)
         if found is None:
-            known = self._store.job(job_id)
-            if known is None:
+            stored = self._store.job(job_id)
+            if stored is None:
                 raise ProtocolError("unknown_job")
-            found = self._jobs[job_id] = self._taught(*known, self._store.backbones(job_id))
+            found = self._jobs[job_id] = self._compile(*stored, self._store.backbones(job_id))
         return found
 
     # --- rounds ---
@@ -298,17 +298,17 @@ class RoundWork:
 
     def _check_memory(self, task: ComputeAnswer) -> None:
         name = memory_name(task.manifest.at.job_id)
-        told, known = task.proxy_memory.hex(), self._store.fact(name)
-        if task.manifest.masked and known is None and told:
-            self._store.put_fact(name, told)
-        elif task.manifest.masked and told != (known or ""):
+        memory, known = task.proxy_memory.hex(), self._store.fact(name)
+        if task.manifest.masked and known is None and memory:
+            self._store.put_fact(name, memory)
+        elif task.manifest.masked and memory != (known or ""):
             what = "the proxy lost its memory, or has an older one, since the job was answered"
             raise PrivacyError(what, fix="start a new job")
 
     def _check_trial(self, task: ComputeAnswer) -> None:
         trial = self._trial(task.manifest.at.job_id)
         if trial is None or (trial.again and not trial.refused):
-            self.take_up(task.manifest)  # may leave too little time for an answer
+            self.assess(task.manifest)  # may leave too little time for an answer
             what = "the job could be tried only now; the next round is answered"
             raise PrivacyError(what, where="conditions")
         if trial.refused:
@@ -333,11 +333,16 @@ class RoundWork:
         manifest, trains, at = task.manifest, self.site.role == "train", task.manifest.at
         # Every attempt with the same package uses the same noise.
         place = self._ledger.dataset, at.job_id.hex(), at.round
-        context_of_noise = Question(*place, manifest.package_digest)
+        noise_context = Question(*place, manifest.package_digest)
         self._ledger.admit(manifest.at.job_id.hex(), price)
-        own = self._own_tensors(context, manifest) if trains else {}
+        own: Tensors = {}
+        if trains:
+            job_id = at.job_id.hex()
+            kept = self._ledger.kept(job_id)
+            own = own_answers(context, released_in(self._ledger, job_id))
+            own = {**own, **kept_tensors(unpack_tensors(kept) if kept else {})}
         asked = job, context.round, package, own, trains
-        noise = self._noise_for(context_of_noise)
+        noise = self._noise_for(noise_context)
         times = task.until_s, task.allowed_s, task.closes_s
         found = self._compute.answer(Computation(*asked, noise, *times))
         if found.without:
@@ -350,12 +355,6 @@ class RoundWork:
         self._store.put_fact(self._read_by, _BY_VALUES if data.schema_ is None else _BY_SCHEMA)
         check_price(price, found.parts)
         return list(found.parts)
-
-    def _own_tensors(self, context: RoundContext, manifest: Manifest) -> Tensors:
-        job_id = manifest.at.job_id.hex()
-        kept = self._ledger.kept(job_id)
-        own = own_answers(context, released_in(self._ledger, job_id))
-        return {**own, **kept_tensors(unpack_tensors(kept) if kept else {})}
 
     def _check_split(self, data: JobData) -> None:
         fixed, share = self._store.fact(self._split_share), data.evaluation_share
@@ -385,8 +384,8 @@ def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
 
 def too_large(site: EdgeSite, upload_bytes: int) -> str:
     limit = site.limits.outbox_bytes
-    told = f"an upload of {upload_bytes} bytes passes limits.outbox_bytes {limit}"
-    return told * (upload_bytes > limit)
+    refusal = f"an upload of {upload_bytes} bytes passes limits.outbox_bytes {limit}"
+    return refusal * (upload_bytes > limit)
 
 
 def check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:
@@ -402,8 +401,8 @@ def check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:
 def check_package(context: RoundContext, manifest: Manifest, package: RoundPackage) -> None:
     """Raise ProtocolError unless the round's package and manifest match the job."""
     round = context.round
-    said = (package.phase, package.number, package.infer)
-    if said != (round.phase, round.number, round.infer) or manifest.phase != package.phase:
+    asked = (package.phase, package.number, package.infer)
+    if asked != (round.phase, round.number, round.infer) or manifest.phase != package.phase:
         raise ProtocolError("wrong_phase")
     if manifest.shuffled != context.shuffled:
         raise ProtocolError("wrong_shuffle")
@@ -425,7 +424,7 @@ def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) 
     for earlier in context.recalled:
         payload = released(earlier.index)
         if payload is None:
-            what = f"this device did not answer '{earlier.label}', and what follows builds on it"
+            what = f"this device did not answer '{earlier.label}', on which this round builds"
             fix = "start a new job, or use ldp_fpca"
             raise PrivacyError(what, where="features", fix=fix)
         result |= tensor_views(payload)

@@ -86,12 +86,9 @@ class MemoryNet:
                     continue
                 del node.timers[event.name]
             if node.up:
-                self._step(node, event)
+                for effect in node.machine.handle(event, self.now_s):
+                    self._execute(node, effect)
         return True
-
-    def _step(self, node: Node, event: fx.Event) -> None:
-        for effect in node.machine.handle(event, self.now_s):
-            self._execute(node, effect)
 
     def _execute(self, node: Node, effect: fx.Effect) -> None:
         match effect:

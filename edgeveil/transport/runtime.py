@@ -266,10 +266,6 @@ class Runtime:
         self._note_place(self.machine.at)
         self._since_s = 0.0
 
-    def _place_of(self, task: object) -> Place:
-        at = getattr(getattr(task, "manifest", None), "at", None)
-        return self._named(at) if isinstance(at, RoundId) else replace(self._place)
-
     def _named(self, at: RoundId) -> Place:
         return Place(self._name_job(at.job_id), at.round or None)
 
@@ -353,7 +349,8 @@ class Runtime:
     async def _perform(self, work: fx.Work) -> None:
         task, loop, here = work.task, asyncio.get_running_loop(), contextvars.copy_context()
         executor = self._executor(task) if callable(self._executor) else self._executor
-        here.run(follow, self._named(work.at) if work.at else self._place_of(task))
+        at = work.at or getattr(getattr(task, "manifest", None), "at", None)
+        here.run(follow, self._named(at) if isinstance(at, RoundId) else replace(self._place))
         result: object
         if not isinstance(task, Carriage):
             result = await loop.run_in_executor(

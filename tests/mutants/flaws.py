@@ -1239,7 +1239,7 @@ MUTANTS = (
     Mutant(
         name="reading-ends-what-keeps-records",
         decides="form",
-        where="edgeveil_edge.compute_worker:ComputeServer.learn",
+        where="edgeveil_edge.compute_worker:ComputeServer.change_state",
         find="read_in_fork(lambda: computer.records(*reading), limit_s)",
         put="computer.records(*reading)",
         killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_records_that_cannot_be_read_make_no_answer_wait",
