@@ -48,8 +48,6 @@ _Reading = tuple[float, DataSchema | None]  # evaluation share, job's schema
 
 @dataclass(frozen=True)
 class TaughtJob:
-    """A job's compiled plan, with the bytes from which it was compiled."""
-
     plan: Plan
     canonical: bytes
     graph: bytes
@@ -115,10 +113,7 @@ class Compute:
         return JobTrial()
 
     def answer(self, one: Computation) -> ComputedAnswer:
-        """Compute the answer.
-
-        Raises DataError, PrivacyError or ProtocolError, always before a record is read.
-        """
+        """Compute the answer. Errors are raised before a record is read."""
         raise NotImplementedError
 
     def read_ahead(self, share: float, schema: DataSchema | None = None) -> bool:
@@ -138,7 +133,6 @@ LoadRecords = Callable[[EdgeSite, bytes, float, DataSchema | None], tuple[Record
 def load_own(
     site: EdgeSite, split_key: bytes, share: float, schema: DataSchema | None = None
 ) -> tuple[Records, Records]:
-    """Return this device's (training, evaluation) records, read by the job's schema."""
     most = site.policy.max_records
     return device_records(site.data, split_key, evaluation_share=share, schema=schema, most=most)
 
@@ -207,7 +201,6 @@ class Computer(Compute):
             self._inference.session(one.job.graph, plan.job.data.classes)
 
     def blank(self, one: Computation, half: Half) -> Answer:
-        """Compute a half without records. Raises if the package is malformed."""
         empty = _no_records(one.job.plan)
         return self.compute(one, half, empty, empty)
 
@@ -233,7 +226,6 @@ class Computer(Compute):
         self._records[share, schema] = found
 
     def make_room(self) -> None:
-        """Drop the least recently used readings to make room for one more."""
         while len(self._records) >= self._site.policy.max_jobs:
             del self._records[next(iter(self._records))]
 
@@ -249,10 +241,7 @@ class Computer(Compute):
     def compute(
         self, one: Computation, half: Half, training: Records, evaluation: Records
     ) -> Answer:
-        """Compute half of an answer, noised, with its events.
-
-        Raises ProtocolError if the cloud names kept tensors, and any error of package or records.
-        """
+        """Compute half of an answer with its events. May raise any error of package or records."""
         plan, package, noise = one.job.plan, one.package, one.fresh_noise()
         if half == "train":
             tensors = unpack_tensors(package.tensors)
@@ -291,7 +280,7 @@ def failure(error: Exception) -> str:
 
 
 def trial_seconds(job: TaughtJob, site: EdgeSite, *, trains: bool, enough_s: float = 0.0) -> float:
-    """Measure the longest answer of a round plus the answer without records before it, in seconds.
+    """Measure the longest answer of a round plus the answer without records, in seconds.
 
     Uses `policy.max_records` made-up records, since time is not linear in their number and the
     cloud chooses the job's count. Raises DataError, PrivacyError or ProtocolError if this device

@@ -38,7 +38,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def serve(control: Connection) -> None:
-    """Serve until the pipe is closed, also by the end of the starting process."""
     declare_own()
     flush_subnormals()
     keep_heap()
@@ -48,7 +47,7 @@ def serve(control: Connection) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from edgeveil_edge.compute_worker import ComputeServer
 
-    with control, suppress(OSError, EOFError):  # the starter may end at any moment
+    with control, suppress(OSError, EOFError):  # the parent may end at any moment
         WorkerNursery(control, ComputeServer()).serve()
 
 
@@ -58,7 +57,7 @@ class Forked:
     def __init__(self, ours: Connection, theirs: Connection) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        gc.freeze()  # a collection on either side would copy what they share
+        gc.freeze()  # garbage collection on either side would copy shared pages
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -93,7 +92,7 @@ class WorkerNursery:
         self._control, self._server, self._worker = control, server, 0
 
     def serve(self, *, branch: bool = False) -> int:
-        """Serve requests until the pipe closes or a `branch` is idle; return the exit code."""
+        """Serve until the pipe closes or a `branch` is idle; return the exit code."""
         code = 0
         while True:
             if branch and not self._server.jobs and not self._control.poll(IDLE_S):
@@ -125,7 +124,7 @@ class WorkerNursery:
         try:
             self._change_state(raw)
             code = self.serve(branch=True)
-        except (OSError, EOFError):  # the starter may end at any moment
+        except (OSError, EOFError):  # the parent may end at any moment
             pass
         except Exception as error:
             _print_type(error)

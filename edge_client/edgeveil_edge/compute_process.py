@@ -2,7 +2,7 @@
 
 The duration of a computation may depend on a record, so the time of an answer must not. Before it
 reads a record, the worker sends the answer of a device without records. If the real answer is late,
-or the worker dies, the first one is sent; an observer cannot tell them apart.
+or the worker dies, the first one is sent; an observer cannot distinguish them.
 
 Theory of operation. The device's process (this file) sends requests and waits until a deadline that
 was public beforehand. The child (`compute_child`) loads libraries, jobs and records. The worker
@@ -238,7 +238,6 @@ class ComputeProcess:
         return ComputedAnswer(tuple(answers), "; ".join(without), late)
 
     def _blank(self, asked: wire.AskAnswer, closes_s: float) -> dict[Half, wire.HalfAnswer]:
-        """Return both halves computed without records. Raises PrivacyError if late or failed."""
         try:
             with suppress(EOFError):  # the worker may have died before the request
                 self._send(asked)
@@ -469,7 +468,6 @@ class RemoteComputer(Compute):
 
 
 def public_time_s(took_s: float, step_s: float) -> float:
-    """Return `step_s`, doubled until at least `took_s`."""
     while step_s < took_s:
         step_s *= 2
     return step_s

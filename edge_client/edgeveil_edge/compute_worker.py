@@ -156,7 +156,7 @@ def encode(message: Request | Reply) -> bytearray:
 
 
 def decode_reply(raw: bytes) -> Reply:
-    """Decode a message of the computing process. Raises ProtocolError for anything else."""
+    """Decode a reply. Raises ProtocolError `malformed_answer`."""
     try:
         return _replies.decode(raw)
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
@@ -233,9 +233,7 @@ class ComputeServer:
                 case AddDevice() if request.device not in self._devices:
                     site = EdgeSite.model_validate_json(request.site)
                     plugins.admit(site.policy.allowed_plugins)
-                    load = (
-                        load_own if request.records is None else loader_of(request.records)
-                    )
+                    load = load_own if request.records is None else loader_of(request.records)
                     self._devices[request.device] = site, Computer(site, request.split_key, load)
                 case ReadRecords():
                     with suppress(Exception):  # reported with the first answer
@@ -292,7 +290,6 @@ class ComputeServer:
         self._send(TrialReport(needed_s, refused, tuple(sorted(set(sys.modules) - before))))
 
     def _answer(self, request: AskAnswer) -> None:
-        """Send the answer without records first, then each half as soon as it is ready."""
         _, computer = self._devices[request.device]
         number = request.number
         try:
@@ -350,10 +347,9 @@ class _Outcome(msgspec.Struct, frozen=True):
 
 
 def read_in_fork(read: Callable[[], _RecordHalves], limit_s: float) -> _RecordHalves | RecordsError:
-    """Run `read` in a fork and return its result, or the RecordsError that it raised.
+    """Run `read` in a fork; return its result, or RecordsError if it raises that, dies or is late.
 
-    Returns RecordsError also if the fork dies or exceeds `limit_s`. Raises DataError for any other
-    exception of `read`.
+    Raises DataError for any other exception of `read`.
     """
     ours, forks = Pipe(duplex=False)
     pid = os.fork()
@@ -369,7 +365,7 @@ def read_in_fork(read: Callable[[], _RecordHalves], limit_s: float) -> _RecordHa
         if not ours.poll(limit_s):
             raise EOFError
         return _taken_over(ours)
-    except (EOFError, OSError):  # the latter at the end of a message that is cut off
+    except (EOFError, OSError):  # OSError: a truncated message
         return RecordsError("reading them did not end as it should")
     except MemoryError:
         return RecordsError("they take more memory than there is")

@@ -78,7 +78,6 @@ def _unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> Iter
 
 
 def wanted(conditions: Conditions) -> dict[str, Any]:
-    """Return the owner's conditions by key, in the order of `unmet`."""
     unshown = {"metered_interfaces"}
     asked = conditions.model_dump(mode="json", exclude=unshown, exclude_defaults=True)
     return asked | ({"command": conditions.command[0]} if conditions.command else {})
@@ -122,8 +121,6 @@ class Presence:
 
 
 class BoxSensors:
-    """Sensors of this machine, by psutil, NetworkManager and systemd-logind."""
-
     def battery(self) -> tuple[float, bool] | None:
         """Return charge in percent and whether the box is plugged in (True if unknown)."""
         read = getattr(psutil, "sensors_battery", None)  # missing in psutil on some systems
@@ -131,7 +128,6 @@ class BoxSensors:
         return (found.percent, found.power_plugged is not False) if found else None
 
     def in_use(self) -> bool:
-        """Ask logind; else return whether a terminal was recently touched."""
         login = "org.freedesktop.login1"
         hint = _bus(login, "/org/freedesktop/login1", f"{login}.Manager", "IdleHint")
         if hint in ("true", "false"):
@@ -160,7 +156,6 @@ class BoxSensors:
         return max((one.current for chip in chips for one in chip), default=None)
 
     def load(self) -> float:
-        """Return the one-minute load average per logical core."""
         return float(psutil.getloadavg()[0]) / (psutil.cpu_count() or 1)
 
     def minute_of_day(self) -> int:

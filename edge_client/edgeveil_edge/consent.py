@@ -92,7 +92,7 @@ def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> 
     if schema is None:
         read = {} if "*" in allowed else {"*": "every column there is, since it has no schema"}
     elif schema.columns is None:
-        return ""  # pictures have none
+        return ""  # pictures have no columns
     else:
         named = [*(name for one in schema.columns for name in one.names), schema.label.column or ""]
         named_by_job = None if header else schema.header
@@ -111,7 +111,6 @@ def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> 
 
 
 def too_few(policy: Policy, selected: int) -> PrivacyError | None:
-    """Return an error if the round selects fewer devices than the policy demands."""
     if selected >= policy.min_devices:
         return None
     return PrivacyError(

@@ -1,9 +1,8 @@
 """Local control socket of a running device: one line of JSON each way, mode 0600.
 
-    {"command": "pause"}  ->  {"state": "paused", …}
+    {"command": "pause"}  ->  {"state": "paused", …} or {"error": …}
 
-`pause`, `resume` and `status` return the device's new state, `page` an address for one log-in;
-anything else returns `{"error": …}`.
+`pause`, `resume` and `status` return the new state, `page` an address for one log-in.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ Obey = Callable[[str], Awaitable[dict[str, Any]]]
 
 
 class ControlSocket(AnswerSocket):
-    """Server side; `obey` executes one of COMMANDS and returns the state."""
-
     def __init__(self, state_dir: Path, obey: Obey) -> None:
         super().__init__(state_dir / CONTROL_FILE, self._on_request, ASKED_BYTES)
         self._obey = obey

@@ -61,8 +61,6 @@ _LINES = {
 
 @dataclass
 class _OpenedRound:
-    """Content of a round's package; `tensors` and `model` are freed on use."""
-
     blob: bytes  # digest of the sealed package
     membership: bytes
     tensors: bytes = b""
@@ -317,7 +315,6 @@ class DeviceHost:
         return machine.Installation()
 
     def warm_up(self) -> None:
-        """Load what rounds will need; roll back from a damaged release."""
         try:
             self.releases.current()
         except DataError as error:

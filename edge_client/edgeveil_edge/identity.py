@@ -22,15 +22,11 @@ BEFORE_FILE = "opening-before.key"  # kept until the new key opened something
 
 @dataclass(frozen=True)
 class DeviceIdentity:
-    """Secrets of one device.
+    """Secrets of one device: identity, decryption and record split."""
 
-    `signing` is its identity (Ed25519), `opening` decrypts data sealed to it (HPKE X25519), and
-    `split_key` (32 bytes) assigns each record to the training or the evaluation half.
-    """
-
-    signing: SigningKey = field(repr=False)
-    opening: OpeningKey = field(repr=False)
-    split_key: bytes = field(repr=False)
+    signing: SigningKey = field(repr=False)  # identity, Ed25519
+    opening: OpeningKey = field(repr=False)  # HPKE X25519
+    split_key: bytes = field(repr=False)  # 32 bytes; splits training and evaluation records
     opening_before: OpeningKey | None = field(repr=False, default=None)
 
     @property
@@ -100,10 +96,10 @@ class DeviceIdentity:
 
 
 def renew_opening(state_dir: Path) -> OpeningKey:
-    """Replace the opening key in `state_dir`, also a lost one.
+    """Replace the opening key in `state_dir`, also a lost one. Raises UsageError or CryptoError.
 
-    Identity and ledger stay. The previous key still opens until something was opened with the new
-    one. Raises UsageError without an identity, or CryptoError.
+    Identity and ledger stay; the previous key still opens until something was opened with the new
+    one.
     """
     if not (state_dir / IDENTITY_FILE).exists():
         fix = "enrol the device: edgeveil keys"

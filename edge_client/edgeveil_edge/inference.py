@@ -5,9 +5,8 @@
                        names also takes {"record": {"age": 39, …}}
     GET  /v1/model     release in use and its input
 
-Each request checks which release is in use, so an installation or a rollback, also by another
-process, takes effect with the next request. If a release cannot be loaded, the previous one stays
-in service. Runs have a time limit.
+Each request checks which release is in use, so an installation or rollback, also by another
+process, applies from the next request on. If a release cannot be loaded, the previous one serves.
 """
 
 from __future__ import annotations
@@ -160,7 +159,6 @@ class InferenceService:
         return stale if stale and self._stops_stale else model
 
     def _current(self) -> ServedModel | None:
-        """Return the loaded release in use, or the previous one if it cannot be loaded."""
         seen = self._releases.mark()
         if seen == self._seen:
             return self._model

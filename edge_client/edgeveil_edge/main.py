@@ -81,7 +81,7 @@ def run(sites: Sequence[EdgeSite]) -> int:
 
 
 async def _claim(site: EdgeSite, stop: asyncio.Event) -> int:
-    """Enrol with the claim; return 1 if the process is stopped before that."""
+    """Enrol with the claim; return 1 if stopped before that."""
     await first_of(stop, take_up_claim(site))
     LOG.info("stopped" if stop.is_set() else "claimed")
     return int(stop.is_set())
@@ -144,7 +144,7 @@ def _log_failure(done: Future[None]) -> None:
 
 
 class DeviceProcess:
-    """One device on its link; several share a process, its lanes and its computing child."""
+    """Wires and runs one device; several share a process, its lanes and its computing child."""
 
     def __init__(
         self,
@@ -156,7 +156,6 @@ class DeviceProcess:
         say: Callable[[str], None] | None = None,
         sensors: conditions.BoxSensors | None = None,
     ) -> None:
-        """Wire a device; `records`, `say`, `sensors` replace data source, console and sensors."""
         self._folder = OwnFolder(site.state_dir)
         self._lanes, self.site = lanes, site
         self.session: RuntimeLink
@@ -215,7 +214,6 @@ class DeviceProcess:
         return self.runtime
 
     def _buckets(self, device: DeviceRole, topics: Topics) -> list[str]:
-        """Return the topics of its stanzas; none if the broker's profile allows fewer topics."""
         found = topics.buckets(device.identity.sealing_keys)
         most = PROFILES[device.site.broker.profile].subscriptions
         return found if most is None or len(found) + _OWN_TOPICS <= most else []
@@ -259,12 +257,10 @@ class DeviceProcess:
         self.pause(command == "pause")
 
     async def roll_back(self) -> str:
-        """Put the previous release in use and return its version. Raises UsageError."""
         loop, back = asyncio.get_running_loop(), self.device.host.releases.rollback
         return (await loop.run_in_executor(self._lanes.trials, back)).version
 
     def status(self) -> dict[str, Any]:
-        """Return the state for the owner; reads the ledger. Raises PrivacyError if broken."""
         spent = self.spending.own()
         current = self.device.host.releases.current()
         budget = {key: spent.get(key) for key in ("training", "inference", "left", "next_refusal")}

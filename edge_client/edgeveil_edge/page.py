@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 LOOK_S = 2.0
 _WAY_IN = "run edgeveil edge status --page --config FILE at the box"
 _NAME_CHARACTERS = 64
-_REFUSALS_S = 60.0  # between two lines of the log about refused log-ins
-_LOGIN_BYTES = 999  # more than a log-in ever has
+_REFUSALS_S = 60.0  # between two log lines about refused log-ins
+_LOGIN_BYTES = 999  # upper bound of a log-in's body
 SESSION_S = 12 * 3600.0  # in memory only: a restart ends all sessions
 TICKET_S = 60.0
 _MOST_SESSIONS = 32  # and tickets; the oldest is dropped

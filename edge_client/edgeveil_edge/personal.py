@@ -129,8 +129,6 @@ class HeadRecords:
 
 
 class HeadFeatures:
-    """Features that a release computes before its last layer."""
-
     def __init__(self, graph: bytes, head: LinearHead) -> None:
         self._session = open_session(with_output(graph, head.features))
         (given,) = (one for one in self._session.get_inputs() if one.name == "x")
@@ -139,7 +137,6 @@ class HeadFeatures:
         self.schema = schema_in(self._session.get_modelmeta().custom_metadata_map, self._shape)
 
     def of(self, records: Records) -> HeadRecords:
-        """Return features of the usable records. Raises DataError for another shape."""
         fitting = of_shape(records, self._shape)
         x = fitting.x.reshape(len(fitting), *self._shape)
         classes, width = self._head.weight.shape[1], self._head.weight.shape[0]
@@ -246,7 +243,6 @@ def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
 
 
 def _split_share(state_dir: Path, dataset: str) -> float | None:
-    """Return the data set's evaluation share; None before its first job. Raises StorageError."""
     path = state_dir / STORE_FILE
     if not path.exists():
         return None

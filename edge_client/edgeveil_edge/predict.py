@@ -46,11 +46,10 @@ _UNKNOWN: dict[str, None] = {"label": None, "name": None}
 class Predictions:
     """Answers of model `model`: `probabilities` (records, classes).
 
-    A row with NaN or infinity belongs to an unusable record. `classes` are names, `files` the paths
-    of pictures, if any; `given` (records,) are labels found with the records, -1 for none. A
-    regression model has `values` (records,) in the unit of its range `target`, and neither classes
-    nor probabilities; an anomaly model has `scores` (records,): with `alarms`, a score above 1 is
-    an anomaly.
+    A row with NaN or infinity belongs to an unusable record. `given` (records,) are labels found
+    with the records, -1 for none. A regression model has `values` (records,) in the unit of its
+    range `target` instead of probabilities, an anomaly model `scores` (records,); with `alarms`, a
+    score above 1 is an anomaly.
     """
 
     model: str
@@ -105,7 +104,6 @@ class Predictions:
 
     @property
     def errors(self) -> Mapping[str, Any] | None:
-        """`regression_figures` or `anomaly_figures` on the records with a label, if any."""
         if self.given is None:
             return None
         if self.scores is not None:
@@ -176,13 +174,13 @@ class Predictions:
 def predict(
     model: str | Path, records: str | Path | NDArray[Any], *, personal: bool = False
 ) -> Predictions:
-    """Run a released model on records, on this machine.
+    """Run a released model on records, on this machine. Raises DataError or UsageError.
 
     `model` is an ONNX file, or a device's state folder for its release in use. `records` is an
     array (records, …), one record without that axis, or a file: .npz (array `x`), .npy or .csv
     (values only); with a job's schema also .csv and .parquet with names, .png, .jpg, and a folder
-    of pictures, with or without labels. A release that no longer runs is rolled back; `personal`
-    uses the model of `edge personalise`. Raises DataError or UsageError.
+    of pictures. A release that no longer runs is rolled back; `personal` uses the model of `edge
+    personalise`.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -213,7 +211,6 @@ def predict(
 
 
 def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Exception) -> None:
-    """Roll back a release that also fails on made-up records, and raise DataError."""
     if not run_trial(release.path.read_bytes()):
         return
     what = f"does not run any more ({error}); {store.leave_broken()}"
@@ -324,7 +321,6 @@ def _read(file: Path, most: int) -> NDArray[Any]:
 def as_records(
     values: NDArray[Any], shape: tuple[int | None, ...], where: str
 ) -> NDArray[np.float32]:
-    """Reshape values to records of the model's shape. Raises DataError."""
     per_record = int(np.prod([axis or 1 for axis in shape], dtype=np.int64))
     values = _numbers(values, where)
     if None in shape:

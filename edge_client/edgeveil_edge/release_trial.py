@@ -29,7 +29,6 @@ def released_session(graph: bytes, where: str) -> OnnxModel:
 
 @lru_cache(maxsize=4)
 def try_release(onnx: bytes) -> str:
-    """Cache `run_trial` for each model."""
     return run_trial(onnx)
 
 

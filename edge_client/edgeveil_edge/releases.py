@@ -47,7 +47,6 @@ class InstalledRelease:
     expires_s: float = 0.0  # since 1970; 0: never
 
     def stale(self, now_s: float) -> str:
-        """Return a warning if the release expired without renewal, else ""."""
         if not 0 < self.expires_s <= now_s:
             return ""
         since = datetime.fromtimestamp(self.expires_s, UTC)
@@ -143,7 +142,6 @@ class ReleaseStore:
         return self._pointer().on_expired == "stop"
 
     def follow(self, on_expired: str) -> None:
-        """Set the owner's policy for stale releases (`policy.on_expired_release`)."""
         pointer = self._pointer()
         if pointer.on_expired != on_expired:
             pointer.on_expired = on_expired
@@ -155,7 +153,6 @@ class ReleaseStore:
         return file_mark(self.folder / "current.json")
 
     def broke(self, digest: str) -> bool:
-        """Return whether this model was in use and rolled back because it no longer ran."""
         return digest in self._pointer().broken
 
     def current(self) -> InstalledRelease | None:
@@ -170,7 +167,7 @@ class ReleaseStore:
         if len(history) < 2:
             what, fix = "there is no earlier version to go back to", "wait for the next release"
             raise UsageError(what, where=str(self.folder), fix=fix)
-        earlier = self._load(history[-2])  # checked before anything changes
+        earlier = self._load(history[-2])  # verify before any change
         left = self._digest(history.pop())
         pointer.withdrawn.append(left)
         if broken:

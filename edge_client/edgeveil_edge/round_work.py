@@ -50,7 +50,7 @@ from edgeveil_edge.store import (
 _BY_VALUES = "by their values"
 _BY_SCHEMA = "as they are stored"
 MEMORY_BYTES = 1 << 26
-MOST_OVERRUNS = 3  # of a job: answers whose work did not end in its time
+MOST_OVERRUNS = 3  # late answers of a job before it is declined
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
 
 
@@ -259,7 +259,6 @@ class RoundWork:
         return replace(sealed, at_once=late is not None or not price, deposit=deposit)
 
     def _late(self, manifest: Manifest, plan: Plan) -> tuple[tuple[Receipt, bytes], float] | None:
-        """Return the newest update that missed its round (`buffered_rounds`), and its weight."""
         at, job_id, since = manifest.at, manifest.at.job_id.hex(), list[int]()
         for earlier in late_rounds(plan, at.round):
             since.append(earlier.index)
@@ -278,7 +277,7 @@ class RoundWork:
         return None
 
     def dummies(self, manifest: Manifest, round_key: bytes) -> SealedAnswer | NoAnswer:
-        """Seal zeros of an answer's sizes under a random membership; they cost no privacy."""
+        """Seal zeros of an answer's sizes under a random membership; costs no privacy."""
         sizes = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
         why = too_large(self.site, sum(sizes))
         if why:
@@ -291,7 +290,7 @@ class RoundWork:
         return replace(dummies, deposit=self._ledger.deposit())
 
     def _too_often(self, manifest: Manifest, plan: Plan) -> str:
-        """Return a refusal after too many attempts: answers of two attempts could be compared."""
+        # Answers of many attempts at one round could be compared.
         most = 1 + plan.job.round.retries + _FURTHER_ATTEMPTS
         asked = self._store.answered_before(manifest.at)
         return f"this round was answered {asked} times already" * (asked >= most)
@@ -389,7 +388,7 @@ def too_large(site: EdgeSite, upload_bytes: int) -> str:
 
 
 def check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:
-    """Raise PrivacyError unless the computed events cost what the ledger admitted."""
+    """Raise PrivacyError unless the events of the answer match the admitted price."""
     events = [event for part in parts for event in part.events]
     if sorted(map(repr, events)) != sorted(map(repr, price)):
         raise PrivacyError("the answer was made at another price than the job says")

@@ -59,7 +59,6 @@ class Masks:
         return masked_segment(self.vectors[group], array.astype(np.int64), self.seed, check)
 
     def seed_for(self, groups: Sequence[int]) -> bytes:
-        """Return the sealed seed, or b"" if none of the groups is masked."""
         return self.sealed if any(group in self.vectors for group in groups) else b""
 
 

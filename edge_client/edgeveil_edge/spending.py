@@ -85,7 +85,6 @@ def _job(job: str, entry: JobAccount) -> dict[str, Any]:
 
 
 def kinds(entry: JobAccount) -> list[dict[str, Any]]:
-    """Return a job's released events with count and rounds."""
     rounds: dict[Event, list[int]] = {}
     for round, answer in entry.answers.items():
         for event in answer.events:
@@ -112,7 +111,6 @@ class OwnSpending:
         self._plain: dict[str, Any] = {}
 
     def own(self) -> dict[str, Any]:
-        """Return the data set's part of `plain`; empty before its first job."""
         sets = self.plain()["data_sets"]
         return next((one for one in sets if one["name"] == self._dataset), {})
 

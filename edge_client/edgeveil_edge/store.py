@@ -105,7 +105,6 @@ class DeviceStore:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Make all writes inside the block durable at its end, or none."""
         with self._file.transaction():
             yield
 
@@ -121,7 +120,7 @@ class DeviceStore:
                     query = "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
                     db.execute(query, (*structs.astuple(at), *kept))
                     _put_fact(db, "answered", str(put.upload.number))
-                    if not put.dummy:  # dummies show nothing
+                    if not put.dummy:  # dummies get no receipt
                         _add_receipt(db, put)
                 case rounds.OutboxHeld(at=at):
                     db.execute("UPDATE outbox SET held = 1 WHERE job = ?", (at.job_id,))
@@ -219,7 +218,6 @@ class DeviceStore:
             db.executemany("INSERT INTO backbones VALUES (?, ?)", rows)
 
     def job(self, job_id: bytes) -> tuple[bytes, bytes] | None:
-        """Return (canonical job, graph), or None."""
         with self._file.guard() as db:
             row: tuple[bytes, bytes] | None = db.execute(
                 "SELECT canonical, graph FROM jobs WHERE job = ?", (job_id,)

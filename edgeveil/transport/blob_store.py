@@ -49,7 +49,7 @@ def open_store(site: BlobStore | None, state_dir: Path) -> StoreBeside | None:
     if site.bucket is not None:
         return BucketStore(site.bucket, EXPIRES_S)
     served = site.serve
-    if served is None or site.url is None:  # the schema says so
+    if served is None or site.url is None:  # excluded by the schema
         raise UsageError("blobs need a store", fix="add serve or bucket")
     tls = server_context(served.tls.cert_file, served.tls.key_file, None) if served.tls else None
     at = ListenAt(served.host, served.port, tls=tls)

@@ -104,11 +104,11 @@ class MqttLink:
         self.on_message: MessageHandler = on_message or (lambda topic, payload: None)
         self.on_state: StateHandler = on_state or (lambda connected, reason: None)
         self.connections = self.handler_errors = self.received_bytes = 0  # of payloads
-        self.overflows = 0  # sessions ended because more came in than was handled
+        self.overflows = 0  # sessions ended by a full inbox
         self._settings, self._addresses = settings, settings.addresses
         self._took_us: set[BrokerAddress] = set()
         self._reported_refused = False  # that the broker does not allow all topics
-        self._at = 0  # of the addresses: the one in use, or to be tried next
+        self._at = 0  # index of the address in use, or to be tried next
         self._uniform = uniform or secrets.SystemRandom().uniform
         self._protocols = (MQTT_5, MQTT_3_1_1) if settings.protocol == MQTT_5 else (MQTT_3_1_1,)
         self._topics: dict[str, None] = {}  # in the order of subscription

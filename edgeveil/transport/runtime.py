@@ -238,7 +238,9 @@ class Runtime:
                     self._blame(effect.sender or event.sender, effect.reason)
                 made += self._judge_key(event, any(one.reason == "forged" for one in refused))
             effects += made
-            self._note_place(self.machine.at or self._at)  # a job's end still belongs to it
+            self._note_place(
+                self.machine.at or self._at
+            )  # the end of a job is logged with that job
         return effects
 
     def _judge_key(self, event: fx.MessageReceived, forged: bool) -> list[fx.Effect]:
