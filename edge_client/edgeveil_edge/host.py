@@ -51,7 +51,7 @@ _LINES = {
     "failed_work": (True, "work for the cloud failed: {why}"),
     "release_withdrawn": (True, "the cloud withdrew the release that was in use"),
     "model_installed": (False, "the job's final model is in use; try edgeveil predict"),
-    "over_the_broker": (True, "what is large goes over the broker, not beside it: {why}"),
+    "over_the_broker": (True, "large data is sent over the broker instead of out of band: {why}"),
     "trust_changed": (False, "the root's delegations, version {version}, are in use"),
     "uncovered": (True, "job {job}, round {round} is not covered: {why}"),
     "unheard": (True, "the proxy does not answer; has its operator admitted this device?"),
@@ -307,9 +307,9 @@ class DeviceHost:
         self._store.put_fact("answered", str(behind.answered))
         spent = self._ledger.spent()
         self._say(
-            "this state is older than what the proxy knows: a copy of this device has answered, or"
-            " an older state was put back. What was answered since counts here, each job with all"
-            f" that it reserved; spent on '{self.site.data.name}' so far: training: {spent}"
+            "this state is older than the proxy's: a copy of this device has answered, or an older"
+            " state was restored. Later answers are charged here, each job with all that it"
+            f" reserved; spent on '{self.site.data.name}' so far: training: {spent}"
         )
         LOG.warning("behind", extra={"jobs": len(behind.jobs), "whole": behind.whole})
         return machine.Installation()

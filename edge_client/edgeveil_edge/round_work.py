@@ -391,7 +391,7 @@ def check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:
     """Raise PrivacyError unless the events of the answer match the admitted price."""
     events = [event for part in parts for event in part.events]
     if sorted(map(repr, events)) != sorted(map(repr, price)):
-        raise PrivacyError("the answer was made at another price than the job says")
+        raise PrivacyError("the answer's price differs from the job's")
 
 
 # --- checks of the package, and tensors of earlier rounds ---

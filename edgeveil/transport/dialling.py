@@ -225,13 +225,15 @@ def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerErro
         shown = x509.load_pem_x509_certificate(Path(cert_file).read_bytes())
         begins, ends = shown.not_valid_before_utc, shown.not_valid_after_utc
         now = datetime.datetime.now(datetime.UTC)
-        fix = f"ask who keeps the site for a new bundle ({cert_file})"
+        fix = f"ask the site's operator for a new bundle ({cert_file})"
         why = "may be revoked, of an authority that the broker lacks, or early or late by its clock"
         if begins > now:
             why, fix = f"is not yet valid, but from {begins:%Y-%m-%d %H:%M} UTC on", _clock()
         elif ends <= now:
             why, fix = "has ended", f"if that is wrong, {_clock()}; else {fix}"
-        what = f"the broker hung up on our certificate, which holds until {ends:%Y-%m-%d}: it {why}"
+        what = (
+            f"the broker hung up on our certificate, which is valid until {ends:%Y-%m-%d}: it {why}"
+        )
         return BrokerError(what, where=str(address), fix=fix)
     what = "the broker closed the connection without an answer"
     fix = "a broker may also demand a client certificate, or another MQTT version"
@@ -293,7 +295,7 @@ def _explain(error: BaseException, address: BrokerAddress) -> tuple[str, str]:
         fix = (
             "renew it where it has ended; else set the clock of the broker's machine, and see that "
         )
-        fix += "the broker trusts who issued it"
+        fix += "the broker trusts its issuer"
         return f"the broker refuses this party's certificate ({error.reason})", fix
     if isinstance(error, ssl.SSLError):
         fix = f"{_other_scheme(address)}, and that certificate and key are the right ones"

@@ -427,5 +427,5 @@ class MqttConnection(asyncio.Protocol):
 
     def _down(self) -> LinkDown:
         reason = self.lost.result() if self.lost.done() else "connection lost"
-        fix = "what was under way is sent again after the reconnection"
+        fix = "unacknowledged messages are sent again after the reconnection"
         return LinkDown(f"the link is down: {reason}", where=str(self._address), fix=fix)

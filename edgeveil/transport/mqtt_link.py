@@ -312,7 +312,7 @@ class MqttLink:
         self._inbox.put(topic, payload)
         if self._inbox.overfull and self._newest is not None and not self._newest.lost.done():
             self.overflows += 1
-            self._newest.end("inbox overflow: more comes in than is handled")
+            self._newest.end("inbox overflow: messages arrive faster than they are handled")
 
     async def _dispatch(self) -> None:
         handled = 0
