@@ -139,7 +139,7 @@ class ComputeProcess:
         found = self._trials.get(key)
         if found is None:
             self._let_answers_end()
-            with self._alone():
+            with self._exclusive():
                 found = self._trials[key] = self._tried(device, job, trains)
         return found
 
@@ -175,7 +175,7 @@ class ComputeProcess:
 
     def try_release(self, onnx: bytes) -> str:
         self._let_answers_end()
-        with self._alone():
+        with self._exclusive():
             self.start()
             self._send(wire.TryRelease(onnx))
             return self._report("running it", RELEASE_TRIAL_S).refused
@@ -188,7 +188,7 @@ class ComputeProcess:
         if reading in self._read.get(device.name, ()):
             return False
         self._let_answers_end()
-        with self._alone():
+        with self._exclusive():
             began_s, read = self._clock(), False
             with suppress(ProtocolError):
                 self._add_device(device)
@@ -211,7 +211,7 @@ class ComputeProcess:
             raise PrivacyError("only derived noise can be drawn in another process")
         if one.until_s < math.inf:
             self._answers_until_s = max(self._answers_until_s, one.until_s)
-        with self._alone():
+        with self._exclusive():
             return self._answer(device, one, one.noise.to_bytes())
 
     def _let_answers_end(self) -> None:
@@ -281,7 +281,7 @@ class ComputeProcess:
         self._forget_ended()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         """Serialise requests, since a state change would discard a busy worker."""
         try:
             with self._turn:

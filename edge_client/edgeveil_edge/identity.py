@@ -60,7 +60,7 @@ class DeviceIdentity:
         """Load the keys, or generate them (mode 0600). Raises UsageError or CryptoError."""
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _alone(state_dir):
+            with _locked(state_dir):
                 return cls._load_or_create(state_dir)
         except OSError as error:
             what = f"the state folder cannot be used ({error.strerror})"
@@ -112,7 +112,7 @@ def renew_opening(state_dir: Path) -> OpeningKey:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Lock the folder, so that two processes cannot both generate keys."""
     handle = os.open(folder, os.O_RDONLY)
     try:

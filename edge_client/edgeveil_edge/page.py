@@ -100,7 +100,7 @@ class DevicePage:
         own = request.is_same_origin
         if request.method == "POST" and not (own and request.headers.get("x-edgeveil") == "1"):
             return refusal(403, "this was asked for by another page", "reload the device's page")
-        if request.route is not self._login_route and not (own and self._knows(request)):
+        if request.route is not self._login_route and not (own and self._is_logged_in(request)):
             return refusal(401, "not logged in", _WAY_IN)
         return None
 
@@ -109,7 +109,7 @@ class DevicePage:
         """Cookie name, one for each port: browsers keep cookies by host alone."""
         return f"edgeveil-device-{self._server.port}"
 
-    def _knows(self, request: Request) -> bool:
+    def _is_logged_in(self, request: Request) -> bool:
         return self._sessions.get(request.cookie(self._cookie)) is not None
 
     async def _login(self, request: Request) -> Response:
@@ -133,7 +133,7 @@ class DevicePage:
         return Response.of_json({}, headers={"Set-Cookie": cookie_header(self._cookie, "", 0)})
 
     async def _session(self, request: Request) -> Response:
-        return Response.of_json({"logged_in": self._knows(request)})
+        return Response.of_json({"logged_in": self._is_logged_in(request)})
 
     # --- content ---
 
@@ -141,7 +141,7 @@ class DevicePage:
         async def value() -> dict[str, Any]:
             return await asyncio.to_thread(self.state)
 
-        return LiveUpdates(changes(value, LOOK_S, lambda: self._knows(request)))
+        return LiveUpdates(changes(value, LOOK_S, lambda: self._is_logged_in(request)))
 
     def state(self) -> dict[str, Any]:
         """Return all that the page shows. Reads files: not for the event loop's thread."""

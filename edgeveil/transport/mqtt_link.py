@@ -331,8 +331,8 @@ class MqttLink:
     def _note_fault(self, kind: str, error: Exception) -> None:
         self.handler_errors += 1
         if self.handler_errors == 1:
-            what = {"broker": str(self._address), "kind": kind, "error": type(error).__name__}
-            _LOG.error("handler_failed", extra=what)
+            extra = {"broker": str(self._address), "kind": kind, "error": type(error).__name__}
+            _LOG.error("handler_failed", extra=extra)
 
     def _limit_reading(self, wanted: bool) -> None:
         if self._newest is not None:
