@@ -95,7 +95,7 @@ class WorkerNursery:
         """Serve until the pipe closes or a `branch` is idle; return the exit code."""
         code = 0
         while True:
-            if branch and not self._server.jobs and not self._control.poll(IDLE_S):
+            if branch and not self._server.jobs and not self._asked_within(IDLE_S):
                 code = _IDLE_EXIT
                 break
             try:
@@ -110,6 +110,9 @@ class WorkerNursery:
                 break
         self._end()
         return code
+
+    def _asked_within(self, seconds: float) -> bool:
+        return self._control.poll(seconds)
 
     def _change_state(self, raw: bytes) -> None:
         self._control.send_bytes(self._server.change_state(raw))
