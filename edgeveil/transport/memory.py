@@ -86,9 +86,12 @@ class MemoryNet:
                     continue
                 del node.timers[event.name]
             if node.up:
-                for effect in node.machine.handle(event, self.now_s):
-                    self._execute(node, effect)
+                self._step(node, event)
         return True
+
+    def _step(self, node: Node, event: fx.Event) -> None:
+        for effect in node.machine.handle(event, self.now_s):
+            self._execute(node, effect)
 
     def _execute(self, node: Node, effect: fx.Effect) -> None:
         match effect:
