@@ -11,8 +11,8 @@ from edgeveil import plugins
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import DataError, UsageError
 from edgeveil_edge.compute_worker import (
-    ComputeServer,
     AddDevice,
+    ComputeServer,
     ReadRecords,
     encode,
     records_bytes,

@@ -16,7 +16,8 @@ def test_after_a_trial_each_worker_has_the_axes_of_drawn_pictures_from_its_begin
     digest = hashlib.sha256(canonical).digest()
     server = ComputeServer()
     taught = wire.LoadJob(digest, canonical, b"", (), trains=True)
-    assert isinstance(wire.decode_reply(bytes(server.change_state(wire.encode(taught)))), wire.RequestDone)
+    reply = wire.decode_reply(bytes(server.change_state(wire.encode(taught))))
+    assert isinstance(reply, wire.RequestDone)
     axes_of.cache_clear()
     server.change_state(wire.encode(wire.LoadModules((), digest)))
     assert axes_of.cache_info().currsize == 1

@@ -17,7 +17,12 @@ from edgeveil.transport.link import (
     StateHandler,
     Topics,
 )
-from edgeveil.transport.mqtt_link import LONGEST_SILENCE_S, SilenceMonitor, RuntimeLink, link_settings
+from edgeveil.transport.mqtt_link import (
+    LONGEST_SILENCE_S,
+    RuntimeLink,
+    SilenceMonitor,
+    link_settings,
+)
 
 TOPICS = Topics()
 ID = "0123456789abcdef"
@@ -280,7 +285,9 @@ def test_a_peer_that_is_away_costs_ever_fewer_connections(link):
 
 
 def test_a_fleet_does_not_come_at_once():
-    first, last = (SilenceMonitor(SILENCE_S, lambda low, high, at=at: (low, high)[at]) for at in (0, 1))
+    first, last = (
+        SilenceMonitor(SILENCE_S, lambda low, high, at=at: (low, high)[at]) for at in (0, 1)
+    )
     for link in (first, last):
         link.received(0.0)
     assert first.due(SILENCE_S) == "ask"
