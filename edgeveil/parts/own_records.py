@@ -1,4 +1,4 @@
-"""A device's own records: its source, its shard of it, and its two halves."""
+"""Records of one device: reading the source, taking its shard, splitting into two halves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def held_records(data: DataSource, schema: DataSchema | None = None) -> Records:
-    """What a cloud tests models on: records that no device gets, or a file of its own."""
+    """Return the cloud's test records: a share that no device gets, or a separate file."""
     test = source_part(data.source).test
     origin = origin_of(data, schema)
     if test is not None:
@@ -52,10 +52,10 @@ def held_records(data: DataSource, schema: DataSchema | None = None) -> Records:
 def own_records(
     data: DataSource, schema: DataSchema | None = None, limit: RecordLimit | None = None
 ) -> Records:
-    """All records of this device, its shard where set. Raises DataError, UsageError.
+    """Return all records of this device, its shard if set. Raises DataError, UsageError.
 
-    `limit`: records that a schema makes too wide are cut to so many as they are read, by the order
-    of `at_most`, unless records are dealt or held back; without one too many raise RecordsError.
+    `limit` cuts records of a schema while they are read, in the order of `at_most`, unless records
+    are dealt or held back. By default there is no limit, and too many records raise RecordsError.
     """
     shard, origin = data.shard, origin_of(data, schema)
     if shard is None:
@@ -82,8 +82,10 @@ def dealt_records(
     seed: int,
     classes: int | None = None,
 ) -> tuple[Records, Shares]:
-    """A whole data set as its devices hold it, and each device's indices; published ones by index,
-    an owner's by each record. Cached for the devices of one process."""
+    """Return a whole data set as its devices hold it, and each device's indices.
+
+    Published sets are dealt by index, owners' records by each record's hash. Cached for simulated
+    devices of one process."""
     records = devices_records(source, origin)
     if not brings_its_test(source):
         return deal_own(records, devices, rule, seed, classes)
@@ -92,7 +94,7 @@ def dealt_records(
 
 
 def devices_records(source: str, origin: Origin) -> Records:
-    """All records but those that are held back for the cloud. Raises DataError, UsageError."""
+    """Return all records except those held back for the cloud. Raises DataError, UsageError."""
     if origin.test_share is None or brings_its_test(source):
         return load_records(source, origin)
     return _halves(source, origin)[0]
@@ -112,8 +114,10 @@ def device_records(
     schema: DataSchema | None = None,
     most: int | None = None,
 ) -> tuple[Records, Records]:
-    """(training, evaluation) records of this device: disjoint, the same at every start and for
-    every schema. `most`: see `own_records`."""
+    """Return (training, evaluation) records of this device.
+
+    The halves are disjoint and the same at every start and for every schema. `most` as in
+    `own_records`."""
     limit = None if most is None else RecordLimit(most, split_key)
     return halves(own_records(data, schema, limit), split_key, evaluation_share)
 
@@ -126,8 +130,9 @@ def halves(records: Records, split_key: bytes, share: float) -> tuple[Records, R
 def at_most(
     training: Records, evaluation: Records, most: int, split_key: bytes
 ) -> tuple[Records, Records]:
-    """The halves, without the records that rank last by HMAC-SHA256 where there are more than
-    `most`: one record more takes the place of another."""
+    """Return the halves cut to `most` records together, ranked by HMAC-SHA256 of each record.
+
+    Adding one record thus displaces at most one other."""
     if len(training) + len(evaluation) <= most:
         return training, evaluation
     chosen = kept_places((training.places, evaluation.places), most, split_key)
@@ -135,8 +140,9 @@ def at_most(
 
 
 def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
-    """The records, if they have as many values as `input_shape`, else DataError. An empty list,
-    stored as (0, 0), fits any shape."""
+    """Return `records`; raises DataError unless each has as many values as `input_shape`.
+
+    An empty list, stored as (0, 0), fits any shape."""
     shape = records.x.shape[1:]
     if math.prod(shape) == math.prod(input_shape):
         return records

@@ -1,5 +1,4 @@
-"""Aggregation rules: one array per segment of a round, out of many uploads; and what rules
-share that choose k uploads by a score."""
+"""Aggregation rules: many uploads to one array per segment, and shared code of choosing rules."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ from edgeveil.privacy.selection_mechanism import exponential_mechanism, selectio
 Segments = Mapping[str, Sequence[NDArray[np.generic]]]
 Combined = dict[str, NDArray[np.float64]]
 Score = Callable[[Mapping[str, NDArray[np.generic]]], int]
-"""How many of the validation records the model of one upload gets right."""
+"""Number of validation records that the model of one upload classifies correctly."""
 
-BLOCK_BYTES = 64 << 20  # of all uploads side by side; what is not in memory is opened per block
+BLOCK_BYTES = 64 << 20  # of all uploads' values in one block
 
 
 class RuleParameters(BaseModel):
-    """What every rule's `aggregation` block says."""
+    """Base of every `aggregation` block."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
@@ -46,8 +45,9 @@ class RuleParameters(BaseModel):
 
 @dataclass(frozen=True)
 class Uploads:
-    """The finite uploads of one round: per name the devices' arrays, opened anew at every look.
-    `aim` is None for sums over records; `score` is set for rules that ask for it."""
+    """The finite uploads of one round: per name the devices' arrays, opened anew at every access.
+
+    `aim` is None for sums over records; `score` is set for rules with `validation_records`."""
 
     segments: Segments
     aim: Aim | None = None
@@ -56,12 +56,11 @@ class Uploads:
 
 
 class AggregationRule:
-    """One way to combine uploads; sees no device and no order of arrival.
+    """One way to combine uploads, without access to devices or order of arrival.
 
-    `sums`: also defined on sums over records, as `fm` uploads them; other rules leave these to the
-    mean. `whole`: compares whole uploads, so a round has one segment. `validation_records`: number
-    of the cloud's own records that score uploads.
-    """
+    `sums`: also defined on sums over records, as of `fm`; for other rules these are averaged.
+    `whole`: compares whole uploads, so a round has one segment. `validation_records`: number of the
+    cloud's own records that score uploads, 0 by default."""
 
     sums = False
     whole = False
@@ -72,15 +71,15 @@ class AggregationRule:
 
     @property
     def least(self) -> int:
-        """Fewest uploads that can be combined."""
+        """Fewest uploads that can be combined; 1 by default."""
         return 1
 
     def counted(self, uploads: int) -> int:
-        """Number of uploads whose mean has as much noise as the result, at most `uploads`."""
+        """Return the number of uploads whose mean would be as noisy as the result."""
         return uploads
 
     def combine(self, uploads: Uploads) -> Combined:
-        """Per segment one array of its shape, float64."""
+        """Return per segment one float64 array of its shape."""
         raise NotImplementedError
 
 
@@ -93,9 +92,9 @@ class AggregationPart(BlockPart):
 
     rule: type[Any]
     of_groups: bool = False
-    """It can combine the means of groups of uploads, where no single one is seen."""
+    """Can combine means of groups of uploads, without single ones."""
     adds_up: bool = False
-    """It asks for `mean` of all uploads and looks at none: they are added up as they are opened."""
+    """Needs only the mean: uploads are added up as they are opened."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def mean_of(segments: Segments, indices: Sequence[int]) -> Combined:
 def blocks(
     arrays: Sequence[NDArray[np.generic]],
 ) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Slices of values and all uploads there (uploads, values), `BLOCK_BYTES` at most."""
+    """Yield slices of values with all uploads' values there (uploads, values), ≤ `BLOCK_BYTES`."""
     size = np.asarray(arrays[0]).size
     width = max(1, BLOCK_BYTES // (8 * len(arrays)))
     for start in range(0, size, width):
@@ -169,7 +168,7 @@ class ChoosingRule(AggregationRule):
 
 
 def best(scores: NDArray[np.generic], k: int, random_bytes: RandomBytes) -> list[int]:
-    """The indices of the k largest scores (n,); among equal ones chance decides, not order."""
+    """Return the indices of the k largest scores (n,); ties are broken at random, not by order."""
     ties = np.frombuffer(random_bytes(8 * len(scores)), "<u8")
     return sorted(np.lexsort((ties, -scores.astype(np.float64)))[:k].tolist())
 
@@ -177,8 +176,9 @@ def best(scores: NDArray[np.generic], k: int, random_bytes: RandomBytes) -> list
 def drawn(
     scores: Int64, k: int, sensitivity: int, epsilon: Fraction, random_bytes: RandomBytes
 ) -> list[int]:
-    """k indices without replacement, each draw with P(i) ∝ exp(ε·score_i / (2·sensitivity)),
-    `epsilon` for one draw. Exact: scores are integers."""
+    """Return k indices, drawn without replacement by P(i) ∝ exp(ε·score_i / (2·sensitivity)).
+
+    `epsilon` is for one draw. Exact, since scores are integers."""
     left = list(range(len(scores)))
     for _ in range(k):
         event = selection_event("aggregation", len(left), sensitivity, epsilon)
@@ -188,7 +188,7 @@ def drawn(
 
 
 class AveragingParameters(RuleParameters):
-    """The `aggregation` block of `fedavg` and of the rules that bear poisoned uploads."""
+    """The `aggregation` block of `fedavg` and the robust rules."""
 
     name: Literal["fedavg", "krum", "trimmed_mean", "median"] = "fedavg"
     """Which rule; `edgeveil methods` tells of each."""
@@ -204,8 +204,7 @@ class AveragingParameters(RuleParameters):
 
 
 class FedAvg(AggregationRule):
-    """Equal-weight averaging (McMahan et al. 2017). Weights by record count would reveal the
-    counts."""
+    """Equal-weight mean (McMahan et al. 2017); weights by record count would reveal the counts."""
 
     sums = True
 

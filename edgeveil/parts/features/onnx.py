@@ -1,4 +1,4 @@
-"""A frozen backbone as an ONNX file: parameters, file, map, inlining, and matching by digest."""
+"""A frozen backbone as an ONNX file: parameters, map, inlining, and matching by digest."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ from edgeveil.subnormals import flushed
 
 
 class OnnxParameters(MapParameters):
-    """An `onnx` entry of a job's `features`. A sent job names the digest and form alone, so that a
-    device can price it before it has the backbone."""
+    """An `onnx` entry of a job's `features`; a sent job has digest and form, enough for a price."""
 
     name: Literal["onnx"]
     """A frozen ONNX model whose output, at unit norm, is the features."""
@@ -74,8 +73,10 @@ def _facts(given: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class OnnxMap:
-    """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 where not finite. One record a run,
-    at an aligned address, in one thread, so that ONNX Runtime gives the same in any batch."""
+    """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 if not finite.
+
+    One record per run, at an aligned address, in one thread: ONNX Runtime's result is then
+    independent of the batch."""
 
     name = "onnx"
 
@@ -100,7 +101,7 @@ class OnnxMap:
         shape = (1, *self.parameters.input_form)
         with np.errstate(over="ignore"):
             scaled = rows / np.float32(self.parameters.input_scale)
-        record = aligned(np.zeros(shape, np.float32))  # one place for all: as `run` would copy each
+        record = aligned(np.zeros(shape, np.float32))  # reused: `run` would copy each record
         for index in np.flatnonzero(valid):
             record[...] = scaled[index].reshape(shape)
             features = backbone.run(record)
@@ -116,7 +117,7 @@ class OnnxMap:
         return graph.unit_rows(graph.add("Flatten", output, axis=1))
 
     def graph(self) -> bytes:
-        """The backbone; DataError if it is missing or not what the job says."""
+        """Return the backbone. Raises DataError if missing or different from the job's."""
         p = self.parameters
         if self._graph is None and p.file is not None:
             self._graph = read_backbone(Path(p.file))
@@ -136,20 +137,20 @@ Float32 = NDArray[np.float32]
 
 
 def cached_backbone(name: str) -> Path:
-    """Path of this user's copy of a backbone that EdgeVeil trains, present or not."""
+    """Return the path of this user's copy of a backbone trained by EdgeVeil, present or not."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "edgeveil" / "backbones" / f"{name}.onnx"
 
 
 def backbone_path(file: str, folder: Path) -> Path:
-    """The file that a job's `file` means: a cached backbone's name, or a path from `folder`."""
+    """Return the path of `file`: a cached backbone's name, or relative to `folder`."""
     if file in CACHED:
         return cached_backbone(file)
     return (folder / Path(file).expanduser()).resolve()
 
 
 def read_backbone(path: Path) -> bytes:
-    """The file's bytes. Raises DataError if it cannot be read or is too large."""
+    """Return the file's bytes. Raises DataError if unreadable or too large."""
     try:
         with path.open("rb") as file:
             graph = file.read(MAX_BACKBONE_BYTES + 1)
@@ -184,9 +185,8 @@ class Form:
 class Backbone:
     """One backbone under ONNX Runtime.
 
-    Raises DataError unless it is plain layers (`check_graph`) with one float32 input and output, a
-    batch axis of 1 or any size first, and gives features for zeros.
-    """
+    Raises DataError unless the graph has only plain layers (`check_graph`), one float32 input and
+    output, a first (batch) axis that is 1 or free, and features for zeros."""
 
     def __init__(self, graph: bytes) -> None:
         check_size(graph)
@@ -206,7 +206,7 @@ class Backbone:
         self.form = Form(tuple(rest), int(blank.size))
 
     def run(self, record: Float32) -> Float32 | None:
-        """Features (d,) of one record (1, *input_shape); None where the run fails."""
+        """Return features (d,) of one record (1, *input_shape); None if the run fails."""
         try:
             found = run_session(self._session, self._output, {self._input: aligned(record)})
         except Exception:  # ONNX Runtime's own exceptions have no common root
@@ -236,8 +236,9 @@ _TOLERANCE = 1e-3
 
 
 def inline(backbone: bytes, graph: NodeList, x: str) -> str:
-    """Add `backbone` to `graph`, fed by the tensor `x`; returns its output's name. DataError where
-    it cannot be converted to opset 17."""
+    """Add `backbone` of tensor `x` to `graph` and return its output's name.
+
+    Raises DataError if the conversion to opset 17 fails."""
     import onnx
     from onnx import version_converter
 
@@ -274,8 +275,9 @@ def inline(backbone: bytes, graph: NodeList, x: str) -> str:
 
 @lru_cache(maxsize=4)
 def check_batches(backbone: bytes) -> None:
-    """Raise DataError unless the inlined graph gives several records what each gets alone: one
-    exported for a single record may hold its shape in constants."""
+    """Raise DataError unless the inlined graph treats a batch as its records one by one.
+
+    A graph exported for a single record may hold its shape in constants."""
     alone: Backbone = opened(backbone)
     shape = alone.form.input_shape
     parts = NodeList()
@@ -304,7 +306,7 @@ _ARTIFACTS = "backbones and weights"
 
 
 def backbone_digests(entries: Iterable[Any]) -> tuple[str, ...]:
-    """SHA-256 (hex) of each backbone that `entries` of a job's features name, once."""
+    """Return the distinct SHA-256 digests (hex) of the backbones in `entries`."""
     named = (entry.sha256 for entry in entries if isinstance(entry, OnnxParameters))
     return tuple(dict.fromkeys(named))
 
@@ -319,7 +321,7 @@ def read_backbones(entries: Iterable[Any]) -> dict[str, bytes]:
 
 
 def match_artifacts(wanted: Iterable[str], given: Iterable[bytes]) -> dict[str, bytes]:
-    """`given` by digest; DataError unless exactly the `wanted` ones."""
+    """Return `given` by digest. Raises DataError unless these are exactly `wanted`."""
     found, digests = {sha256_hex(one): one for one in given}, tuple(wanted)
     if sum(map(len, found.values())) > MAX_BACKBONE_BYTES:
         raise DataError(f"have more than {MAX_BACKBONE_BYTES} bytes together", where=_ARTIFACTS)
@@ -336,7 +338,7 @@ def match_artifacts(wanted: Iterable[str], given: Iterable[bytes]) -> dict[str, 
 
 
 def check_backbones(entries: Iterable[Any], artifacts: Artifacts) -> None:
-    """Open each backbone. Raises DataError unless it is plain layers of the form the job says."""
+    """Raise DataError unless each backbone has plain layers and the job's form."""
     for entry in entries:
         if isinstance(entry, OnnxParameters):
             OnnxMap(entry, artifacts.get(entry.sha256)).graph()

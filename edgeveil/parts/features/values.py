@@ -1,5 +1,6 @@
-"""The values of a record at a norm of 1 at most (`identity`), or a ReLU of a public random
-projection of them (`random`; Rahimi and Recht 2008; Cho and Saul 2009, degree 1)."""
+"""Feature maps of plain values: `identity`, and `random`, a ReLU of a public random projection.
+
+`random`: Rahimi and Recht 2008; Cho and Saul 2009, degree 1."""
 
 from __future__ import annotations
 
@@ -66,8 +67,7 @@ class IdentityParameters(MapParameters):
 
 
 class Identity:
-    """φ(x) = u/‖u‖ for u = x/input_scale + shift, or x from its ranges to [-1, 1]; norm `bounded`:
-    u/√d, u clipped to [-1, 1]."""
+    """φ(x) = u/‖u‖, u = x/input_scale + shift or `ranges` to [-1, 1]; `bounded`: clip(u, ±1)/√d."""
 
     name = "identity"
 
@@ -124,7 +124,7 @@ class Identity:
         if self.parameters.norm == "unit":
             return graph.unit_rows(rows)
         below = graph.add("Min", graph.add("Max", rows, graph.number(-1.0)), graph.number(1.0))
-        # What is no number stays none: Max and Min may put a bound in its place.
+        # Keep NaN, which Max and Min may replace by a bound.
         kept = graph.add("Add", below, graph.add("Mul", rows, graph.number(0.0)))
         return graph.add("Div", kept, graph.number(math.sqrt(width)))
 
@@ -138,8 +138,9 @@ _BITS_SET = np.array([value.bit_count() for value in range(256)], np.uint8)
 
 @lru_cache(maxsize=4)
 def projection(seed: int, values: int, dimension: int) -> Int64:
-    """The public matrix (values, dimension) of integers, nearly N(0, 4²): ones in 64 bits of
-    SHAKE-256, less 32."""
+    """Return the public matrix (values, dimension) of integers, nearly N(0, 4²).
+
+    An entry is the number of ones in 64 bits of SHAKE-256, less 32."""
     label = f"edgeveil/v1/random-features/{seed}/{values}/{dimension}".encode()
     bits = hashlib.shake_256(label).digest(values * dimension * ENTRY_BYTES)
     ones = _BITS_SET[np.frombuffer(bits, np.uint8)].reshape(-1, ENTRY_BYTES).sum(1, dtype=np.int64)
@@ -149,8 +150,9 @@ def projection(seed: int, values: int, dimension: int) -> Int64:
 
 
 class RandomRelu:
-    """φ(x) = h/‖h‖ for h = max(0, Wᵀu), u = x/input_scale + shift clipped to [-1, 1]. With u in
-    steps of 2**-20 and |W| <= 32 a product of 2**24 values stays below 2**49: exact."""
+    """φ(x) = h/‖h‖ for h = max(0, Wᵀu), u = x/input_scale + shift clipped to [-1, 1].
+
+    With u in steps of 2**-20 and |W| <= 32, a product of 2**24 values stays below 2**49: exact."""
 
     name = "random"
 

@@ -1,14 +1,13 @@
-"""What is usual, as the directions that records vary in; the rest is a residual (`pca_residual`).
+"""Anomaly detection by the residual of a PCA of normal records (`pca_residual`).
 
 Per record, add/remove, proven. Devices release the noised sum of their bounded features, then that
-of the centred products (Analyze Gauss, Dwork et al. 2014): exact integer sums of norm 1 a record,
+of the centred products (Analyze Gauss, Dwork et al. 2014): exact integer sums of norm 1 per record,
 priced as those of `fm` (`docs/privacy.md`, "The sums of `pca_residual`"). Records labelled
 anomalous are in no sum.
 
-With λᵢ, vᵢ of the noised covariance, direction i counts by wᵢ = r/(max(λᵢ, 0) + r), r the noise
-level: r times the squared Mahalanobis distance with a ridge. `keep` gives 0 to the leading
-directions and 1 to the others (Jackson and Mudholkar 1979).
-"""
+With λᵢ, vᵢ of the noised covariance, direction i has the weight wᵢ = r/(max(λᵢ, 0) + r), r the
+noise level: r times the squared Mahalanobis distance with a ridge. `keep` gives 0 to the leading
+directions and 1 to the others (Jackson and Mudholkar 1979)."""
 
 from __future__ import annotations
 
@@ -42,9 +41,9 @@ from edgeveil.privacy.gaussian_mechanism import shared_gaussian
 from edgeveil.privacy.grid import Int64
 
 PRODUCTS = "products"  # the segment of a training round
-CENTRE_SHARE = 0.05  # of the budget, of μ², for the sum of the features; the products get the rest
+CENTRE_SHARE = 0.05  # of μ² for the sum of the features; the products get the remainder
 RIDGE = 0.1  # r, as a multiple of the noise level in the averaged products
-LEAST_RIDGE = 1e-3  # of the mean λ: r where there is hardly any noise
+LEAST_RIDGE = 1e-3  # lower bound on r, as a multiple of the mean λ
 
 Count = Annotated[int, Field(ge=1, le=1 << 22)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -66,14 +65,14 @@ class PcaResidualParameters(MethodParameters):
     null: each counts by how much records vary in it."""
 
     def kept(self, d: int) -> int | None:
-        """How many of d directions do not count; None: each counts by its variance."""
+        """Return how many of d directions get weight 0; None for weights by variance."""
         if self.keep is None or isinstance(self.keep, int):
             return self.keep
         return max(1, round(self.keep * d))
 
 
 def budget(parameters: PcaResidualParameters, context: MethodContext) -> fm_sums.Budget:
-    """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
+    """Return noise for which all answers of a device are (ε, δ)-DP per record; see `settled`."""
     times, d = min(context.max_participations, parameters.rounds), context.dimension
     products = fm_sums.products_sum("sum of products of centred features", d)
     released = {CENTRE: fm_sums.features_sum(d), TRAIN: products}
@@ -90,7 +89,7 @@ def budget(parameters: PcaResidualParameters, context: MethodContext) -> fm_sums
 
 
 class PcaResidualDevice(FmDevice):
-    """Releases its sums as `fm` does."""
+    """Device half, which releases sums as `fm` does."""
 
     def __init__(self, parameters: PcaResidualParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
@@ -116,13 +115,13 @@ class PcaResidualDevice(FmDevice):
         noised_sum: NDArray[np.generic],
         processor: str = "auto",
     ) -> Mapping[str, Array]:
-        """The segment: float32, or where uploads are summed the integers themselves."""
+        """Return the segment: float32, or if summed the integers."""
         name = PRODUCTS if round.phase == TRAIN else CENTRE
         return {name: noised_sum if self.context.summed else noised_sum.astype(np.float32)}
 
 
 class PcaResidualCloud(CloudMethod):
-    """State: `centre` (d,) float32; `products` (d(d+1)/2,) float64, summed over `uploads` (1,)."""
+    """Cloud half; state: `centre` (d,) float32, `products` (d(d+1)/2,) float64, `uploads` (1,)."""
 
     def __init__(self, parameters: PcaResidualParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
@@ -154,7 +153,6 @@ class PcaResidualCloud(CloudMethod):
     def absorb(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """State after a round; `mean` has the segments' names and shapes, any float type."""
         new = {name: np.asarray(value) for name, value in state.items()}
         step = 2.0 ** -self.budget.grid_bits(round.phase) / self.context.nominal_records
         if round.phase != TRAIN:
@@ -166,7 +164,7 @@ class PcaResidualCloud(CloudMethod):
         return new
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        """`centre` (d,) and `residual` (d, d), float32."""
+        """Return `centre` (d,) and `residual` (d, d), float32."""
         d, uploads = self.context.dimension, max(1, int(np.asarray(state["uploads"])[0]))
         covariance = fm_sums.symmetric(state[PRODUCTS].astype(np.float64) / uploads, d)
         values, vectors = np.linalg.eigh(covariance)
@@ -178,7 +176,7 @@ class PcaResidualCloud(CloudMethod):
         }
 
     def _weights(self, values: NDArray[np.float64], uploads: int) -> NDArray[np.float64]:
-        """By how much each direction counts (d,), of its variance, the least first."""
+        """Return the weight (d,) of each direction, in ascending order of variance."""
         kept = self.parameters.kept(len(values))
         if kept is not None:
             return (np.arange(len(values)) < len(values) - kept).astype(np.float64)
@@ -186,8 +184,9 @@ class PcaResidualCloud(CloudMethod):
         return np.asarray(ridge / np.maximum(values + ridge, np.finfo(np.float64).tiny))
 
     def ridge_level(self, uploads: int) -> float:
-        """r from the noise in the mean of `uploads` devices: the operator norm to expect of a
-        symmetric matrix of it, 2√d·σ, σ off its diagonal."""
+        """Return r from the noise in the mean of `uploads` devices.
+
+        r is the expected operator norm of a symmetric noise matrix, 2√d·σ, σ off its diagonal."""
         sigma = math.sqrt(self.budget.noise_variance(TRAIN))
         scale = self.context.nominal_records * math.sqrt(uploads)
         return self.ridge * 2 * math.sqrt(self.context.dimension) * sigma / scale

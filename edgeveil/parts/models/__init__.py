@@ -18,8 +18,9 @@ MODELS = TABLE = PartTable(__name__, ModelPart)
 def build_network(
     parameters: ModelParameters, input_shape: Shape, classes: int, artifacts: Artifacts = NONE
 ) -> Network:
-    """The network of a `model` block; `artifacts` holds packed state_dicts by SHA-256 (hex). Raises
-    DataError for records it does not take, and for adapters that fit no weight."""
+    """Return the network of a `model` block; `artifacts` holds packed state_dicts by SHA-256 (hex).
+
+    Raises DataError for unsupported records, and for adapters that fit no weight."""
     network = MODELS[parameters.name].build(parameters, input_shape, classes)
     network.weights  # noqa: B018 - shapes are checked here
     if parameters.state_dict is None:
@@ -34,12 +35,12 @@ def build_network(
 
 
 def python_function(parameters: ModelParameters | None) -> str | None:
-    """The `module:function` of Python code that a `model` block names, None without any."""
+    """Return the `module:function` of Python code in a `model` block, None by default."""
     if parameters is None or not parameters.runs_python:
         return None
     return str(getattr(parameters, "function", ""))
 
 
 def runs_python(parameters: ModelParameters | None) -> bool:
-    """Whether a `model` block names Python code, which runs only where it is allowed."""
+    """Return whether a `model` block names Python code, which needs permission to run."""
     return parameters is not None and parameters.runs_python

@@ -15,7 +15,7 @@ Width = Annotated[int, Field(ge=1, le=8192)]
 
 
 class NetworkParameters(ModelParameters):
-    """The `model` block of the networks that EdgeVeil brings."""
+    """The `model` block of the built-in networks."""
 
     name: Literal["mlp", "mlp_300_100", "autoencoder", "cnn", "lenet", "alexnet", "resnet20"] = (
         "mlp"
@@ -40,7 +40,7 @@ def build(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Ne
 
 
 def build_autoencoder(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
-    """d - hidden… - code - …hidden - d; of nothing but records, so `classes` says nothing."""
+    """Return d - hidden… - code - …hidden - d; `classes` is unused."""
     layers: list[tuple[str, Layer]] = [("flat", Flatten())]
     for number, width in enumerate(parameters.hidden, start=1):
         layers += [(f"encoder{number}", Dense(width)), (f"relu{number}", Relu())]
