@@ -49,9 +49,7 @@ class Verdict:
 
 
 def check(part: Part) -> list[Verdict]:
-    """Return the verdicts of all laws of the part's family; an exception counts as a violation.
-
-    A part with an invalid example gets that one verdict."""
+    """Return the verdicts of the laws of the part's family, or of an invalid example alone."""
     if isinstance(part, BlockPart) and (wrong := its_example_is_one_of_its_blocks(part)):
         return [Verdict("its example is one of its blocks", wrong)]
     found = []
@@ -92,7 +90,7 @@ def its_example_is_one_of_its_blocks(part: BlockPart) -> str:
 
 
 class Opened(Sequence[NDArray[np.float32]]):
-    """Arrays created anew at each access, as those of a large batch are opened."""
+    """Arrays created anew at each access."""
 
     def __init__(self, count: int, size: int) -> None:
         self.length, self.size = count, size
@@ -112,7 +110,6 @@ def _rule(part: Any) -> tuple[AggregationRule, int]:
 
 
 def _combined(rule: AggregationRule, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the aggregate of one layer's uploads, around random weights."""
     weights = np.random.default_rng(0).normal(size=np.asarray(arrays[0]).shape).astype(np.float32)
     found = rule.combine(
         Uploads(
@@ -161,7 +158,6 @@ def it_works_with_the_fewest_uploads_it_asks_for(part: Any) -> str:
 
 
 def it_counts_no_more_uploads_than_there_are(part: Any) -> str:
-    """Check `counted`, from which the noise of the result is computed."""
     rule, _ = _rule(part)
     wrong = [n for n in range(rule.least, 40) if not 1 <= rule.counted(n) <= n]
     return f"counted({wrong[0]}) is {rule.counted(wrong[0])}" if wrong else ""
@@ -174,7 +170,6 @@ def the_largest_numbers_stay_finite(part: Any) -> str:
 
 
 def a_batch_is_never_in_memory_as_a_whole(part: Any) -> str:
-    """Require less memory than the batch, whose arrays are opened at every access."""
     rule, _ = _rule(part)
     count, size = max(40, rule.least), 1 << 21
     whole = count * 4 * size
@@ -200,7 +195,6 @@ def _pictures(count: int) -> NDArray[np.float32]:
 
 
 def features_are_finite_and_of_norm_at_most_one(part: Any) -> str:
-    """Check the bound that every sensitivity relies on, for any content of a record."""
     if (phi := _map(part)) is None:
         return ""
     x = _pictures(6)
@@ -226,7 +220,6 @@ def a_records_features_do_not_depend_on_the_batch(part: Any) -> str:
 
 
 def the_graph_gives_what_the_map_gives(part: Any) -> str:
-    """Compare the map with its ONNX graph, which devices run. Needs onnx and onnxruntime."""
     phi = _map(part)
     return "" if phi is None else graph_fault(phi, _pictures(5))
 
@@ -320,7 +313,7 @@ def whatever_the_records_an_answer_has_its_public_form_and_price(part: Any) -> s
 
 
 def one_stream_of_chance_gives_one_answer(part: Any) -> str:
-    """Require determinism: a device that answers again must not draw fresh noise."""
+    """Require determinism: a repeated answer must not draw fresh noise."""
     first, second = ([a.segments for _, _, a in _played(part, _records(8))] for _ in range(2))
     same = all(
         np.array_equal(one[name], other[name])
@@ -391,9 +384,6 @@ def weights_are_named_once_and_begin_finite(part: Any) -> str:
 
 
 def the_graph_answers_for_each_record_alone(part: Any) -> str:
-    """Check the output of the graph: probabilities, or anomaly scores, per record.
-
-    Needs onnx and onnxruntime."""
     from edgeveil.evaluation.graph_check import check_graph
     from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
 
@@ -430,7 +420,6 @@ def without_its_files_it_is_refused_by_name(part: SourcePart) -> str:
 
 
 def reading_twice_gives_the_same_rows(part: SourcePart) -> str:
-    """Check dtypes (x float32, y int64) and lengths too. Only for sources without a file."""
     if part.place or part.name == "python":
         return ""
     one, other = part.read(Origin()), part.read(Origin())
@@ -451,7 +440,6 @@ def each_record_is_dealt_once_and_by_the_seed(part: PartitionPart) -> str:
 
 
 def one_own_record_more_moves_no_other(part: PartitionPart) -> str:
-    """Check what the record-level guarantee of devices sharing a file depends on."""
     words = np.random.default_rng(0).integers(0, 2**63, 200).astype(np.uint64) * np.uint64(2)
     y, rule = np.arange(200) % 5, Partition.model_construct(kind=part.name)
     whole = part.place(words, y, 7, rule, 1, 5)

@@ -31,10 +31,10 @@ class MethodContext:
     `epsilon`, `delta` bound the training of one device over at most `max_participations` rounds.
     `nominal_records`: public divisor per device; `devices`: number expected per round.
     `projection`: federated PCA after the `features`. `network` is trained on the `features` if
-    `mapped`, else on records; its updates pass the `stages`, in one segment if `whole`. `summed`:
-    largest number of uploads summed under masks, 0 without. `honest`: devices per sum that share
-    the noise, 0 if each adds all of it. `regression`: labels are numbers (`data.target`).
-    `anomaly`: the method learns normal records (`data.anomaly`)."""
+    `mapped`; its updates pass the `stages`, in one segment if `whole`. `summed`: largest number of
+    uploads in a masked sum, 0 without; `honest`: devices per sum that share the noise, 0 without.
+    `regression`: labels are numbers (`data.target`). `anomaly`: normal records are learned
+    (`data.anomaly`)."""
 
     epsilon: float
     delta: float
@@ -78,8 +78,6 @@ class MethodContext:
 
 
 class MethodParameters(PartBlock):
-    """Base of every `train` block."""
-
     method: str
     rounds: int
 
@@ -96,10 +94,9 @@ class MethodParameters(PartBlock):
 class MethodPart(BlockPart):
     """Declaration of a training method; `device` and `cloud` build its halves.
 
-    `learns_on`: `features` (default), `model` (uploads its change) or `nothing`. `regression`,
-    `anomaly`: supports numeric labels, or learning normal records. `summed`: can upload integers
-    for masked sums; `shares`: also with shared noise. `refuses` yields (keys of the job, reason)
-    for combinations that the method does not support."""
+    `learns_on`: `model` methods upload its change. `regression`, `anomaly`: supports numeric
+    labels, or learning normal records. `summed`: can upload integers for masked sums; `shares`:
+    also with shared noise. `refuses` yields (keys of the job, reason) for unsupported settings."""
 
     family: ClassVar[str] = "methods"
     key: ClassVar[str] = "train.method"
@@ -118,7 +115,6 @@ class MethodPart(BlockPart):
 
 
 def network_of(context: MethodContext) -> Network:
-    """Return the job's network. Raises UsageError if the job has no model."""
     if context.network is None:
         raise UsageError("this method trains a model", where="model", fix="add a model block")
     return context.network

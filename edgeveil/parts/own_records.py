@@ -54,9 +54,8 @@ def own_records(
 ) -> Records:
     """Return all records of this device, its shard if set. Raises DataError, UsageError.
 
-    `limit` cuts records of a schema while they are read, in the order of `at_most`, unless records
-    are dealt or held back. By default there is no limit, and too many records raise RecordsError.
-    """
+    `limit` cuts records of a schema while they are read, unless dealt or held back; by default too
+    many raise RecordsError."""
     shard, origin = data.shard, origin_of(data, schema)
     if shard is None:
         whole = data.test_share is None
@@ -82,10 +81,7 @@ def dealt_records(
     seed: int,
     classes: int | None = None,
 ) -> tuple[Records, Shares]:
-    """Return a whole data set as its devices hold it, and each device's indices.
-
-    Published sets are dealt by index, owners' records by each record's hash. Cached for simulated
-    devices of one process."""
+    """Return a whole data set as its devices hold it, and each device's indices; cached."""
     records = devices_records(source, origin)
     if not brings_its_test(source):
         return deal_own(records, devices, rule, seed, classes)
@@ -94,7 +90,6 @@ def dealt_records(
 
 
 def devices_records(source: str, origin: Origin) -> Records:
-    """Return all records except those held back for the cloud. Raises DataError, UsageError."""
     if origin.test_share is None or brings_its_test(source):
         return load_records(source, origin)
     return _halves(source, origin)[0]
@@ -114,10 +109,7 @@ def device_records(
     schema: DataSchema | None = None,
     most: int | None = None,
 ) -> tuple[Records, Records]:
-    """Return (training, evaluation) records of this device.
-
-    The halves are disjoint and the same at every start and for every schema. `most` as in
-    `own_records`."""
+    """Return disjoint (training, evaluation) records, equal at every start and for any schema."""
     limit = None if most is None else RecordLimit(most, split_key)
     return halves(own_records(data, schema, limit), split_key, evaluation_share)
 
@@ -130,9 +122,7 @@ def halves(records: Records, split_key: bytes, share: float) -> tuple[Records, R
 def at_most(
     training: Records, evaluation: Records, most: int, split_key: bytes
 ) -> tuple[Records, Records]:
-    """Return the halves cut to `most` records together, ranked by HMAC-SHA256 of each record.
-
-    Adding one record thus displaces at most one other."""
+    """Return the halves cut to `most` records by HMAC rank: a new record displaces at most one."""
     if len(training) + len(evaluation) <= most:
         return training, evaluation
     chosen = kept_places((training.places, evaluation.places), most, split_key)
@@ -140,9 +130,7 @@ def at_most(
 
 
 def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
-    """Return `records`; raises DataError unless each has as many values as `input_shape`.
-
-    An empty list, stored as (0, 0), fits any shape."""
+    """Return records of as many values as `input_shape`, or an empty list. Raises DataError."""
     shape = records.x.shape[1:]
     if math.prod(shape) == math.prod(input_shape):
         return records

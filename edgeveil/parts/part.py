@@ -33,8 +33,6 @@ PrivacyStatus = Literal["proven", "claimed", "none"]
 
 
 class PartBlock(BaseModel):
-    """Base of job-file blocks: frozen, unknown keys refused, fields described by docstrings."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
@@ -42,8 +40,7 @@ def only_for(**defaults: Any) -> WrapValidator:
     """Restrict a field to some names of its block, each with its own default.
 
     Declare the field after the name, as `Annotated[T, only_for(...)] = Field(**SOME_NAMES_KEY)`.
-    For other names the value is `...`, which canonical bytes omit; a given value raises ValueError.
-    """
+    For other names the value is `...`, which canonical bytes omit."""
 
     def check(value: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         name = info.data.get("method", info.data.get("name"))
@@ -76,8 +73,8 @@ def filled_from_file(
 ) -> Any:
     """Return a block that names a `file` with the keys of `facts`(block, job file's folder) added.
 
-    Other blocks are returned unchanged. A file is opened only while a job file is read; raises
-    ValueError for a `file` in a sent job, and for an unreadable or contradicting file."""
+    Opens a file only while a job file is read. Raises ValueError in a sent job, or for a bad file.
+    """
     given = as_tuples(given)
     if not isinstance(given, dict) or not isinstance(given.get("file"), str):
         return given
@@ -109,10 +106,7 @@ def own_function(target: str, where: str) -> Any:
 
 
 def says_nothing(default: object) -> Callable[[object], bool]:
-    """Return an `exclude_if` that drops a key at its default from canonical bytes.
-
-    Keys added later use it, so that earlier jobs keep their bytes and earlier versions can read
-    them."""
+    """Return an `exclude_if` for later keys: earlier jobs keep their canonical bytes."""
     return lambda value: bool(value == default)
 
 
@@ -121,9 +115,8 @@ class Part:
     """Declaration of a named part.
 
     `source`: author and year. `needs`: requirements on the job or device. `reveals`: information
-    disclosed. `privacy`: default status of the part's own release, None without a release; `note`:
-    the settings that change the status. `example`: YAML that uses the part. `name` defaults to the
-    only value of the parameters' tag, `summary` to the tag's docstring."""
+    disclosed. `privacy`: default status of the part's own release, None without one; `note`:
+    settings that change the status. `example`: YAML that uses the part."""
 
     family: ClassVar[str]
     """The folder's name, and the first half of an entry point's name."""
@@ -144,8 +137,6 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPart(Part):
-    """Part with parameters: a pydantic model for the block of the job file that names the part."""
-
     tag: ClassVar[str] = "name"
     """The key of the block that holds the part's name."""
     block: ClassVar[type[BaseModel]]
@@ -163,7 +154,6 @@ class BlockPart(Part):
             object.__setattr__(self, "summary", str(key.description or ""))
 
     def made(self, **keys: Any) -> Any:
-        """Return a block of this part with `keys`."""
         return self.parameters(**{self.tag: self.name, **keys})
 
 
@@ -238,10 +228,7 @@ class PartTable(Table[P], Generic[P]):
 
 
 class OneOf(Generic[B]):
-    """Annotation for a field that takes the block of any part of a table.
-
-    The schema is a union of the parts' parameters, tagged by name and rebuilt with the model. A
-    name whose plug-in could not be loaded is refused with the reason."""
+    """Annotation of a field for the block of any part of a table: a union tagged by name."""
 
     def __init__(self, table: PartTable[B]) -> None:
         self._table = table

@@ -35,8 +35,8 @@ KEPT = "kept/"  # prefix of tensors that a device keeps to itself
 class PlannedRound:
     """One broadcast and its answers; `index` counts from 1 over the job.
 
-    `phase` is `train`, one of EVALUATIONS, or the name of a preparatory phase. `number` counts
-    training rounds, 0 in a preparatory phase. `infer` requests softmax uploads."""
+    `phase`: `train`, one of EVALUATIONS, or a preparatory phase. `number`: of the training round,
+    else 0. `infer` requests softmax uploads."""
 
     index: int
     phase: str
@@ -49,7 +49,6 @@ class PlannedRound:
 
     @property
     def carries_model(self) -> bool:
-        """Whether devices receive the model, to run it on their evaluation records."""
         return self.infer or self.evaluates
 
     @property
@@ -86,8 +85,8 @@ def planned_rounds(preparation: Sequence[str], rounds: int) -> tuple[PlannedRoun
 class SegmentSpec:
     """Public form of one uploaded tensor.
 
-    `bits`: integers are summed mod 2^bits under masks, 0 without masks. `largest`: an upload with a
-    value beyond ±`largest` is discarded, and a sum of n beyond n·`largest`."""
+    `bits`: integers are summed mod 2^bits under masks, 0 without masks. `largest`: an upload beyond
+    ±`largest` is discarded, and a sum of n beyond n·`largest`."""
 
     name: str
     shape: tuple[int, ...]
@@ -115,8 +114,6 @@ def summed_spec(name: str, shape: tuple[int, ...], largest: int, uploads: int) -
 
 @dataclass(frozen=True)
 class Answer:
-    """A device's noised segments together with the events that price them."""
-
     segments: Mapping[str, NDArray[np.generic]]
     events: tuple[Event, ...]
     kept: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
@@ -154,7 +151,7 @@ class DeviceMethod(Protocol):
         random_bytes: RandomBytes,
         processor: str = "auto",
     ) -> Answer:
-        """Return noised segments and their events, equal to `price(round)`.
+        """Return noised segments, whose events equal `price(round)`.
 
         `processor`: `cuda`, `mps`, `cpu` or, by default, `auto`. Raises ProtocolError for a
         malformed package before any record is read."""
@@ -166,9 +163,7 @@ class CloudMethod(Protocol):
 
     def plan(self) -> tuple[PlannedRound, ...]: ...
 
-    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
-        """Return the forms of a device's uploads in this round, without the softmax upload."""
-        ...
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]: ...
 
     def initial_state(self) -> dict[str, Array]: ...
 

@@ -47,9 +47,7 @@ class AdaptiveClip:
         return math.isqrt(self.sensitivity_steps**2 - self.bit_steps**2)
 
     def steps(self, values: NDArray[np.float64], clip_norm: float) -> Int64:
-        """Return the clipped update and its bit, (d + 1,) in integer steps before noise.
-
-        The L2 norm is at most `sensitivity_steps`."""
+        """Return the clipped update and its bit, (d + 1,), of L2 norm ≤ `sensitivity_steps`."""
         relative = values / clip_norm
         steps = clipped_steps(relative * self.update_steps, self.update_steps, 0)
         within = float(np.sqrt(np.square(relative).sum())) <= 1
@@ -72,9 +70,7 @@ Memory = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Task:
-    """One training round on a device; `memory` may be changed.
-
-    `weights` are the global ones; `clip_norm` is the round's C, 0 unless adaptive."""
+    """One training round on a device; `memory` may be changed, `clip_norm` is 0 unless adaptive."""
 
     round: PlannedRound
     network: Network
@@ -107,9 +103,9 @@ class BaseStage:
     """One entry of a job's `update` list; by default without price, grid or memory.
 
     `protects`: the stage's events price the whole update. `chooses`: zeroes values depending on the
-    input. `leads`: must be the first stage. `remembers`: its memory follows from the upload.
-    `shares`: devices of a sum can share its noise. `wire`: dtype of the output; other than float32
-    only last."""
+    input. `leads`: must be first. `remembers`: its memory follows from the upload. `shares`:
+    devices of a sum can share its noise. `wire`: dtype of the output; other than float32 only last.
+    """
 
     protects = False
     chooses = False
@@ -132,7 +128,6 @@ class BaseStage:
         return None
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
-        """Return the events added to the price; () by default, for post-processing."""
         return ()
 
     def start(self, task: Task) -> dict[str, NDArray[np.float32]] | None:
@@ -148,15 +143,11 @@ class BaseStage:
 
 
 class StageParameters(PartBlock):
-    """One entry of a job's `update` list."""
-
     name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePart(BlockPart):
-    """Declaration of a stage; `build(parameters, context)` returns it."""
-
     family: ClassVar[str] = "stages"
     key: ClassVar[str] = "update"
     what: ClassVar[str] = "update stage"
@@ -179,9 +170,7 @@ def shaped(update: Mapping[str, NDArray[np.float32]], values: NDArray[np.float64
 
 
 def largest(values: NDArray[np.float64], share: float) -> NDArray[np.bool_]:
-    """Return a mask (d,) of the `share` of values largest in magnitude, rounded up.
-
-    Ties go to the earlier value."""
+    """Return a mask (d,) of the `share` of values largest in magnitude, the first on a tie."""
     kept = np.zeros(values.size, bool)
     count = int(np.ceil(share * values.size))
     kept[np.argsort(-np.abs(values), kind="stable")[:count]] = True

@@ -64,13 +64,10 @@ class Trainer(Protocol):
         """Return the events of this round's update before any stage, without reading a record."""
         ...
 
-    def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
-        """Return the update against `task.weights`, trained from `start`."""
-        ...
+    def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update: ...
 
 
 def specs_of(network: Network, *, whole: bool, wire: str = "float32") -> tuple[SegmentSpec, ...]:
-    """Return one segment per weight, or if `whole` one of all values in the weights' order."""
     if not whole:
         return tuple(SegmentSpec(w.name, w.shape, wire) for w in network.weights)
     size = sum(int(np.prod(w.shape)) for w in network.weights)
@@ -104,8 +101,6 @@ def update_of(network: Network, segments: Tensors) -> dict[str, NDArray[np.float
 
 
 class Pipeline:
-    """The job's stages in order."""
-
     def __init__(self, context: MethodContext) -> None:
         self.context = context
         self.last = context.stages[-1] if context.stages else BaseStage()
@@ -116,10 +111,7 @@ class Pipeline:
             chosen = stage.chooses or (chosen and not stage.protects)
 
     def price(self, round: PlannedRound, trained: tuple[Event, ...]) -> tuple[Event, ...]:
-        """Return the events of the trainer and the stages.
-
-        A protecting stage removes the trainer's UnprotectedEvent. Noise on chosen values only is
-        claimed, since the choice itself is released without noise."""
+        """Return the events of trainer and stages; noise after an un-noised choice is claimed."""
         events = list(trained)
         for stage, chosen in self._stages:
             own = stage.price(round)
@@ -186,8 +178,7 @@ class UpdateDevice:
     ) -> Answer:
         """Train, apply the stages and return the segments: the wire's dtype, or integers if summed.
 
-        Tensors named `kept/…` are this device's own memory. Raises ProtocolError for a malformed
-        package before any record is read."""
+        `kept/…` tensors are this device's own. Raises ProtocolError before any record is read."""
         weights, clip_norm = self._checked(tensors), self._clip_norm(tensors)
         self._network.prepare()
         memory: Memory = {

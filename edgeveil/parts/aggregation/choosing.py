@@ -53,9 +53,7 @@ class MinDivergence(ChoosingRule):
 def sign_changes(
     arrays: Sequence[NDArray[np.generic]], weights: NDArray[np.generic], *, change: bool
 ) -> Int64:
-    """Return per upload the number of sign changes in `weights` (eq. 14 times the layer's size).
-
-    An upload is added to the weights if `change`, else replaces them. 0 counts as positive."""
+    """Return per upload the number of `weights` whose sign it changes (0 is positive; eq. 14)."""
     flat = weights.ravel()
     counts = np.zeros(len(arrays), np.int64)
     for index, array in enumerate(arrays):

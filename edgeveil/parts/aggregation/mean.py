@@ -21,8 +21,6 @@ Array = NDArray[np.generic]
 
 @runtime_checkable
 class Measured(Protocol):
-    """Arrays with a known `largest` absolute value, which saves a pass over them."""
-
     @property
     def largest(self) -> float: ...
 
@@ -36,10 +34,9 @@ class AddedUp(Protocol):
 
 @dataclass(frozen=True)
 class Grids:
-    """Two public grids on which sums of many values are exact.
+    """Two public grids for exact sums: adding and subtracting 1.5 · 2^k rounds to 2^(k-52).
 
-    An anchor 1.5 · 2^k, added and subtracted, rounds to 2^(k-52), for values up to 2^(k-1) and sums
-    up to 2^(k+1)."""
+    Valid for values up to 2^(k-1) and sums up to 2^(k+1)."""
 
     coarse: float
     fine: float
@@ -57,10 +54,9 @@ class Grids:
 
 
 class ExactSum:
-    """Exact sum of arrays of `size` values: partial sums join to the same bits as the whole.
+    """Exact sum of arrays of `size` values, in int64 or (with `grids`) floats split at two grids.
 
-    Integers (`grids` None) are summed in int64; a float is split at the two grids. `rounded`: some
-    value was not on the fine grid."""
+    Partial sums join to the bits of the whole. `rounded`: some value was not on the fine grid."""
 
     def __init__(self, size: int, grids: Grids | None = None) -> None:
         self._grids, self.rounded = grids, False
@@ -85,7 +81,7 @@ class ExactSum:
         return self
 
     def same_as_on(self, grids: Grids | None) -> bool:
-        """Return whether `total` has the same bits on `grids`, because neither cut anything off."""
+        """Return whether `total` has the same bits on `grids`."""
         if grids is None or self._grids is None:
             return grids is self._grids
         return grids == self._grids or (not self.rounded and self._grids.covers(grids))
@@ -129,9 +125,8 @@ class ExactSum:
 
 
 def mean(stacked: Mapping[str, Sequence[Array]]) -> dict[str, NDArray[np.float64]]:
-    """Return per segment name the mean of the devices' arrays, float64, independent of order.
+    """Return per segment name the float64 mean; floats are exact to 2^-60 of the largest.
 
-    Integer segments are summed in int64, float ones exactly down to 2^-60 of the largest value.
     Raises JobFailed for a name without uploads."""
     result: dict[str, NDArray[np.float64]] = {}
     for name, arrays in stacked.items():
@@ -157,6 +152,5 @@ def largest_of(arrays: Sequence[Array]) -> float:
 
 
 def largest(array: Array) -> float:
-    """Return the largest absolute value; NaN or infinity if there is one."""
     values = np.asarray(array)
     return max(float(values.max(initial=0)), -float(values.min(initial=0)))

@@ -75,7 +75,6 @@ class TrimmedMean(AggregationRule):
 
 
 def middle(arrays: Sequence[NDArray[np.generic]], cut: int) -> NDArray[np.float64]:
-    """Return per value the mean of the sorted uploads without `cut` at either end."""
     first = np.asarray(arrays[0])
     result = np.empty(first.size)
     for part, block in blocks(arrays):

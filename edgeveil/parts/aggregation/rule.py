@@ -26,8 +26,6 @@ BLOCK_BYTES = 64 << 20  # of all uploads' values in one block
 
 
 class RuleParameters(BaseModel):
-    """Base of every `aggregation` block."""
-
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
@@ -45,9 +43,9 @@ class RuleParameters(BaseModel):
 
 @dataclass(frozen=True)
 class Uploads:
-    """The finite uploads of one round: per name the devices' arrays, opened anew at every access.
+    """Finite uploads of one round by segment; arrays are opened anew at every access.
 
-    `aim` is None for sums over records; `score` is set for rules with `validation_records`."""
+    `aim` is None for sums over records; `score` is set if the rule has `validation_records`."""
 
     segments: Segments
     aim: Aim | None = None
@@ -58,9 +56,8 @@ class Uploads:
 class AggregationRule:
     """One way to combine uploads, without access to devices or order of arrival.
 
-    `sums`: also defined on sums over records, as of `fm`; for other rules these are averaged.
-    `whole`: compares whole uploads, so a round has one segment. `validation_records`: number of the
-    cloud's own records that score uploads, 0 by default."""
+    `sums`: also defined on sums over records. `whole`: compares whole uploads, so a round has one
+    segment. `validation_records`: the cloud's records that score uploads, 0 by default."""
 
     sums = False
     whole = False
@@ -71,7 +68,6 @@ class AggregationRule:
 
     @property
     def least(self) -> int:
-        """Fewest uploads that can be combined; 1 by default."""
         return 1
 
     def counted(self, uploads: int) -> int:
@@ -79,7 +75,6 @@ class AggregationRule:
         return uploads
 
     def combine(self, uploads: Uploads) -> Combined:
-        """Return per segment one float64 array of its shape."""
         raise NotImplementedError
 
 
@@ -176,9 +171,7 @@ def best(scores: NDArray[np.generic], k: int, random_bytes: RandomBytes) -> list
 def drawn(
     scores: Int64, k: int, sensitivity: int, epsilon: Fraction, random_bytes: RandomBytes
 ) -> list[int]:
-    """Return k indices, drawn without replacement by P(i) ∝ exp(ε·score_i / (2·sensitivity)).
-
-    `epsilon` is for one draw. Exact, since scores are integers."""
+    """Return k indices, drawn without replacement by P(i) ∝ exp(ε·score_i / (2·sensitivity))."""
     left = list(range(len(scores)))
     for _ in range(k):
         event = selection_event("aggregation", len(left), sensitivity, epsilon)

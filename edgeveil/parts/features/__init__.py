@@ -30,10 +30,10 @@ FEATURES = TABLE = PartTable(__name__, FeaturePart)
 
 
 def build_features(entries: Sequence[FeatureParameters], artifacts: Artifacts = NONE) -> FeatureMap:
-    """Return the map of a job's `features`: maps side by side; `identity` by default.
+    """Return the map of a job's `features`, `identity` by default; PCA entries are skipped.
 
-    `artifacts`: backbones by SHA-256 (hex). Without one, an `onnx` map reads its job file's, or has
-    only a dimension. A PCA entry is not a map."""
+    Without an artifact (by SHA-256, hex) an `onnx` map reads its job file's, or has only a
+    dimension."""
     if not entries:
         return Identity(IdentityParameters())
     named = [entry for entry in entries if isinstance(entry, MapParameters)]

@@ -21,14 +21,10 @@ SMALLEST_NORM = 1e-12
 
 
 class FeatureParameters(PartBlock):
-    """One entry of a job's `features`: a map, or the PCA that follows the maps."""
-
     name: str
 
 
 class MapParameters(FeatureParameters):
-    """Base of the entries of a job's `features` that name a map."""
-
     weight: float = Field(default=1.0, ge=1e-6, le=1e6, allow_inf_nan=False)
     """Share of the squared norm that this map has beside the others; alone it changes nothing."""
 
@@ -63,8 +59,6 @@ Artifacts = Mapping[str, bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturePart(BlockPart):
-    """Declaration of a feature map; `build(parameters, artifacts)`, None for a PCA."""
-
     family: ClassVar[str] = "features"
     key: ClassVar[str] = "features"
     what: ClassVar[str] = "feature map"
@@ -145,8 +139,6 @@ COVARIANCE = "covariance"
 
 
 class PcaParameters(FeatureParameters):
-    """The last entry of a job's `features`: a PCA of the entries before."""
-
     name: Literal["ldp_fpca", "ldp_pca", "local_pca"]
     """`ldp_fpca`: one basis, from the average of the devices' noised covariances. `ldp_pca`: each
     device that of its own noised one. `local_pca`: each device its own without noise, claimed."""
@@ -194,11 +186,9 @@ class NodeList:
         return self.constant(np.array(value, np.float32))
 
     def whole(self, *values: int) -> str:
-        """Add an int64 vector: a shape, axes, pads."""
         return self.constant(np.array(values, np.int64))
 
     def add(self, operator: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
-        """Add a node with one output and return the output's name."""
         from onnx import helper
 
         output = output or self.fresh(operator)
@@ -217,7 +207,6 @@ class NodeList:
         return self.add("Sub", shifted, self.number(ROUNDING))
 
     def model(self, name: str, inputs: Ends, outputs: Ends) -> bytes:
-        """Return the checked model of these nodes, with float32 inputs and outputs."""
         from onnx import TensorProto, helper
 
         ends = [

@@ -75,8 +75,7 @@ def _facts(given: dict[str, Any], folder: Path) -> dict[str, Any]:
 class OnnxMap:
     """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 if not finite.
 
-    One record per run, at an aligned address, in one thread: ONNX Runtime's result is then
-    independent of the batch."""
+    One aligned record per run, in one thread, so that the result is independent of the batch."""
 
     name = "onnx"
 
@@ -137,13 +136,11 @@ Float32 = NDArray[np.float32]
 
 
 def cached_backbone(name: str) -> Path:
-    """Return the path of this user's copy of a backbone trained by EdgeVeil, present or not."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "edgeveil" / "backbones" / f"{name}.onnx"
 
 
 def backbone_path(file: str, folder: Path) -> Path:
-    """Return the path of `file`: a cached backbone's name, or relative to `folder`."""
     if file in CACHED:
         return cached_backbone(file)
     return (folder / Path(file).expanduser()).resolve()
@@ -236,9 +233,7 @@ _TOLERANCE = 1e-3
 
 
 def inline(backbone: bytes, graph: NodeList, x: str) -> str:
-    """Add `backbone` of tensor `x` to `graph` and return its output's name.
-
-    Raises DataError if the conversion to opset 17 fails."""
+    """Add `backbone` to `graph`; return its output's name. Raises DataError if not convertible."""
     import onnx
     from onnx import version_converter
 
@@ -275,9 +270,7 @@ def inline(backbone: bytes, graph: NodeList, x: str) -> str:
 
 @lru_cache(maxsize=4)
 def check_batches(backbone: bytes) -> None:
-    """Raise DataError unless the inlined graph treats a batch as its records one by one.
-
-    A graph exported for a single record may hold its shape in constants."""
+    """Raise DataError unless the graph treats a batch, too, as single records."""
     alone: Backbone = opened(backbone)
     shape = alone.form.input_shape
     parts = NodeList()
@@ -306,7 +299,6 @@ _ARTIFACTS = "backbones and weights"
 
 
 def backbone_digests(entries: Iterable[Any]) -> tuple[str, ...]:
-    """Return the distinct SHA-256 digests (hex) of the backbones in `entries`."""
     named = (entry.sha256 for entry in entries if isinstance(entry, OnnxParameters))
     return tuple(dict.fromkeys(named))
 

@@ -66,8 +66,6 @@ class PicturesParameters(MapParameters):
 
 
 class PictureMap:
-    """Base of maps of pictures, grey or in 3 colours, computed in blocks."""
-
     name: ClassVar[str]
     least: ClassVar[int] = 1  # pixels of a side
 
@@ -99,7 +97,6 @@ class PictureMap:
         raise NotImplementedError
 
     def onnx_levels(self, graph: NodeList, x: str, *shape: int) -> str:
-        """Add whole levels of tensor `x` as images (-1, *shape)."""
         image = graph.add("Reshape", x, graph.whole(-1, *shape))
         scaled = graph.add("Div", image, graph.number(self.parameters.input_scale))
         cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
@@ -129,8 +126,8 @@ CHANNEL_FLOOR = 0.05  # added to a norm, against amplifying an empty channel
 class Gabor(PictureMap):
     """φ(x) = f/‖f‖, f the channels' pooled moduli less their mean, each over its norm.
 
-    A colour image is three grey ones. Images in 255 levels and integer filters make all sums exact;
-    modulus and norms are correctly rounded."""
+    Images in 255 levels and integer filters make all sums exact. A colour image is three grey ones.
+    """
 
     name = "gabor"
 
@@ -168,9 +165,7 @@ class Gabor(PictureMap):
 
 @dataclass(frozen=True)
 class Raster:
-    """Pictures of `colours` planes, wavelets of `orientations` and `scales`, and pooling windows.
-
-    Windows have side `pool`, every pool/2 pixels, with a margin of pool/4."""
+    """Pictures of `colours` planes, with wavelets and windows of side `pool`, stride pool/2."""
 
     colours: int
     rows: int
@@ -185,7 +180,6 @@ class Raster:
 
     @property
     def _steps(self) -> tuple[int, int]:
-        """Number of half windows down and across."""
         return -(-self.rows // (self.pool // 2)), -(-self.columns // (self.pool // 2))
 
     @property
@@ -199,7 +193,6 @@ class Raster:
 
     @property
     def channels(self) -> int:
-        """Channels of all colours."""
         return self.colours * (1 + self.orientations * self.scales)
 
     @property
@@ -213,10 +206,9 @@ class Raster:
         return np.concatenate([[1 / (LEVELS * self.pool**2)], wavelets])
 
     def pooled(self, levels: Float32) -> Float64:
-        """Return integers (n, channels of one colour, windows) of images (n, rows, columns).
+        """Return integers (n, channels of one colour, windows) of images in levels up to ±255.
 
-        Images are in whole levels up to ±255. The first channel is the image, then its moduli, in
-        steps of pool² so that window sums stay below 2**24."""
+        The image, then its moduli in steps of pool², so that window sums stay below 2**24."""
         pad = self.pool // 4
         padded = np.zeros((len(levels), *self.padded), np.float32)
         padded[:, pad : pad + self.rows, pad : pad + self.columns] = levels
@@ -241,10 +233,9 @@ RUN = 4  # adjacent outputs of a row that share a patch: fewer copies, more prod
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """Wavelets of one scale: even and odd parts (orientations, side, side), in steps of 2**-12.
+    """Wavelets of one scale (orientations, side, side), in steps of 2**-12, of L1 norm at most 15.
 
-    The L1 norm of one is at most 15, so sums stay below 15 * 2**12 * 255 + rounding < 2**24: exact
-    in float32."""
+    So sums stay below 15 * 2**12 * 255 + rounding < 2**24: exact in float32."""
 
     radius: int
     even: Float32
@@ -263,9 +254,7 @@ def filters(orientations: int, scales: int) -> Bank:
 
 
 def modulus(padded: Float32, bank: Filters) -> Float32:
-    """Return |image * wavelet| (n, orientations, rows, columns), zero padded, of whole images.
-
-    Each value depends on its own window only."""
+    """Return |image * wavelet| (n, orientations, rows, columns) of whole images, zero padded."""
     n, rows, columns = padded.shape
     side, run = 2 * bank.radius + 1, -(-columns // RUN) * RUN
     wide = np.zeros((n, rows + side - 1, run + side - 1), np.float32)
@@ -339,9 +328,7 @@ VARIES = np.array([1.0, 0.35, 0.2])
 
 
 def procedural_pictures(count: int, shape: tuple[int, int, int], series: int = 0) -> Float32:
-    """Return `count` pictures (n, colours, rows, columns) in whole levels 0..255.
-
-    The same on every machine up to rounding of sines and roots."""
+    """Return `count` pictures (n, colours, rows, columns) in whole levels 0..255."""
     chance = public_chance(series, f"procedural-pictures/{shape}")
     grey = shape[0] == 1  # more drawings, as these are more often grey than photographs
     leaves, fields = count * (4 if grey else 6) // 10, count * (2 if grey else 3) // 10
@@ -455,10 +442,7 @@ GREY_FEATURES, COLOUR_FEATURES = 400, 600
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Statistics of procedural pictures of one raster.
-
-    `units` (channels, 1): one step over the channel's typical size; integers `middle` (values,) and
-    `axes` (values, d)."""
+    """Statistics of procedural pictures: scale `units` (channels, 1), mean and axes in integers."""
 
     units: Float64
     middle: Int64
@@ -468,8 +452,8 @@ class Axes:
 class Pictures(PictureMap):
     """φ = h/‖h‖ for h = Aᵀ(r − m), r the roots of a picture's sums over their typical sizes.
 
-    Sums, A and m are integers and a root is rounded to a grid, so features depend on the record
-    alone. Other machines' rounding of sines may turn the axes, and φ by about 1e-3."""
+    Sums, A, m and rounded r are integers, so features depend on the record alone. Rounding of sines
+    on other machines may turn the axes, and φ by about 1e-3."""
 
     name = "pictures"
     least = 4
@@ -567,9 +551,7 @@ def axes_of(raster: Raster, dimension: int) -> Axes:
 
 
 def narrowed(rows: Float64, dimension: int) -> Float64:
-    """Return the main axes (values, dimension) of rows (n, values), scaled by variance^-0.25.
-
-    The largest entry of each axis is positive."""
+    """Return the main axes (values, dimension) of rows (n, values), scaled by variance^-0.25."""
     count, values = rows.shape
     wide = values > count
     variances, vectors = np.linalg.eigh((rows @ rows.T if wide else rows.T @ rows) / count)

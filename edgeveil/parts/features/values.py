@@ -138,9 +138,7 @@ _BITS_SET = np.array([value.bit_count() for value in range(256)], np.uint8)
 
 @lru_cache(maxsize=4)
 def projection(seed: int, values: int, dimension: int) -> Int64:
-    """Return the public matrix (values, dimension) of integers, nearly N(0, 4²).
-
-    An entry is the number of ones in 64 bits of SHAKE-256, less 32."""
+    """Return the public matrix (values, dimension) of ones in 64 hash bits, less 32: ≈ N(0, 4²)."""
     label = f"edgeveil/v1/random-features/{seed}/{values}/{dimension}".encode()
     bits = hashlib.shake_256(label).digest(values * dimension * ENTRY_BYTES)
     ones = _BITS_SET[np.frombuffer(bits, np.uint8)].reshape(-1, ENTRY_BYTES).sum(1, dtype=np.int64)
@@ -152,7 +150,7 @@ def projection(seed: int, values: int, dimension: int) -> Int64:
 class RandomRelu:
     """φ(x) = h/‖h‖ for h = max(0, Wᵀu), u = x/input_scale + shift clipped to [-1, 1].
 
-    With u in steps of 2**-20 and |W| <= 32, a product of 2**24 values stays below 2**49: exact."""
+    Exact: u in steps of 2**-20, |W| <= 32 and 2**24 values give a product below 2**49."""
 
     name = "random"
 

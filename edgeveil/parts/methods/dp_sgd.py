@@ -57,7 +57,6 @@ AIM, LIMIT = 1 - 2.0**-12, 1 - 2.0**-13  # target of the norm; limit of its squa
 
 
 def record_gradients(network: Network) -> Gradients:
-    """Return a function to the gradients (n, …) of each weight, for each of n records alone."""
     from torch.func import grad, vmap
 
     return vmap(grad(_loss_of(network)), in_dims=(None, 0, 0))
@@ -92,9 +91,7 @@ def to_steps(rows: list[torch.Tensor], there: torch.Tensor, clip_norm: float) ->
 def in_places(
     chosen: Int64, places: int, empty: int, random_bytes: RandomBytes
 ) -> NDArray[np.int64]:
-    """Return blocks (k, places) of chosen records at uniformly drawn places, others `empty`.
-
-    There is at least one block, for any number of records."""
+    """Return blocks (k >= 1, places) of chosen records at uniform places, the others `empty`."""
     drawn = np.frombuffer(random_bytes(len(chosen)), np.uint8).astype(np.int64) % places
     order = np.argsort(drawn, kind="stable")
     ordered = drawn[order]
@@ -155,10 +152,7 @@ class DpSgdParameters(MethodParameters):
 def noised_steps(
     parameters: DpSgdParameters, context: MethodContext, steps: int, coordinates: int
 ) -> PoissonSampled:
-    """Return the event of one round of `steps` sums of at most `coordinates` values.
-
-    The noise is the least for which all rounds cost the job's (ε, δ). Raises PrivacyError if none
-    does."""
+    """Return a round's event, of the least noise for (ε, δ). Raises PrivacyError if none."""
     rate, sensitivity = parameters.sampling_rate, 1 << NOISE_BITS
     one = sampled_gaussian_event(
         "gradient steps", rate, steps, sensitivity, coordinates, grid_bits=NOISE_BITS
@@ -181,9 +175,7 @@ class NoisedSums:
         self.count = len(y)
 
     def draw(self, rows: Rows, norm: float) -> NDArray[np.float64]:
-        """Return the noised sum of `rows(x, y)`, each row clipped to L2 `norm`: one priced step.
-
-        Raises PrivacyError for more values than the event prices."""
+        """Return one priced step: the noised sum of `rows(x, y)`, each clipped to L2 `norm`."""
         chosen = poisson_sample(self.count, self._event.sampling_probability, self._random_bytes)
         total = self.total(rows, chosen, norm)
         one = self._event.event
@@ -194,7 +186,7 @@ class NoisedSums:
         return np.asarray(steps * (norm * 2.0**-NOISE_BITS), np.float64)
 
     def total(self, rows: Rows, chosen: Int64, clip_norm: float) -> Int64:
-        """Return the sum (values,) of the `chosen` records' `rows`, in steps of `clip_norm`·2⁻¹⁶.
+        """Return the sum (values,) of `chosen` records' rows in steps of `clip_norm`·2⁻¹⁶.
 
         One record's L2 norm is at most 2¹⁶ steps."""
         import torch
@@ -210,8 +202,6 @@ class NoisedSums:
 
 
 class NoisedSgd:
-    """SGD by noised sums; `weights` are torch tensors, changed in place."""
-
     def __init__(
         self, task: Task, sums: NoisedSums, parameters: DpSgdParameters, context: MethodContext
     ) -> None:
@@ -221,7 +211,6 @@ class NoisedSgd:
         self._rate, self._clip_norm = parameters.learning_rate / batch, parameters.clip_norm
 
     def trained(self, start: Mapping[str, NDArray[np.float32]], steps: int) -> Update:
-        """Return weights after `steps` from `start`, minus the global ones."""
         weights = self.weights(start)
         for _ in range(steps):
             self.take(weights)
@@ -248,14 +237,11 @@ class NoisedSgd:
 
 
 class DpSgd:
-    """Trainer that uses only noised sums."""
-
     def __init__(self, parameters: Any, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
 
     @cached_property
     def event(self) -> PoissonSampled:
-        """Event of one round. Raises PrivacyError if no noise meets the job's budget."""
         p = self.parameters
         return noised_steps(p, self.context, p.local_steps, size_of(self.context))
 

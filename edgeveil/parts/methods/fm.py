@@ -44,9 +44,7 @@ Form = tuple[tuple[int, ...], str]
 
 
 def forms(round: PlannedRound, parameters: FmParameters, context: MethodContext) -> dict[str, Form]:
-    """Return shape and dtype of each tensor that an answer needs.
-
-    With `ldp_pca` the host adds the device's own earlier covariance."""
+    """Return shape and dtype of each tensor that an answer needs."""
     d, features = context.dimension, context.feature_dimension
     head = fm_sums.head_shape(parameters, context)
     needed: dict[str, Form] = {}
@@ -55,7 +53,7 @@ def forms(round: PlannedRound, parameters: FmParameters, context: MethodContext)
     if context.projection is not None and context.projection.name == "ldp_fpca":
         needed["basis"] = ((features, d), "int16")
     if context.projection is not None and context.projection.name == "ldp_pca":
-        needed[COVARIANCE] = ((fm_sums.triangle_size(features),), "float32")
+        needed[COVARIANCE] = ((fm_sums.triangle_size(features),), "float32")  # the device's own
     if round.phase == CENTRE:
         return needed
     if parameters.centre:
@@ -74,7 +72,7 @@ def check_package(
 ) -> None:
     """Raise ProtocolError unless tensors have their public form and W is within its limit.
 
-    With the sizes of `check_sizes`, no exact sum then overflows or raises for any records."""
+    With the sizes of `check_sizes`, no exact sum then overflows or raises, whatever the records."""
     for name, (shape, dtype) in forms(round, parameters, context).items():
         required(tensors, name, shape, dtype)
     if round.phase == TRAIN:
@@ -167,7 +165,6 @@ class FmDevice:
         noised_sum: NDArray[np.generic],
         processor: str = "auto",
     ) -> Mapping[str, Array]:
-        """Return the segment to upload, by post-processing; the noised integers if summed."""
         if self.context.summed:
             return {HEAD if round.phase == TRAIN else round.phase: noised_sum}
         if round.phase != TRAIN:
@@ -209,7 +206,6 @@ class FmCloud(CloudMethod):
         return planned_rounds(first, self.parameters.rounds)
 
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
-        """Return one segment: a triangle, the centre (d,) or `head.weight`."""
         head, phase = self.head, round.phase
         shapes: dict[str, tuple[int, ...]] = {
             COVARIANCE: (fm_sums.triangle_size(self.context.feature_dimension),),
@@ -290,9 +286,8 @@ class FmCloud(CloudMethod):
     def model(self, state: Tensors) -> dict[str, Array]:
         """Return `centre` (d,), `radius` (1,), `weight` (d, c), and with an intercept `bias` (c,).
 
-        The head is the mean of the averaged iterates, once there are any; c is 1 for a number. With
-        a PCA also `basis` (D, d): from the mean noised covariance, or the first axes (`local_pca`).
-        """
+        The head is the mean of the averaged iterates, once there are any. With a PCA also `basis`
+        (D, d)."""
         count = int(state["tail_count"][0])
         source, divisor = ("tail", float(count)) if count else ("iterate", UNIT)
         head = state[source].astype(np.float64) / divisor
@@ -327,10 +322,9 @@ class FmCloud(CloudMethod):
         return 1.0 if self.context.regression else self.parameters.curvature
 
     def ridge_level(self, uploads: int) -> float:
-        """Return the ridge from the noise in the mean of `uploads` devices.
+        """Return the ridge: the larger expected operator norm of the mean's noise.
 
-        The larger of the expected operator norms: 2√d·σ of the quadratic (σ off its diagonal) and
-        √c·σ of the linear sum."""
+        2√d·σ of the quadratic (σ off its diagonal) and √c·σ of the linear sum."""
         (d, c), b = self.head, self.budget
         linear = math.sqrt(c * b.noise_variance(TRAIN))
         quadratic = 0.0

@@ -61,9 +61,7 @@ class FmPaperParameters(MethodParameters):
 
 
 def projecting() -> FmParameters:
-    """Return the `fm` that bounds and projects features and releases only the covariance.
-
-    One round, so that no budget is refused as too small."""
+    """Return the `fm` that only projects; one round, so that no budget is refused as too small."""
     return FmParameters(
         rounds=1, noise="laplace", centre=False, quadratic="never", radius=1.0, intercept=False
     )

@@ -80,15 +80,12 @@ def symmetric(triangle: NDArray[np.generic], d: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=2)
 def unpacked(triangle: bytes, d: int) -> NDArray[np.float32]:
-    """Return `symmetric` of float32 values, cached across rounds; read-only."""
     return symmetric(np.frombuffer(triangle, np.float32), d).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """One row of norm at most 1 per valid record, with `labels` int64 (n,).
-
-    `steps`: features φ (n, k) int32 in steps of 2**-24, or z (n, d) int16 in steps of 2**-12."""
+    """Rows of norm at most 1: φ (n, k) int32 in steps of 2**-24, or z (n, d) int16 of 2**-12."""
 
     steps: Integers
     labels: Int64
@@ -96,7 +93,6 @@ class Rows:
     def made(
         self, width: int, kind: type[np.signedinteger[Any]], make: Callable[[Integers], Int64]
     ) -> Rows:
-        """Return rows of another width by a function of blocks that treats each row alone."""
         steps = np.empty((len(self.labels), width), kind)
         for rows in blocks(len(steps)):
             steps[rows] = make(self.steps[rows])
@@ -111,7 +107,6 @@ def blocks(count: int) -> Iterator[slice]:
 
 @flushed()
 def features_of(records: Records, context: MethodContext) -> Rows:
-    """Return φ of the valid records."""
     mask = context.learned_from(records)
     x, labels = records.x[mask], records.y[mask]
     steps = np.empty((len(labels), context.feature_dimension), np.int32)
@@ -148,9 +143,7 @@ def shrunk(intercept: int) -> int:
 
 
 def with_intercept(z: Rows, intercept: int) -> Rows:
-    """Return (a·z, i) in place of z, i = `intercept` steps of 2**-12, a² + i² <= 1.
-
-    The norm stays at most 1: integer arithmetic, rounded toward zero."""
+    """Return (a·z, i) for z, i = `intercept` steps of 2**-12: a² + i² <= 1, rounded toward zero."""
     factor = shrunk(intercept)
 
     def make(steps: Integers) -> Int64:
@@ -162,9 +155,7 @@ def with_intercept(z: Rows, intercept: int) -> Rows:
 
 
 class RowCache:
-    """Cache of each data set's last rows: φ, then z for one basis and centre.
-
-    A data set is known by identity (`Records`) and held by a weak reference."""
+    """Cache of each data set's last rows: φ, then z for one basis and centre."""
 
     def __init__(self, context: MethodContext) -> None:
         self._context = context
@@ -229,8 +220,8 @@ def quadratic_sum(z: Rows) -> Int64:
 def linear_sum(z: Rows, weight_steps: Int64, clip: float, *, regression: bool = False) -> Int64:
     """Return Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`.
 
-    p = softmax(Wᵀz), or with `regression` Wᵀz and y the number. W (d, c) is on the grid 2**-12, so
-    logits are exact integers on 2**-24."""
+    p = softmax(Wᵀz), for `regression` Wᵀz. W (d, c) is on 2**-12: exact integer logits on 2**-24.
+    """
     total = np.zeros(weight_steps.shape, np.int64)
     limit = int(clip * 2.0**PRODUCT_BITS) ** 2
     for rows in blocks(len(z.steps)):
@@ -254,9 +245,9 @@ def _residual(logits: Float64, labels: Int64) -> Float64:
 
 
 def _l1_bounded(factors: Int64, labels: Int64 | None) -> NDArray[np.bool_]:
-    """Return a mask (n,) of the bounds that the L1 sensitivity relies on.
+    """Return a mask (n,) of records that keep the bounds behind the L1 sensitivity of `priced_sum`.
 
-    ‖r‖₁ <= 2; for classes also: the label's entry equals the sum of all others, up to one step."""
+    ‖r‖₁ <= 2, and for classes the label's entry equals the sum of all others, up to one step."""
     sizes = np.abs(factors)
     total = sizes.sum(axis=1)
     within: NDArray[np.bool_] = total <= LARGEST_L1
@@ -268,8 +259,7 @@ def _l1_bounded(factors: Int64, labels: Int64 | None) -> NDArray[np.bool_]:
 def _softmax(logits: Float64) -> Float64:
     """Return the softmax of rows (n, c), each bit for bit a function of itself alone.
 
-    Uses `math.exp` per value and one addition per class: vectorised exponentials may differ in an
-    array's tail."""
+    Vectorised exponentials may differ in an array's tail, hence `math.exp`."""
     shifted = logits - logits.max(axis=1, keepdims=True, initial=-np.inf)
     flat = np.fromiter(map(math.exp, shifted.ravel().tolist()), np.float64, shifted.size)
     powers: Float64 = flat.reshape(shifted.shape)
@@ -280,7 +270,6 @@ def _softmax(logits: Float64) -> Float64:
 
 
 def noised(total: Int64, event: Event, random_bytes: RandomBytes) -> Int64:
-    """Return `total`, in steps, plus the event's noise, or the device's part of shared noise."""
     event = as_single(event)
     if isinstance(event, GaussianEvent):
         return gaussian(total, event, random_bytes)[0]
@@ -293,9 +282,9 @@ def noised(total: Int64, event: Event, random_bytes: RandomBytes) -> Int64:
 
 
 def wishart(size: int, epsilon: float, random_bytes: RandomBytes) -> Int64:
-    """Return the upper triangle (`size`,) of ZZᵀ in steps of 2**-24; no guarantee is proven.
+    """Return the upper triangle (`size`,) of ZZᵀ in steps of 2**-24, Z (D, D+1) ~ N(0, 1/(2ε)).
 
-    Z (D, D+1) has entries N(0, 1/(2ε)), as in DELM, alg. 2."""
+    DELM, alg. 2; no guarantee is proven for it."""
     d = len(diagonal_of_triangle(size))
     variance = Fraction(1 << PRODUCT_BITS) / (2 * Fraction(epsilon))
     z = discrete_gaussian(variance, (d, d + 1), random_bytes)
@@ -310,9 +299,9 @@ Basis = NDArray[np.int16]
 def top_basis(triangle: NDArray[np.generic], features: int, kept: int) -> Basis:
     """Return an orthonormal basis (D, d = kept) of the d leading eigenvectors' span, on 2**-14.
 
-    `triangle` is the covariance's; values not finite count as 0. The basis is the one nearest to
-    public axes (orthogonal Procrustes, Schönemann 1966): signs and order of eigenvectors are
-    arbitrary, but parties with nearly the same covariance need the same coordinates."""
+    The basis is the one nearest to public axes (orthogonal Procrustes, Schönemann 1966):
+    eigenvectors' signs and order are arbitrary, but parties with nearly one covariance need common
+    coordinates."""
     finite = np.nan_to_num(triangle.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     _, vectors = np.linalg.eigh(symmetric(finite, features))
     leading = vectors[:, features - kept :]
@@ -322,20 +311,18 @@ def top_basis(triangle: NDArray[np.generic], features: int, kept: int) -> Basis:
 
 
 def as_weights(basis: Basis) -> NDArray[np.float32]:
-    """Return the basis as float32, exactly, for the ONNX graph."""
     return basis.astype(np.float32) * np.float32(2.0**-BASIS_BITS)
 
 
 @lru_cache(maxsize=2)
 def _public_axes(features: int, kept: int) -> NDArray[np.float64]:
-    """Return fixed orthonormal columns (D, d) in random directions."""
     return np.linalg.qr(np.random.default_rng(AXES_SEED).normal(size=(features, kept)))[0]
 
 
 def own_weights(context: MethodContext, records: Records | None) -> Mapping[str, Array]:
-    """Return with `local_pca` the weight `basis` (D, d) from the PCA of `records`, else nothing.
+    """Return with `local_pca` the `basis` (D, d) of `records`, else {}.
 
-    Without noise, so only for the cloud's own test records."""
+    The basis has no noise, so this is only for the cloud's own test records."""
     projection = context.projection
     if records is None or projection is None or projection.name != "local_pca":
         return MappingProxyType({})
@@ -349,7 +336,7 @@ def _own_basis(context: MethodContext, records: Records) -> Array:
 
 
 class Shares(PartBlock):
-    """Budget shares of the preparatory sums, of μ² (Gaussian) or ε (Laplace).
+    """Shares of the preparatory sums in μ² (Gaussian) or ε (Laplace).
 
     Training gets the rest, with the share of any sum not released. A PCA takes its share first."""
 
@@ -433,7 +420,6 @@ LOCAL_BASIS = ClaimedEvent(
 
 
 def phases(parameters: FmParameters, projection: PcaParameters | None) -> tuple[str, ...]:
-    """Return the preparatory phases in order; each is released once."""
     wanted = (
         (COVARIANCE, projection is not None and projection.name != "local_pca"),
         (CENTRE, parameters.centre),
@@ -444,10 +430,7 @@ def phases(parameters: FmParameters, projection: PcaParameters | None) -> tuple[
 
 @dataclass(frozen=True)
 class PricedSum:
-    """A sum over records before noise, with its sensitivity.
-
-    `l2` is in units, the Frobenius norm of a symmetric matrix; `l1_steps` counts sent values in
-    steps of 2**-24."""
+    """Sum over records: sensitivities `l2` in units (Frobenius), `l1_steps` in steps of 2**-24."""
 
     what: str
     size: int
@@ -503,9 +486,7 @@ def products_sum(what: str, d: int) -> PricedSum:
 
 @dataclass(frozen=True)
 class Budget:
-    """Event of each released phase in order; TRAIN is one round's.
-
-    `tainted`: events of every answer, if the basis comes from records without noise."""
+    """Events of the released phases; TRAIN is one round's, `tainted` are of every answer."""
 
     events: Mapping[str, Event]
     participations: int
@@ -535,19 +516,16 @@ class Budget:
         return within
 
     def room(self, phase: str, nominal_records: int) -> int:
-        """Return the public bound in steps on one device's sum: nominal records at their largest.
-
-        Sums are clipped before the noise, so sensitivity does not grow."""
+        """Return the public bound in steps to which a device's sum is clipped before noise."""
         event = as_single(self.events[phase])
         if isinstance(event, GaussianEvent):
             return nominal_records * event.sensitivity_steps
         return nominal_records << self.grid_bits(phase) + 1
 
     def largest(self, phase: str, nominal_records: int) -> int:
-        """Return a public bound on a noised value, in steps.
+        """Return a public bound on a noised value, in steps; 2^60 values exceed it with P < 2^-40.
 
-        For 2^60 values the probability to exceed the bound is below 2^-40: 12 σ for a normal value
-        (Mills' ratio, 2·Q(12) < 2^-107), `noise_room` for Laplace."""
+        12 σ for a normal value (Mills' ratio, 2·Q(12) < 2^-107), `noise_room` for Laplace."""
         event, room = as_single(self.events[phase]), self.room(phase, nominal_records)
         if isinstance(event, LaplaceEvent):
             return room + noise_room(event)
@@ -576,8 +554,7 @@ def budget(parameters: FmParameters, context: MethodContext) -> Budget:
 def _split(parameters: FmParameters, context: MethodContext) -> tuple[float, float, float]:
     """Return ε of the covariance, ε of the rest, and the covariance's share of μ².
 
-    All Gaussian: μ² is shared (composes by Σμ²) and both ε are the job's. Mixed: ε itself is
-    shared."""
+    All Gaussian: μ² is shared (composes by Σμ²), both ε are the job's. Mixed: ε is shared."""
     projection, whole = context.projection, context.epsilon
     gaussian_rest = parameters.noise == "gaussian"
     if projection is None or COVARIANCE not in phases(parameters, projection):
@@ -593,9 +570,8 @@ def settled(
 ) -> Budget:
     """Return the budget that `made` gives for a δ, such that it costs at most the context's (ε, δ).
 
-    Part of δ is reserved for the discreteness of Gaussian noise, which depends on the noise, so a
-    few iterations are needed. Raises PrivacyError if the grid is too coarse for (ε, δ) or the
-    features."""
+    Part of δ is reserved for the discreteness of Gaussian noise, which depends on the noise: a few
+    iterations. Raises PrivacyError if the grid is too coarse for (ε, δ) or the features."""
     check_sizes(context)
     reserve = 0.0
     for _ in range(8):
@@ -668,10 +644,7 @@ def _share_out(parameters: FmParameters, context: MethodContext, delta: float) -
 def intercept_steps(
     parameters: FmParameters, context: MethodContext, settled_budget: Budget
 ) -> int:
-    """Return i, appended to z for the intercept, in steps of 2**-12; 0 without one.
-
-    For classes i follows from the noise in the mean linear sum of `context.devices` devices, so
-    only from public numbers."""
+    """Return i for the intercept in steps of 2**-12, 0 without; from public numbers only."""
     if context.regression:
         return NUMBER_INTERCEPT
     if not parameters.intercept:

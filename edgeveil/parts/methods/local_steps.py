@@ -25,9 +25,8 @@ def minimise_quadratic(
 ) -> NDArray[np.float32]:
     """Return approximate argmin ΔW (d, c) of ⟨linear, ΔW⟩ + ½⟨ΔW, curvature·ΔW⟩, from ΔW = 0.
 
-    Chebyshev semi-iteration (Saad 2003, alg. 12.1) for eigenvalues in `spectrum` = (low, high), 0 <
-    low <= high. Coefficients depend only on the spectrum, so ΔW is linear in `linear`. float32, by
-    numpy on the CPU, else torch. Raises UsageError for an absent `processor`."""
+    Chebyshev semi-iteration (Saad 2003, alg. 12.1) in float32 for `spectrum` = (low, high), 0 < low
+    <= high; linear in `linear`. Raises UsageError for an absent `processor`."""
     a = curvature.astype(np.float32, copy=False)
     # Rows of d values: (c, d) times a symmetric matrix is faster than its transpose.
     residual = -linear.T.astype(np.float32, order="C")
@@ -44,7 +43,6 @@ def minimise_quadratic(
 
 
 def _chebyshev(residual: Any, a: Any, spectrum: tuple[float, float], steps: int) -> Any:
-    """Return the result of `steps` > 0 steps from 0, on arrays of numpy or of torch."""
     low, high = map(float, spectrum)
     middle = (high + low) / 2
     half = max((high - low) / 2, 1e-9 * middle)
@@ -66,7 +64,6 @@ def _processor(processor: str) -> str:
 
 
 def gpu_in_sight() -> bool:
-    """Return whether this machine shows a GPU that torch may be able to use."""
     if sys.platform == "darwin":
         return platform.machine() == "arm64"
     return any(any(DEVICE_FILES.glob(pattern)) for pattern in _GPU_FILES)

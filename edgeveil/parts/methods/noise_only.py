@@ -60,7 +60,6 @@ class NoiseOnlyDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """Return `noise` (values,) float32, uniform in [-1, 1]."""
         required(tensors, PACKAGE, (self.parameters.package_values,), "float32")
         values = uniform(self.parameters.values, random_bytes)
         summed = self.context.summed
@@ -68,8 +67,6 @@ class NoiseOnlyDevice:
 
 
 class NoiseOnlyCloud(CloudMethod):
-    """Cloud half; state: the mean of all values, which tends to 0."""
-
     def __init__(self, parameters: NoiseOnlyParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
 
@@ -123,7 +120,6 @@ def steps_of_one(summed: int) -> int:
 
 
 def as_summed_steps(values: NDArray[np.float32], summed: int) -> NDArray[np.int64]:
-    """Return values (n,) in [-1, 1] as integers for a sum of `summed` uploads."""
     return np.rint(values.astype(np.float64) * steps_of_one(summed)).astype(np.int64)
 
 

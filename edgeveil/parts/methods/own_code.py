@@ -19,10 +19,7 @@ FAR = 1e-3  # difference of a probability, more than rounding
 
 @flushed_training()  # so that torch's threads, which start here, flush as training will
 def check_own_code(network: Network, parameters: Any) -> None:
-    """Raise DataError unless a method with these `parameters` can train the network.
-
-    Every weight needs a gradient, per record too for noised steps, and graph and code must agree.
-    """
+    """Raise DataError unless a method with these `parameters` can train the network."""
     import torch
 
     by_record = isinstance(parameters, DpSgdParameters)

@@ -100,7 +100,6 @@ class PublicSet(PartBlock):
         return self
 
     def values(self) -> NDArray[np.float32]:
-        """Return the records (records, *input_form)."""
         raw = np.frombuffer(base64.b64decode(self.rows), np.dtype(self.dtype).newbyteorder("<"))
         return raw.reshape(self.records, *self.input_form).astype(np.float32)
 
@@ -115,7 +114,6 @@ def _read(file: str, folder: Path) -> NDArray[Any]:
 
 
 def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:
-    """Return the keys of a job for the first `records` rows of x. Raises DataError."""
     if x.ndim < 2 or len(x) < records:
         raise DataError(
             f"has the shape {list(x.shape)}, where {records} records are asked for",
@@ -170,7 +168,6 @@ class PateParameters(MethodParameters):
 def refusals(
     parameters: PateParameters, context: MethodContext
 ) -> list[tuple[tuple[str, ...], str]]:
-    """Return (keys, reason) for each unsupported setting of a job."""
     found: list[tuple[tuple[str, ...], str]] = []
     public = parameters.public
     if public is None:
@@ -190,9 +187,7 @@ def refusals(
 
 
 def vote_event(parameters: PateParameters, context: MethodContext) -> Event:
-    """Return the event of one round, such that all rounds of a device are (ε, δ)-DP.
-
-    Raises PrivacyError if that cannot be met."""
+    """Return one round's event; all together are (ε, δ)-DP. Raises PrivacyError if impossible."""
     m, times = parameters.per_round, min(context.max_participations, parameters.rounds)
     sensitivity = math.isqrt((2 * m << 2 * VOTE_BITS) - 1) + 1  # √(2m) votes, rounded up
     one = meeting(
@@ -209,8 +204,7 @@ def vote_event(parameters: PateParameters, context: MethodContext) -> Event:
 def head_weights(z: Float64, labels: NDArray[np.int64], classes: int) -> Float64:
     """Return W (d, c) near the minimum of the mean cross-entropy of z (n, d) plus RIDGE/2·‖W‖².
 
-    Nesterov's method from 0 with step 1/(½ + RIDGE), since ‖z‖ <= 1 (Böhning 1992). Zero without
-    records."""
+    Nesterov's method from 0, step 1/(½ + RIDGE) for ‖z‖ <= 1 (Böhning 1992); 0 without records."""
     weight: Float64 = np.zeros((z.shape[1], classes))
     if not len(z):
         return weight
@@ -226,8 +220,6 @@ def head_weights(z: Float64, labels: NDArray[np.int64], classes: int) -> Float64
 
 
 class PublicFeatures:
-    """Features of the public set, their mean, and the head's bounded form of both."""
-
     def __init__(self, parameters: PateParameters, context: MethodContext) -> None:
         self.context = context
         if parameters.public is not None:
@@ -247,7 +239,6 @@ class PublicFeatures:
 
 
 def rows_of(round: PlannedRound, parameters: PateParameters) -> slice:
-    """Return the slice of public records that a round labels."""
     m = parameters.per_round
     return slice((round.number - 1) * m, min(round.number * m, parameters.queries))
 
@@ -280,9 +271,7 @@ class PateDevice:
 
     @flushed()
     def votes(self, round: PlannedRound, records: Records) -> Int64:
-        """Return one-hot rows (per_round, c) before noise, which never leave the device.
-
-        Rows are zero without valid records, and where a row has no public record."""
+        """Return one-hot rows (per_round, c) before noise, which never leave the device."""
         p, s = self.parameters, self.context
         ballot = np.zeros((p.per_round, s.classes), np.int64)
         mask = s.learned_from(records)
@@ -330,7 +319,6 @@ class PateCloud(CloudMethod):
 
     @flushed()
     def model(self, state: Tensors) -> dict[str, Array]:
-        """Return the student's head, in the form of `fm`; zero without any label."""
         public = PublicFeatures(self.parameters, self.context)
         labels = np.asarray(state["labels"], np.int64)
         known = labels >= 0

@@ -89,8 +89,6 @@ def budget(parameters: PcaResidualParameters, context: MethodContext) -> fm_sums
 
 
 class PcaResidualDevice(FmDevice):
-    """Device half, which releases sums as `fm` does."""
-
     def __init__(self, parameters: PcaResidualParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
         self.budget = budget(parameters, context)
@@ -115,7 +113,6 @@ class PcaResidualDevice(FmDevice):
         noised_sum: NDArray[np.generic],
         processor: str = "auto",
     ) -> Mapping[str, Array]:
-        """Return the segment: float32, or if summed the integers."""
         name = PRODUCTS if round.phase == TRAIN else CENTRE
         return {name: noised_sum if self.context.summed else noised_sum.astype(np.float32)}
 
@@ -184,9 +181,7 @@ class PcaResidualCloud(CloudMethod):
         return np.asarray(ridge / np.maximum(values + ridge, np.finfo(np.float64).tiny))
 
     def ridge_level(self, uploads: int) -> float:
-        """Return r from the noise in the mean of `uploads` devices.
-
-        r is the expected operator norm of a symmetric noise matrix, 2√d·σ, σ off its diagonal."""
+        """Return r: the expected operator norm 2√d·σ of the noise in `uploads` devices' mean."""
         sigma = math.sqrt(self.budget.noise_variance(TRAIN))
         scale = self.context.nominal_records * math.sqrt(uploads)
         return self.ridge * 2 * math.sqrt(self.context.dimension) * sigma / scale

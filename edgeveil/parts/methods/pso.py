@@ -79,7 +79,6 @@ class Swarm:
         self.best, self._fitness = start.copy(), np.inf
 
     def move(self) -> None:
-        """Move every particle to the position from which it is trained next."""
         if self._adaptive:
             self.positions = self._own.copy()
             return
@@ -164,7 +163,6 @@ def mean_loss(task: Task, position: NDArray[np.float64]) -> float:
 class PsoDpSgd(DpSgd):
     @cached_property
     def event(self) -> PoissonSampled:
-        """Event of one round. Raises PrivacyError if no noise meets the budget."""
         p = self.parameters
         steps = p.local_steps
         if p.selection == "priced":
@@ -217,7 +215,6 @@ class PsoDpSgd(DpSgd):
 
 
 def on(processor: str, task: Task, position: Float64) -> dict[str, torch.Tensor]:
-    """Return the weights of a position (d,) as tensors."""
     import torch
 
     weights = shaped(task.weights, position)
@@ -227,9 +224,7 @@ def on(processor: str, task: Task, position: Float64) -> dict[str, torch.Tensor]
 def losses_under(
     task: Task, positions: Float64, processor: str
 ) -> Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
-    """Return a function to losses (n, N) under N weight vectors, cut to [0, B], less B/2.
-
-    A loss that is NaN counts as B."""
+    """Return a function to losses (n, N) of N weight vectors in [0, B], less B/2; NaN is B."""
     import torch
 
     losses = record_losses(task.network)

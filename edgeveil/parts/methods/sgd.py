@@ -126,7 +126,6 @@ class Steps:
 
 
 def batches(count: int, size: int, random_bytes: RandomBytes) -> Iterator[NDArray[np.int64]]:
-    """Yield the indices 0 … count − 1 in a random order, `size` at a time."""
     keys = np.frombuffer(random_bytes(8 * count), "<u8") if count else np.zeros(0, "<u8")
     order = np.argsort(keys, kind="stable").astype(np.int64)
     return (order[k : k + size] for k in range(0, count, size))
@@ -156,7 +155,6 @@ class OutputPerturbation(Sgd):
         return steps
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
-        """Return the claim of one round. Raises PrivacyError as `sigma_steps`."""
         del round
         _ = self.sigma_steps
         share = self.context.epsilon * HAIR / self._times

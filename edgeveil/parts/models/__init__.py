@@ -18,9 +18,7 @@ MODELS = TABLE = PartTable(__name__, ModelPart)
 def build_network(
     parameters: ModelParameters, input_shape: Shape, classes: int, artifacts: Artifacts = NONE
 ) -> Network:
-    """Return the network of a `model` block; `artifacts` holds packed state_dicts by SHA-256 (hex).
-
-    Raises DataError for unsupported records, and for adapters that fit no weight."""
+    """Return the network of a `model` block. Raises DataError if records or adapters do not fit."""
     network = MODELS[parameters.name].build(parameters, input_shape, classes)
     network.weights  # noqa: B018 - shapes are checked here
     if parameters.state_dict is None:
@@ -35,7 +33,6 @@ def build_network(
 
 
 def python_function(parameters: ModelParameters | None) -> str | None:
-    """Return the `module:function` of Python code in a `model` block, None by default."""
     if parameters is None or not parameters.runs_python:
         return None
     return str(getattr(parameters, "function", ""))

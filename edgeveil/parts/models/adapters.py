@@ -46,7 +46,6 @@ class AdaptedNetwork(Network):
 
     @cached_property
     def head(self) -> frozenset[str]:
-        """Names of the weights that are trained whole."""
         names, given = [one.name for one in self.base.weights], self.adapters.head
         last = names[-1].rpartition(".")[0]
         found = frozenset(

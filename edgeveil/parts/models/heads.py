@@ -75,9 +75,7 @@ def bake(
     weights: Mapping[str, NDArray[np.generic]],
     entries: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a self-contained model: weight inputs become initializers, `entries` its metadata.
-
-    Classes get an output `label` int64 (N,). Raises DataError for a missing or misshapen weight."""
+    """Return a model with `weights` built in, and for classes an output `label` int64 (N,)."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -103,7 +101,6 @@ def bake(
 
 
 def described(model: bytes, entries: Mapping[str, str]) -> bytes:
-    """Return a model with `entries` added to its metadata."""
     import onnx
 
     more = onnx.ModelProto()
@@ -114,7 +111,6 @@ def described(model: bytes, entries: Mapping[str, str]) -> bytes:
 
 
 def head_probabilities(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
-    """Return the graph's output (n, classes) from features (n, D), in float64."""
     logits = bounded(phi, weights) @ weights["weight"].astype(np.float64)
     return softmax(logits + weights["bias"].astype(np.float64) if "bias" in weights else logits)
 
@@ -136,9 +132,7 @@ def softmax(logits: Float64) -> Float64:
 def regression_graph(
     features: FeatureMap, input_shape: tuple[int, ...], target: TargetRange, kept: int | None = None
 ) -> bytes:
-    """Return the ONNX graph of a number, with output `value` (N, 1) in the range's own unit.
-
-    Inputs as of `build_graph`, with `weight` (d, 1) and `bias` (1,)."""
+    """Return the ONNX graph of a number: `weight` (d, 1), `bias` (1,), output `value` (N, 1)."""
     parts, inputs = bounded_features(features, input_shape, kept)
     product = parts.add("MatMul", BOUNDED, "weight")
     found = parts.add("Add", product, "bias")
@@ -164,14 +158,11 @@ THRESHOLD = "threshold"  # the weight (1,) that a score is divided by
 
 
 def no_threshold() -> dict[str, NDArray[np.float32]]:
-    """Return a threshold of 1, with which a score is the residual."""
     return {THRESHOLD: np.ones(1, np.float32)}
 
 
 def residual_graph(features: FeatureMap, input_shape: tuple[int, ...]) -> bytes:
-    """Return the ONNX graph of anomalies, with output `score` float32 (N, 1) >= 0.
-
-    Inputs: `x`, `centre` (d,), `residual` (d, d), `threshold` (1,)."""
+    """Return the ONNX graph of anomalies: `residual` (d, d), `threshold`; `score` (N, 1)."""
     parts, d = NodeList(), features.output_dim(input_shape)
     centred = parts.add("Sub", features.onnx_nodes(parts, "x", input_shape), "centre")
     left = parts.add("MatMul", centred, "residual")

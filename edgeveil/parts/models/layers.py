@@ -20,9 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Weight:
-    """One trained tensor, first drawn by `fan_in`, or constant `start` if that is 0.
-
-    `turned`: a matrix (in, out), which a PyTorch state_dict holds as (out, in)."""
+    """One trained tensor; `turned`: a matrix (in, out), in a PyTorch state_dict (out, in)."""
 
     name: str
     shape: Shape
@@ -36,9 +34,7 @@ def value_count(weights: Iterable[Weight]) -> int:
 
 
 class Layer:
-    """Function of a batch and of the weights named `name.…`; by default weightless, shape kept.
-
-    Each record is treated alone, so that per-record gradients exist."""
+    """Function of each record alone, so that per-record gradients exist; weights are `name.…`."""
 
     def output_shape(self, given: Shape) -> Shape:
         """Return the shape of one record's output. Raises DataError for unsupported records."""
@@ -48,7 +44,6 @@ class Layer:
         return ()
 
     def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
-        """Return the output (n, *output_shape) of x (n, *given), in torch."""
         raise NotImplementedError
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
@@ -59,7 +54,6 @@ class Layer:
 def placed(
     layers: tuple[tuple[str, Layer], ...], shape: Shape
 ) -> Iterator[tuple[str, Layer, Shape]]:
-    """Yield each layer with its name and input shape."""
     for name, layer in layers:
         yield name, layer, shape
         shape = layer.output_shape(shape)
@@ -222,9 +216,7 @@ class GlobalAveragePool(Layer):
 
 @dataclass(frozen=True)
 class GroupNorm(Layer):
-    """Normalise each of `groups` channel groups per record, then scale and shift per channel.
-
-    Wu and He 2018; in place of batch normalisation, which mixes records."""
+    """Group normalisation (Wu and He 2018), since batch normalisation mixes records."""
 
     groups: int
 

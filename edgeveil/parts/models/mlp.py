@@ -40,7 +40,6 @@ def build(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Ne
 
 
 def build_autoencoder(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
-    """Return d - hidden… - code - …hidden - d; `classes` is unused."""
     layers: list[tuple[str, Layer]] = [("flat", Flatten())]
     for number, width in enumerate(parameters.hidden, start=1):
         layers += [(f"encoder{number}", Dense(width)), (f"relu{number}", Relu())]

@@ -116,9 +116,7 @@ class Network:
         return self.drawn() if self.packed is None else self.pretrained()
 
     def pretrained(self, optional: Iterable[str] = ()) -> dict[str, NDArray[np.float32]]:
-        """Return the state_dict's weights under the network's names, without `optional` ones.
-
-        Raises DataError if the state_dict is missing or does not fit."""
+        """Return the state_dict's weights without `optional` ones. Raises DataError."""
         if self.packed is None:
             raise DataError(
                 "the weights that the job names are not here",
@@ -153,14 +151,12 @@ class Network:
         return weight
 
     def saved(self, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """Return weights as a PyTorch state_dict: its names, matrices transposed."""
         return {
             self.saved_name(one.name): weights[one.name].T if one.turned else weights[one.name]
             for one in self.weights
         }
 
     def merged(self, weights: Mapping[str, NDArray[np.generic]]) -> Mapping[str, Any]:
-        """Return all weights of the graph, given the trained ones."""
         return weights
 
     def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -178,8 +174,7 @@ class Network:
     def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
         """Return the ONNX model: `x` (N, *input_shape) and all weights in, the goal's output out.
 
-        With `front`, a feature map and a record's shape, `x` is records and the network gets
-        features."""
+        With `front`, `x` is records of its shape and the network gets the map's features."""
         parts = NodeList()
         shape, x = self.input_shape, "x"
         if front is not None:
@@ -214,7 +209,6 @@ class StateDictFile(PartBlock):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Accept a path, or the block of a sent job."""
         whole = handler(schema)
         return {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 4096}, whole]}
 
@@ -246,8 +240,6 @@ class AdapterParameters(PartBlock):
 
 
 class ModelParameters(PartBlock):
-    """Base of every `model` block."""
-
     runs_python: ClassVar[bool] = False
     """Whether the block names code that owners must have installed and allowed."""
 
@@ -275,10 +267,6 @@ class ModelParameters(PartBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart(BlockPart):
-    """Declaration of a model; `build(parameters, input_shape, classes)` returns its network.
-
-    `anomaly`: the model learns normal records."""
-
     family: ClassVar[str] = "models"
     key: ClassVar[str] = "model"
     what: ClassVar[str] = "model"
@@ -302,9 +290,10 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def packed_state_dict(path: Path) -> bytes:
-    """Return the canonical bytes of a `.safetensors` or `.pt` file; runs no code.
+    """Return the canonical bytes of a `.safetensors` or `.pt` file, without running code.
 
-    Raises DataError for another file, one larger than MAX_BYTES, or values not finite float32."""
+    Raises DataError for another file, one beyond MAX_BYTES, or weights that are not finite float32.
+    """
     try:
         _bounded(path, path.stat().st_size)
         raw = path.read_bytes()[: MAX_BYTES + 1]
@@ -383,9 +372,7 @@ def _from_torch(path: Path) -> Arrays:
 def fitted(
     wanted: Mapping[str, Shape], found: Mapping[str, NDArray[Any]], optional: Iterable[str] = ()
 ) -> Arrays:
-    """Return the `wanted` arrays of `found`, without `optional` ones.
-
-    Raises DataError that lists missing and unexpected names and other shapes."""
+    """Return the `wanted` arrays of `found`. Raises DataError unless all but `optional` fit."""
     free = set(optional)
     missing = [name for name in wanted if name not in found and name not in free]
     unexpected = [name for name in found if name not in wanted and name not in free]

@@ -186,7 +186,6 @@ def _refused(function: str, what: str, fix: str = "correct the function") -> Dat
 
 
 def _run(apart: Callable[[bytes], bytes], function: str, given: Mapping[str, Any]) -> bytes:
-    """Run `apart` on a request, in a separate process unless this one already is."""
     request = json.dumps({"function": function, **given}).encode()
     if is_own():
         return apart(request)
@@ -227,9 +226,7 @@ _CHANCE = frozenset(  # operators of random output
 
 
 def exported_nodes(layer: Module, name: str, graph: NodeList, x: str, given: Shape) -> str:
-    """Add the module's nodes to `graph` and return the name of its logits.
-
-    Raises DataError without an ONNX form. The newer exporter would need more packages."""
+    """Add the module's nodes to `graph`; return the name of its logits. Raises DataError."""
     import onnx
 
     weights = {name for name, _ in layer.parameters.weights}
@@ -283,9 +280,7 @@ def _plain(node: Any, graph: NodeList) -> list[Any]:
 
 
 def _fold(graph: Any, given: set[str]) -> None:
-    """Replace nodes that depend on no input (`given`) by arrays, in place.
-
-    The exporter computes shapes with operators that devices do not run."""
+    """Replace nodes that depend on no input by arrays: the exporter's shape computations."""
     from onnx import TensorProto, helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 

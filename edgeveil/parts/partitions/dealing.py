@@ -49,10 +49,9 @@ def check_dealing(devices: int, rule: Partition) -> None:
 
 
 def hold_back_share(records: Records, share: float, fold: int = 0) -> tuple[Records, Records]:
-    """Return (rest, held): each record is held by its own hash with probability `share`.
+    """Return (rest, held): each record is held by its own hash with probability `share` in [0, 1).
 
-    `share` is in [0, 1), else raises DataError. Other values of `fold` (default 0) hold other
-    records: five folds of 0.2 hold each record once."""
+    Other values of `fold` hold other records: five folds of 0.2 hold each record once."""
     if not 0.0 <= share < 1.0:
         raise DataError(
             f"must be at least 0 and below 1, got {share}", where="test_share", fix="write 0.2"
@@ -72,8 +71,7 @@ def deal_own(
 ) -> tuple[Records, Shares]:
     """Return own records as devices hold them, and each device's ascending indices.
 
-    `classes` is public. Raises DataError if a rule needs `classes`, or the noise a range, and it is
-    not set."""
+    Raises DataError if a rule needs public `classes`, or the noise a range, that is not set."""
     check_dealing(devices, rule)
     if classes is None and needs_classes(rule):
         raise DataError(
@@ -99,7 +97,6 @@ def record_words(x: NDArray[np.float32], seed: int, label: bytes) -> Words:
 def _disturbed(
     records: Records, place: Indices, devices: int, rule: Partition, seed: int, classes: int
 ) -> Records:
-    """Disturb as `disturbed`, by each record's own hash, with public classes and range."""
     poor = low_quality_devices(devices, rule, seed)
     if not len(poor) or classes < 2:
         return records
@@ -128,7 +125,6 @@ def _disturbed(
 
 
 def low_quality_devices(devices: int, rule: Partition, seed: int) -> NDArray[np.int64]:
-    """Return the ascending numbers, from 0, of the devices with low-quality records."""
     if not rule.lq_data:
         return np.empty(0, np.int64)
     count = _share(devices, rule.lq_user)
@@ -136,10 +132,7 @@ def low_quality_devices(devices: int, rule: Partition, seed: int) -> NDArray[np.
 
 
 def disturbed(records: Records, shares: Shares, rule: Partition, seed: int) -> Records:
-    """Return a copy in which low-quality records have another, uniformly drawn class and noise.
-
-    The Gaussian noise has LQ_NOISE times the range of the data set, and values are clipped to that
-    range."""
+    """Return a copy whose low-quality records have another class, and noise by LQ_NOISE."""
     chosen = low_quality_devices(len(shares), rule, seed)
     classes = np.unique(records.y)
     if not len(chosen) or len(classes) < 2:

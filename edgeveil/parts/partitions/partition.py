@@ -34,10 +34,6 @@ may depend only on the record's own hash word and label; `classes` is the number
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionPart(Part):
-    """Declaration of a partition: `deal` for published sets, `place` for owners' records.
-
-    `reads`: keys of the block that the rule uses. `by_class`: needs the number of classes."""
-
     family: ClassVar[str] = "partitions"
     key: ClassVar[str] = "local_run.partition"
     what: ClassVar[str] = "partition"
@@ -59,9 +55,7 @@ def cut(order: Indices, shares: NDArray[np.float64]) -> Shares:
 
 
 def proportions(count: int, alpha: float, chance: np.random.RandomState) -> NDArray[np.float64]:
-    """Draw (count,) from the symmetric Dirichlet distribution.
-
-    Uses logarithms of Gamma(alpha + 1), since Gamma(alpha) underflows for a small alpha."""
+    """Draw (count,) from a symmetric Dirichlet; by logarithms, since Gamma(alpha) underflows."""
     uniform = 1.0 - chance.random_sample(count)  # in (0, 1]
     logs = np.log(chance.standard_gamma(alpha + 1.0, count)) + np.log(uniform) / alpha
     weights = np.exp(logs - logs.max())
@@ -103,7 +97,6 @@ def deal_n_class(y: Indices, devices: int, rule: Partition, seed: int) -> Shares
 def place_n_class(
     words: Words, y: Indices, devices: int, rule: Partition, seed: int, classes: int
 ) -> Indices:
-    """Place by classes cut into equal pieces, of which each device has `classes_per_device`."""
     pieces, known = devices * rule.classes_per_device, (y >= 0) & (y < classes)
     rank = np.argsort(public_order(classes, seed, "classes"))
     at = (rank[y[known]] + words[known].astype(np.float64) * 2.0**-64) * (pieces / classes)
@@ -116,10 +109,7 @@ def place_n_class(
 
 
 def class_pieces(devices: int, pieces: int, seed: int) -> NDArray[np.int64]:
-    """Return the pieces (devices, pieces) of the class order that each device gets.
-
-    A device takes one from each of `pieces` stretches, so that its pieces are of different classes.
-    """
+    """Return the pieces (devices, pieces) of the class order that each device gets, far apart."""
     stretches = [public_order(devices, seed, f"stretch-{k}") + k * devices for k in range(pieces)]
     return np.stack(stretches, axis=1)
 

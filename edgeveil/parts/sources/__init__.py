@@ -32,10 +32,7 @@ def published_files() -> dict[str, FileSet]:
 
 
 def load_records(source: str, origin: Origin | None = None) -> Records:
-    """Return the records of a name of SOURCES, or of `python: module:function`.
-
-    Raises DataError (file, place, fix) for bad data or a file changed while it is read, UsageError
-    for an unknown name."""
+    """Return the records of a source. Raises DataError for bad or changing data, UsageError."""
     chosen = origin or Origin()
     part = source_part(source)
     if part.name == "python":

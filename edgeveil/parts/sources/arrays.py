@@ -42,10 +42,9 @@ _READERS = {
 
 
 def read_npz(origin: Origin) -> Records:
-    """Return records from `x` (n, ...) and `y` (n,). Raises DataError; never loads a pickle.
+    """Return records from `x` (n, ...) and `y` (n,); with a schema, pictures and names or numbers.
 
-    With a schema, x are pictures and y names of classes or numbers from 0; if a class is named by a
-    number, numbers are names."""
+    Raises DataError; never loads a pickle."""
     file, schema = require_file(origin.path, "data.path"), origin.schema
     x, y = npz_array(file, "x", origin.max_bytes), npz_array(file, "y", origin.max_bytes)
     if schema is None:
@@ -55,9 +54,7 @@ def read_npz(origin: Origin) -> Records:
 
 
 def _by_name(y: NDArray[Any], numbers: dict[str, int]) -> NDArray[np.int64]:
-    """Return labels y as class numbers, cell by cell.
-
-    NumPy gives an array one type, so 1, 1.0, True and their texts count as one label."""
+    """Return labels y as class numbers; 1, 1.0, True and their texts are one label."""
     classes: dict[str | float, int] = {}
     for name, number in numbers.items():
         classes.setdefault(_label(name, number_in_text(name)), number)
@@ -71,7 +68,6 @@ def _by_name(y: NDArray[Any], numbers: dict[str, int]) -> NDArray[np.int64]:
 
 
 def _label(text: str, value: float) -> str | float:
-    """Return the key by which labels are compared: a number if the text is one, else the text."""
     return text.strip() if math.isnan(value) else float(value)
 
 
@@ -121,16 +117,13 @@ def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order and dtype of an NPY array; raises ValueError.
-
-    The header's length is checked first, since NumPy reads up to 4 GiB."""
     version = np.lib.format.read_magic(stream)
     if version not in _READERS:
         raise ValueError(f"unknown NPY version {version}")
     length_bytes, read = _READERS[version]
     length = stream.read(length_bytes)
     size = int.from_bytes(length, "little")
-    if size > _HEADER_BYTES:
+    if size > _HEADER_BYTES:  # NumPy alone reads up to 4 GiB
         raise ValueError(f"an NPY header of {size} bytes")
     try:
         return read(io.BytesIO(length + stream.read(size)))
@@ -139,7 +132,6 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def read_python(origin: Origin) -> Records:
-    """Return the records (x, y) that the owner's `module:function` gives without arguments."""
     where = f"data.source python: {origin.function or ''}"
     target = origin.function or ""
     if not all(target.partition(":")):

@@ -32,7 +32,6 @@ def read_idx(origin: Origin) -> Records:
 
 
 def idx_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
-    """Return the array of an IDX file; gzip is detected by its first two bytes."""
     with file.open("rb") as probe:
         zipped = probe.read(2) == b"\x1f\x8b"
     try:
@@ -118,7 +117,6 @@ def _read_half(
 def _check_labels(
     labels: NDArray[Any], classes: int, name: str, where: str, start: int, step: int, fix: str
 ) -> None:
-    """Raise DataError for a label outside the classes, with the position of its byte."""
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         first = int(wrong[0])
@@ -129,10 +127,7 @@ def _check_labels(
 def _read_cifar(
     name: str, labels: int, classes: int, files: tuple[Path, ...], max_bytes: int = MAX_BYTES
 ) -> Records:
-    """Return records x (n, 3, 32, 32) float32 in 0..255 of all files.
-
-    A record is `labels` bytes, the last of them the class, then pixels. Raises DataError with the
-    place."""
+    """Return records x (n, 3, 32, 32) float32 in 0..255; `labels` bytes precede the pixels."""
     size = labels + math.prod(SHAPE)
     fix = f"copy the file again, or take it from the binary version of {name}"
     counts = []

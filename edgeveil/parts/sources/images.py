@@ -33,9 +33,8 @@ _Labelled = tuple[Path, int]  # a picture and its class
 def read_images(origin: Origin) -> Records:
     """Return records x (n, height, width), or (n, 3, height, width) in colour, float32 in 0..255.
 
-    Classes are numbered in the order of their names, not of the folders present; pictures in other
-    folders have the label -1. With a schema, records are placed by their files' bytes and cut to
-    the limit. Raises DataError without Pillow, folder or classes, or beyond `max_bytes`."""
+    Classes are numbered by their given names, not by the folders present; pictures of other folders
+    have the label -1. Raises DataError without Pillow, folder or classes, or beyond `max_bytes`."""
     return _read(origin)[0]
 
 
@@ -85,7 +84,6 @@ def _require_pillow() -> None:
 
 
 def class_folders(folder: Path | None) -> list[Path]:
-    """Return the visible folders below `folder`, sorted by name. Raises DataError."""
     place = require_folder(folder, "name the one that holds a folder of pictures for each class")
     return sorted(p for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
 
@@ -159,7 +157,6 @@ def encode_files(
 
 
 def pictures_below(folder: Path) -> list[Path]:
-    """Return the pictures in a folder, then those in its folders, by name."""
     inside = sorted(folder.iterdir())
     found = [*inside, *(file for one in inside if one.is_dir() for file in sorted(one.iterdir()))]
     return [file for file in found if file.suffix.lower() in ENDINGS and file.is_file()]

@@ -89,10 +89,9 @@ class FileSet:
 class SourcePart(Part):
     """Declaration of a data source; `read` raises DataError.
 
-    `place`: kind of `path`, "" for none. `reads`: other keys used; `demands`: fixes for missing
-    ones. `faults` lists records that learning drops, `tallies` describes columns, for the owner's
-    console. `by_schema`: kind of schema supported. Published sets: `test` reads the cloud's half;
-    `shape`, `classes`, `files`."""
+    `place`: kind of `path`. `reads`: other keys used; `demands`: fixes for missing ones. `faults`
+    and `tallies` report dropped records and columns to the owner. `by_schema`: kind of schema
+    supported. Published sets: `test` reads the cloud's half; `shape`, `classes`, `files`."""
 
     family: ClassVar[str] = "sources"
     key: ClassVar[str] = "local_run.data.source"
@@ -114,10 +113,7 @@ class SourcePart(Part):
 def published_part(
     files: FileSet, read: Callable[[tuple[Path, ...], int], Records], **declaration: Any
 ) -> SourcePart:
-    """Declare a published data set, half for devices and half for the cloud.
-
-    `read` takes one half's files and the size limit in bytes; `declaration` holds fields of `Part`.
-    """
+    """Declare a published data set; `read` takes one half's files and the size limit in bytes."""
 
     def train(origin: Origin) -> Records:
         return read(files.paths(origin.path, "train"), origin.max_bytes)

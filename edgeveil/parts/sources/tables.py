@@ -51,9 +51,9 @@ Report = Callable[[int, str], object]  # (line number from 1, fault)
 def read_csv(origin: Origin) -> Records:
     """Return records by the origin's schema, or x (n, columns-1) and the label column.
 
-    Without a schema the first line names every column; the label is the last column by default, or
-    `label_column`. Later cells that are not numbers are NaN, such labels -1, a line of another
-    width entirely NaN. Raises DataError for a file that is not such a table."""
+    Without a schema the first line names every column; the label is the last column by default.
+    Cells that are not numbers are NaN, such labels -1. Raises DataError for a file that is no such
+    table."""
     if origin.schema is not None:
         return encode_csv(origin, origin.schema).records
     require_columns(origin.header, None)
@@ -89,9 +89,8 @@ def read_matrix(
 ) -> tuple[list[str], NDArray[np.float64]]:
     """Return (header, table (n, columns) float64), with NaN for cells that are not numbers.
 
-    `report` gets malformed lines, `lines` each record's line number. Without `need_header` a first
-    line of numbers is a record. Raises DataError if a needed header is missing, or beyond
-    `max_bytes`."""
+    `report` gets malformed lines, `lines` each record's line number. Raises DataError if a needed
+    header is missing, or beyond `max_bytes`."""
     _require_small(file, max_bytes)
     header: list[str] = []
     width, values = 0, array("d")
@@ -124,9 +123,8 @@ def encode_csv(
 ) -> Encoded:
     """Return the records of a CSV file by a job's schema, and statistics of its columns.
 
-    `schema.header` names the columns if no first line does. `report` gets malformed lines. With a
-    limit a file may have any size. Raises DataError for a header that is missing or holds a number
-    and for a missing column, never for a record."""
+    `report` gets malformed lines; with a limit a file may have any size. Raises DataError for a
+    header that is missing or holds a number and for a missing column, never for a record."""
     require_columns(origin.header, schema)
     file = require_file(origin.path, "data.path")
     if origin.limit is None:
@@ -164,7 +162,6 @@ def require_columns(header: bool | None, schema: DataSchema | None) -> None:
 
 
 def guess_header(path: Path | None, schema: DataSchema | None) -> bool:
-    """Return whether the first line seems to name the columns that a schema reads."""
     if schema is None or schema.header is None:
         return True
     if path is None or not path.is_file():
@@ -173,7 +170,6 @@ def guess_header(path: Path | None, schema: DataSchema | None) -> bool:
 
 
 def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Return (header, all rows) of a CSV file as text; [] for a missing header."""
     file = require_file(path, "the file")
     _require_small(file, MAX_BYTES)
     rows = [_cells(line) for _, line in _lines(file)]
@@ -244,7 +240,6 @@ def _require_names(cells: list[str], where: str) -> None:
 
 
 def _require_no_number(cells: list[str], where: str) -> None:
-    """Raise DataError for a header line that holds a number, which may be a record."""
     if any(cell and _number(cell) is not None for cell in cells):
         raise DataError(
             "should name the columns, as data.header says, and holds a number: it may be a record",
@@ -254,9 +249,7 @@ def _require_no_number(cells: list[str], where: str) -> None:
 
 
 def _row(line: str, width: int) -> tuple[list[float], str]:
-    """Return the numbers of one record's line, and a fault or "".
-
-    Lines are parsed one at a time, so that an open quote does not consume the next ones."""
+    """Return one line's numbers, and a fault or ""; an open quote ends with the line."""
     cells, missing = _cells(line, skip_blanks=False), float("nan")
     if len(cells) != width:
         return [missing] * width, f"{len(cells)} columns, the first line has {width}"
@@ -279,7 +272,6 @@ def _number(cell: str) -> float | None:
 
 
 def _label_index(columns: list[str], name: str | None, where: str) -> int:
-    """Return the index of the label column: by default the last. Raises DataError."""
     if len(columns) < 2:
         fix = "give each record its values and a label"
         raise DataError("has a single column", where=where, fix=fix)
@@ -300,8 +292,8 @@ _NO_VALUE = (ValueError, OverflowError, TypeError)
 def read_parquet(origin: Origin) -> Records:
     """Return records by the origin's schema, or x (n, columns-1) float32 and the label column.
 
-    Raises DataError without pyarrow, for a file that is not Parquet or lacks columns, and, from its
-    footer, for one larger than `max_bytes`."""
+    Raises DataError without pyarrow, for a file without the form, or, by its footer, beyond
+    `max_bytes`."""
     if origin.schema is not None:
         return encode_parquet(origin, origin.schema).records
     file = require_file(origin.path, "data.path")
@@ -315,9 +307,7 @@ def read_parquet(origin: Origin) -> Records:
 
 
 def encode_parquet(origin: Origin, schema: DataSchema, *, labelled: bool | None = True) -> Encoded:
-    """Return the records by a job's schema, and statistics of the columns.
-
-    Raises DataError as `read_parquet`, and without a limit for texts that are too long."""
+    """Return the records by a job's schema, and statistics of the columns. Raises DataError."""
     file, most, limit = require_file(origin.path, "data.path"), origin.max_bytes, origin.limit
     with _opened(file) as opened:
         _check_size(opened, str(file), most)
@@ -348,7 +338,6 @@ def _numbers(column: Any) -> NDArray[np.float64]:
 
 
 def _holds_numbers(kind: Any) -> bool:
-    """Return whether a column's type has only numbers, or only gaps."""
     import pyarrow as pa
 
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
@@ -436,9 +425,7 @@ def _once(opened: Any, at: int) -> bool:
 
 
 def _batches(opened: Any) -> Iterator[Any]:
-    """Yield all rows in batches, smaller ones if texts are repeated in memory.
-
-    Texts in lists are read by row group, since pyarrow cannot join two dictionaries of a list."""
+    """Yield all rows, few at a time if texts are repeated; by row group if texts are in lists."""
     groups, rows = range(opened.num_row_groups), _ROWS
     if any(_repeats_texts(field.type) for field in opened.schema_arrow):
         longest = max((opened.metadata.row_group(k).total_byte_size for k in groups), default=0)

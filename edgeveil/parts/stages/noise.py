@@ -102,8 +102,8 @@ class GradientGaussian(BaseStage):
     def grid(self) -> FixedPoint:
         """Grid of the noise, with room for the whole update in one value plus 12 σ.
 
-        One of 2^60 normal values is beyond with probability below 2^-40 (Mills' ratio: 2·Q(12) <
-        2^-107)."""
+        2^60 normal values exceed it with probability below 2^-40 (Mills' ratio: 2·Q(12) < 2^-107).
+        """
         noise = math.ceil(12 * math.sqrt(self.event.sigma_squared))
         return FixedPoint(self.event.grid_bits, self.event.sensitivity_steps + noise)
 
