@@ -59,7 +59,7 @@ def own_records(
     shard, origin = data.shard, origin_of(data, schema)
     if shard is None:
         whole = data.test_share is None
-        return devices_records(data.source, replace(origin, limit=limit if whole else None))
+        return all_device_records(data.source, replace(origin, limit=limit if whole else None))
     if not 0 <= shard.index < shard.devices:
         raise DataError(
             f"must be in 0..{shard.devices - 1}, got {shard.index}",
@@ -82,14 +82,14 @@ def dealt_records(
     classes: int | None = None,
 ) -> tuple[Records, Shares]:
     """Return a whole data set as its devices hold it, and each device's indices; cached."""
-    records = devices_records(source, origin)
+    records = all_device_records(source, origin)
     if not brings_its_test(source):
         return deal_own(records, devices, rule, seed, classes)
     shares = partition(records.y, devices, rule, seed)
     return disturbed(records, shares, rule, seed), shares
 
 
-def devices_records(source: str, origin: Origin) -> Records:
+def all_device_records(source: str, origin: Origin) -> Records:
     if origin.test_share is None or brings_its_test(source):
         return load_records(source, origin)
     return _halves(source, origin)[0]

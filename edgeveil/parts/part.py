@@ -92,7 +92,7 @@ def filled_from_file(
     return {**given, **found}
 
 
-def own_function(target: str, where: str) -> Any:
+def import_function(target: str, where: str) -> Any:
     """Return the object at `module:function`. Raises DataError if the import fails."""
     module, _, name = target.partition(":")
     try:
@@ -157,7 +157,7 @@ class BlockPart(Part):
         return self.parameters(**{self.tag: self.name, **keys})
 
 
-GONE = {
+REMOVED = {
     "features": {"patches": "feature map 'patches' is gone; use pictures, which learns more"},
     "methods": {name: f"method '{name}' is gone; use dp_sgd" for name in ("gep", "rgp")},
     "models": {"low_rank_head": "model 'low_rank_head' is gone; use mlp on the job's features"},
@@ -177,7 +177,7 @@ class PartTable(Table[P], Generic[P]):
         self.refused: dict[str, str] = {}
         """Unavailable names, of plug-ins or earlier versions, with the reason."""
         self._lock = RLock()
-        self._state: object = self  # never that of plug-ins
+        self._state: object = self  # differs from any state of plug-ins
 
     @cached_property
     def built_in(self) -> dict[str, P]:
@@ -197,8 +197,8 @@ class PartTable(Table[P], Generic[P]):
         if self._state != now:
             with self._lock:
                 joined, refused = join(self.kind, self.built_in)
-                gone = GONE.get(self.kind.family, {}).items()
-                self.refused = {n: why for n, why in gone if n not in joined} | refused
+                removed = REMOVED.get(self.kind.family, {}).items()
+                self.refused = {n: why for n, why in removed if n not in joined} | refused
                 self._entries = {**self.built_in, **joined}
                 self._state = now
         return self._entries

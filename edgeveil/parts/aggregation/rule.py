@@ -32,13 +32,13 @@ class RuleParameters(BaseModel):
 
     name: str
     secure: bool = Field(default=False, exclude_if=says_nothing(False))
-    """Sum uploads under masks: the cloud sees their sum alone, and the proxy nothing of them.
-    Uploads with wrong masks are left out and a sum beyond its public bound is discarded; but nobody
-    sees garbage within it that one device puts in, which only `groups` with a robust rule bound,
-    nor that a proxy lies about the masks of a sum."""
+    """Sum uploads under masks: the cloud sees only their sum, the proxy nothing. Uploads with wrong
+    masks are left out, a sum beyond its public bound is discarded. Not detected: garbage of one
+    device within the bound, which only `groups` with a robust rule limits, and a proxy that lies
+    about the masks of a sum."""
     groups: int = Field(default=1, ge=1, le=64, exclude_if=says_nothing(1))
-    """With secure sums: deal the uploads at random into so many groups and sum each by itself, for
-    rules that compare. A poisoned upload then spoils its group's mean."""
+    """With secure sums: deal the uploads at random into this many groups and sum each, for rules
+    that compare. A poisoned upload then spoils its group's mean."""
 
 
 @dataclass(frozen=True)
@@ -129,20 +129,20 @@ class ChoosingParameters(RuleParameters):
     """The `aggregation` block of the rules that choose uploads by a score."""
 
     name: Literal["min_divergence", "secprobe"]
-    """Which rule; `edgeveil methods` tells of each."""
+    """Which rule; `edgeveil methods` describes each."""
     secure: ClassVar[bool] = False  # type: ignore[misc]  # single uploads are compared
     groups: ClassVar[int] = 1  # type: ignore[misc]
     k: int = Field(ge=1, le=10**6, examples=[50])
-    """Uploads that count in a round; no more than come in."""
+    """Number of uploads averaged in a round, of those received."""
     sampling: Literal["exponential", "top_k"] = "exponential"
     """`exponential`: k draws without replacement, better ones likelier. `top_k`: the best k."""
     epsilon_3: float = Field(default=1.0, gt=0, le=1e6)
-    """ε₃ of the draws of one round, as the text claims it; no proven guarantee, see the notes."""
+    """ε₃ of the draws of one round, as claimed in the text; no proven guarantee."""
     validation_records: Annotated[int, Field(ge=1, le=10**6), only_for(secprobe=200)] = Field(
         **SOME_NAMES_KEY
     )
-    """Of `secprobe`: how many of the cloud's test records score uploads; the first ones, others
-    test the model. 200 by default."""
+    """Of `secprobe`: how many of the cloud's test records score uploads, 200 by default; the first
+    ones, which then do not test the model."""
 
 
 class ChoosingRule(AggregationRule):
@@ -184,11 +184,11 @@ class AveragingParameters(RuleParameters):
     """The `aggregation` block of `fedavg` and the robust rules."""
 
     name: Literal["fedavg", "krum", "trimmed_mean", "median"] = "fedavg"
-    """Which rule; `edgeveil methods` tells of each."""
+    """Which rule; `edgeveil methods` describes each."""
     k: Annotated[int, Field(ge=1, le=10**6), only_for(krum=1)] = Field(**SOME_NAMES_KEY)
-    """Updates that count in `krum`: 1, the default, is Krum, more are Multi-Krum."""
+    """Number of updates averaged by `krum`: 1, the default, is Krum, more are Multi-Krum."""
     malicious: Annotated[int, Field(ge=0, le=10**6), only_for(krum=1)] = Field(**SOME_NAMES_KEY)
-    """f of `krum`: how many uploads of a round may be poisoned; 2f + 3 must come in. 1 by
+    """f of `krum`: how many uploads of a round may be poisoned; needs 2f + 3 uploads. 1 by
     default."""
     share: Annotated[float, Field(ge=0, lt=0.5), only_for(trimmed_mean=0.1)] = Field(
         **SOME_NAMES_KEY

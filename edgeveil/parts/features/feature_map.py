@@ -26,7 +26,7 @@ class FeatureParameters(PartBlock):
 
 class MapParameters(FeatureParameters):
     weight: float = Field(default=1.0, ge=1e-6, le=1e6, allow_inf_nan=False)
-    """Share of the squared norm that this map has beside the others; alone it changes nothing."""
+    """Weight of this map in the squared norm among the job's maps; no effect on a single map."""
 
 
 class FeatureMap(Protocol):
@@ -67,13 +67,9 @@ class FeaturePart(BlockPart):
     build: Callable[[Any, Artifacts], FeatureMap] | None = None
 
 
-def size_of(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)
-
-
 def usable(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Return records as float32 rows (n, k), non-finite ones as zeros, and the mask (n,)."""
-    rows = x.reshape(len(x), size_of(x.shape[1:])).astype(np.float32, copy=False)
+    rows = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float32, copy=False)
     valid: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
     return np.where(valid[:, None], rows, np.float32(0)), valid
 
@@ -93,7 +89,7 @@ def valid_records(x: NDArray[np.float32], y: NDArray[np.int64], classes: int) ->
 
 
 def finite_records(x: NDArray[np.float32]) -> NDArray[np.bool_]:
-    return np.asarray(np.isfinite(x.reshape(len(x), size_of(x.shape[1:]))).all(axis=1))
+    return np.asarray(np.isfinite(x.reshape(len(x), math.prod(x.shape[1:]))).all(axis=1))
 
 
 def prepare(features: FeatureMap, input_shape: tuple[int, ...]) -> None:
@@ -141,14 +137,14 @@ COVARIANCE = "covariance"
 class PcaParameters(FeatureParameters):
     name: Literal["ldp_fpca", "ldp_pca", "local_pca"]
     """`ldp_fpca`: one basis, from the average of the devices' noised covariances. `ldp_pca`: each
-    device that of its own noised one. `local_pca`: each device its own without noise, claimed."""
+    device uses that of its own noised one. `local_pca`: its own without noise, claimed."""
     keep: float = Field(default=0.5, gt=0, le=1)
     """p: the share of dimensions that is kept."""
     share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the training budget for the covariance: of μ², or of ε where two kinds of noise
-    meet. `local_pca` releases none and takes none."""
+    """Share of the training budget for the covariance: of μ², or of ε if two kinds of noise are
+    combined. `local_pca` releases none and takes none."""
     noise: Literal["gaussian", "wishart"] = "gaussian"
-    """`gaussian`: symmetric noise on the covariance. `wishart`: as the text has it, claimed."""
+    """`gaussian`: symmetric noise on the covariance. `wishart`: as in the text, claimed."""
 
     def output_dim(self, dimension: int) -> int:
         return max(1, round(self.keep * dimension))

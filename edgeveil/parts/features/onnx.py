@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from edgeveil.parts.features.feature_map import (
     Float64,
     MapParameters,
     NodeList,
-    size_of,
     unit_rows,
     usable,
 )
@@ -85,7 +85,7 @@ class OnnxMap:
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         wanted = self.parameters.input_form
-        if size_of(input_shape) != size_of(wanted):
+        if math.prod(input_shape) != math.prod(wanted):
             raise DataError(
                 f"the backbone takes {list(wanted)}, a record has the shape {list(input_shape)}",
                 fix="use a backbone for records of this shape",
@@ -242,7 +242,7 @@ def inline(backbone: bytes, graph: NodeList, x: str) -> str:
     if opset != OPSET:
         try:
             model = version_converter.convert_version(model, OPSET)
-        except Exception as error:  # the converter raises RuntimeError and worse
+        except Exception as error:  # the converter's exceptions have no common root
             raise DataError(
                 f"opset {opset} cannot be brought to {OPSET}",
                 where="backbone",

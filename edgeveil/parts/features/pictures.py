@@ -30,7 +30,6 @@ from edgeveil.parts.features.feature_map import (
     Float64,
     MapParameters,
     NodeList,
-    size_of,
     unit_rows,
     usable,
 )
@@ -47,7 +46,7 @@ class PicturesParameters(MapParameters):
     """A `gabor` or `pictures` entry of a job's `features`; all of it is public."""
 
     name: Literal["gabor", "pictures"]
-    """Which map; `edgeveil methods` tells of each."""
+    """Which map; `edgeveil methods` describes each."""
     input_scale: float = Field(default=255.0, ge=1e-30, le=1e30, allow_inf_nan=False)
     """Divides the raw values: the largest that a pixel can be."""
     image: tuple[int, int] | None = Field(default=None, examples=[[28, 28]])
@@ -105,8 +104,8 @@ class PictureMap:
     def raster(self, input_shape: tuple[int, ...]) -> Raster:
         """Return the raster of records of a shape. Raises DataError if they are not pictures."""
         colours, shape, image = 1, input_shape, self.parameters.image
-        if image is not None and size_of(shape) % max(1, size_of(image)) == 0:
-            colours, shape = size_of(shape) // size_of(image), image
+        if image is not None and math.prod(shape) % max(1, math.prod(image)) == 0:
+            colours, shape = math.prod(shape) // math.prod(image), image
         elif image is None and len(shape) == 3:
             colours, shape = shape[0], shape[1:]
         if len(shape) != 2 or colours not in (1, COLOURS) or min(shape) < self.least:

@@ -20,7 +20,6 @@ from edgeveil.parts.features.feature_map import (
     MapParameters,
     NodeList,
     finite_records,
-    size_of,
     unit_rows,
     usable,
 )
@@ -33,19 +32,19 @@ class IdentityParameters(MapParameters):
     """An `identity` or `random` entry of a job's `features`; all of it is public."""
 
     name: Literal["identity", "random"] = "identity"
-    """Which map; `edgeveil methods` tells of each."""
+    """Which map; `edgeveil methods` describes each."""
     input_scale: float = Field(default=1.0, ge=1e-30, le=1e30, allow_inf_nan=False)
     """Divides the raw values: the largest that a value can be."""
     shift: float = Field(default=0.0, ge=-1e6, le=1e6, allow_inf_nan=False)
-    """Added to the scaled values; of `random`, what then lies outside [-1, 1] is cut off."""
+    """Added to the scaled values; `random` then clips them to [-1, 1]."""
     ranges: tuple[tuple[float, float], ...] = Field(
         default=(), max_length=65536, examples=[[[17, 90], [0, 1]]], exclude_if=says_nothing(())
     )
-    """Of `identity`, in place of both: the public range of each value of a record, in their order.
-    Each becomes [-1, 1], what lies outside is clipped; a job with `data.schema` needs none."""
+    """Of `identity`, instead of both: the public range of each value of a record, in order. Values
+    are clipped to it and scaled to [-1, 1]; a job with `data.schema` needs none."""
     norm: Literal["unit", "bounded"] = Field(default="unit", exclude_if=says_nothing("unit"))
-    """Of `identity`; `unit`: each record is brought to norm 1, and how large it was is lost.
-    `bounded`: each value is clipped to [-1, 1] and all are divided alike, so that it stays."""
+    """Of `identity`; `unit`: each record is scaled to norm 1 and loses its magnitude. `bounded`:
+    values are clipped to [-1, 1] and divided by one constant, which keeps it."""
     dimension: Annotated[int, Field(ge=1, le=1 << 14), only_for(random=512)] = Field(
         **SOME_NAMES_KEY
     )
@@ -75,7 +74,7 @@ class Identity:
         self.parameters = parameters
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        size, ranges = size_of(input_shape), self.parameters.ranges
+        size, ranges = math.prod(input_shape), self.parameters.ranges
         if ranges and len(ranges) != size:
             raise DataError(
                 f"has {len(ranges)} ranges, a record has {size} values",
@@ -158,7 +157,7 @@ class RandomRelu:
         self.parameters = parameters
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        values, wanted = size_of(input_shape), self.parameters.dimension
+        values, wanted = math.prod(input_shape), self.parameters.dimension
         if values * wanted > LARGEST_MATRIX:
             raise DataError(
                 f"a random projection of {values} values to {wanted} is too large",
@@ -182,7 +181,7 @@ class RandomRelu:
         return found
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        p, values = self.parameters, size_of(input_shape)
+        p, values = self.parameters, math.prod(input_shape)
         matrix = projection(p.seed, values, self.output_dim(input_shape)).astype(np.int8)
         flat = graph.add("Reshape", x, graph.whole(-1, values))
         scaled = graph.add("Div", flat, graph.number(p.input_scale))

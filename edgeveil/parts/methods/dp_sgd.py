@@ -126,13 +126,13 @@ class DpSgdParameters(MethodParameters):
     """The `train` block of the methods with noised local steps; all of it is public."""
 
     method: Literal["dp_sgd", "pso_dp_sgd"] = "dp_sgd"
-    """Which method; `edgeveil methods` tells of each."""
+    """Which method; `edgeveil methods` describes each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
     """Training rounds."""
     local_steps: int = Field(default=10, ge=1, le=10_000)
-    """Noised steps of one device in one round; each of them is paid for."""
+    """Noised steps of one device in one round; each adds to the price."""
     sampling_rate: float = Field(default=0.1, gt=0, le=1)
-    """Chance with which a record is in a step's sample; 1: every step takes all records."""
+    """Probability of a record to be in a step's sample; 1: every step takes all records."""
     clip_norm: float = Field(default=1.0, gt=0, le=1e6)
     """C: the L2 norm that one record's gradient is clipped to."""
     learning_rate: float = Field(default=0.5, gt=0, le=100)
@@ -141,7 +141,7 @@ class DpSgdParameters(MethodParameters):
         **SOME_NAMES_KEY
     )
     """Of `pso_dp_sgd`; `random`, the default: particles move by inertia and pulls. `adaptive`: each
-    goes on from its own best."""
+    continues from its own best."""
     selection: Annotated[Literal["priced", "unpriced"], only_for(pso_dp_sgd="priced")] = Field(
         **SOME_NAMES_KEY
     )

@@ -78,7 +78,7 @@ def check_package(
     if round.phase == TRAIN:
         limit = math.ceil(fm_sums.MAX_WEIGHT * 2**GRID_BITS)
         iterate = tensors["iterate"]
-        if iterate.min() < -limit or iterate.max() > limit:  # not abs: -2**31 has no opposite
+        if iterate.min() < -limit or iterate.max() > limit:  # abs(-2**31) overflows
             raise ProtocolError("bad_package", f"tensor 'iterate' goes beyond {limit} steps")
         low, high = tensors["spectrum"].astype(np.float64)
         if not 0 < low <= high:
@@ -120,7 +120,12 @@ class FmDevice:
     def sums(self, round: PlannedRound, tensors: Tensors, records: Records) -> Int64:
         """Return the exact sum in grid steps before noise, which never leaves the device."""
         total = self.exact(round, tensors, records)
-        return self.budget.on_grid(round.phase, total, self.context)
+        total = total << (self.budget.grid_bits(round.phase) - fm_sums.PRODUCT_BITS)
+        if not self.context.summed:
+            return total
+        room = self.budget.room(round.phase, self.context.nominal_records)
+        within: Int64 = np.clip(total, -room, room)
+        return within
 
     def check(self, round: PlannedRound, tensors: Tensors) -> None:
         check_package(round, tensors, self.parameters, self.context)

@@ -53,11 +53,11 @@ class FmPaperParameters(MethodParameters):
     """The `train` block of a job with `method: fm_paper`. No guarantee is proven."""
 
     method: Literal["fm_paper"] = "fm_paper"
-    """The functional mechanism as its text has it; claimed, not proven."""
+    """The functional mechanism as published; claimed, not proven."""
     rounds: int = Field(default=15, ge=1, le=10_000)
     """Training rounds."""
     local_steps: int = Field(default=20, ge=1, le=1000)
-    """Gradient steps of a device in a round, each on a polynomial noised anew."""
+    """Gradient steps of a device in a round, each on a freshly noised polynomial."""
 
 
 def projecting() -> FmParameters:

@@ -364,7 +364,7 @@ class FmParameters(MethodParameters):
     centre: bool = True
     """Release the sum of the features, so that they can be centred; false: the centre is 0."""
     quadratic: Literal["once", "never"] = "once"
-    """`once`: the curvature comes from a released sum. `never`: it is alike in all directions."""
+    """`once`: the curvature comes from a released sum. `never`: it is constant."""
     clip: float = Field(default=0.6, gt=0, le=2.0)
     """L2 bound on one record's linear coefficients; smaller: less noise, more bias."""
     radius: float = Field(default=0.7, ge=1e-3, le=2.0)
@@ -372,17 +372,17 @@ class FmParameters(MethodParameters):
     ridge: float = Field(default=0.3, gt=0, le=1e3)
     """Ridge, as a multiple of the noise level in the averaged sums."""
     curvature: float = Field(default=0.5, gt=0, le=1.0)
-    """Bound on the softmax Hessian; 0.5 is Böhning's, smaller takes longer steps. Not for a label
-    that is a number: there the loss is a polynomial itself, and its Hessian known."""
+    """Bound on the softmax Hessian; 0.5 is Böhning's, smaller takes longer steps. Not for numeric
+    labels: their loss is a polynomial with a known Hessian."""
     shares: Shares = Shares()
     """Shares of the budget for the preparatory sums."""
     local_steps: int = Field(default=20, ge=1, le=1000)
     """Steps each device takes on its own noised polynomial in a round; they cost no ε."""
     average_from: float = Field(default=0.7, ge=0, lt=1)
-    """Part of the rounds after which the model is the average of the iterates."""
+    """Fraction of the rounds after which the model is the average of the iterates."""
     intercept: bool = True
-    """Whether each class has an intercept, so that how frequent it is can be learned; inside the
-    bound on a record, its size by a public formula. Of a number there always is one."""
+    """Whether each class has an intercept, which learns the class's frequency; within the bound on
+    a record, with a public size. Numeric labels always have one."""
 
     left_out: ClassVar[Mapping[str, Any]] = {"intercept": False}
 
@@ -505,15 +505,6 @@ class Budget:
         if isinstance(event, GaussianEvent | LaplaceEvent):
             return event.grid_bits
         return PRODUCT_BITS
-
-    def on_grid(self, phase: str, total: Int64, context: MethodContext) -> Int64:
-        """Return an exact sum on its phase's grid, clipped to `room` if uploads are summed."""
-        moved = total << (self.grid_bits(phase) - PRODUCT_BITS)
-        if not context.summed:
-            return moved
-        room = self.room(phase, context.nominal_records)
-        within: Int64 = np.clip(moved, -room, room)
-        return within
 
     def room(self, phase: str, nominal_records: int) -> int:
         """Return the public bound in steps to which a device's sum is clipped before noise."""

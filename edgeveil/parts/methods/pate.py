@@ -63,13 +63,13 @@ class PublicSet(PartBlock):
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
     """Path of an NPZ file with an array `x`, from the job file's folder; `digits`: test digits."""
     records: int = Field(default=48, ge=1, le=PUBLIC_BYTES)
-    """How many of its first records are labelled; each costs privacy: noise grows as its root."""
+    """How many of its first records are labelled; noise grows as the square root."""
     input_form: tuple[Annotated[int, Field(ge=1, le=PUBLIC_BYTES)], ...] = Field(
         default=(), max_length=4, examples=[[64]]
     )
     """Shape of one record; filled in from `file`."""
     dtype: Literal["uint8", "float32"] = "uint8"
-    """uint8 where all values are whole, 0 to 255; filled in from `file`."""
+    """uint8 if all values are integers in 0 to 255; filled in from `file`."""
     rows: str = Field(default="", max_length=PUBLIC_BYTES * 4 // 3 + 4)
     """The records, base64, little-endian; filled in from `file`."""
 
@@ -144,9 +144,9 @@ class PateParameters(MethodParameters):
     method: Literal["pate"] = "pate"
     """Teachers on devices vote on a public set under noise; a student learns the labels."""
     rounds: int = Field(default=1, ge=1, le=1000)
-    """Rounds, among which the public records are shared out; one is the least work."""
+    """Rounds, among which the public records are divided; one is the least work."""
     public: PublicSet | None = None
-    """The public, unlabelled records; needed."""
+    """The public, unlabelled records; required."""
 
     @model_validator(mode="after")
     def _one_a_round(self) -> Self:

@@ -53,16 +53,16 @@ class PcaResidualParameters(MethodParameters):
     """The `train` block of a job with `method: pca_residual`; all of it is public."""
 
     method: Literal["pca_residual"] = "pca_residual"
-    """What is usual, by the covariance of public features; a residual tells what is not."""
+    """Learn normal records by the covariance of public features; score others by a residual."""
     rounds: int = Field(default=1, ge=1, le=10_000)
-    """Training rounds, in each of which devices release their products; more than one is of use
-    where not all devices take part in each, since a device's budget is shared among its rounds."""
+    """Training rounds, in each of which devices release their products. More than one helps if not
+    all devices take part in each, since rounds share a device's budget."""
     radius: float = Field(default=0.2, ge=1e-3, le=2.0)
-    """L2 bound on one record's centred features as it is learned from; public, never taken from the
-    data. Smaller: less noise, and less that an unusual record among those learned from changes."""
+    """L2 bound on one record's centred features in training; public, never taken from the data.
+    Smaller: less noise, and less influence of an unusual record."""
     keep: Count | Share | None = Field(default=None, examples=[8])
-    """So many leading directions, or this share of them, do not count at all, and all others alike.
-    null: each counts by how much records vary in it."""
+    """Number or share of leading directions that get weight 0, all others alike; null: each
+    direction is weighted by the variance of records in it."""
 
     def kept(self, d: int) -> int | None:
         """Return how many of d directions get weight 0; None for weights by variance."""

@@ -39,7 +39,7 @@ class SgdParameters(MethodParameters):
     """The `train` block of the methods with local SGD; all of it is public."""
 
     method: Literal["sgd", "fedprox", "output_perturbation", "pso_dp_fl"] = "sgd"
-    """Which method; `edgeveil methods` tells of each."""
+    """Which method; `edgeveil methods` describes each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
     """Training rounds."""
     local_epochs: int = Field(default=1, ge=1, le=1000)
@@ -49,14 +49,14 @@ class SgdParameters(MethodParameters):
     learning_rate: float = Field(default=0.05, gt=0, le=100)
     """Step size, for a loss that is a batch's mean."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the last step that the next one goes on with."""
+    """Share of the last step that is added to the next one."""
     mu: Annotated[float, Field(gt=0, le=1000), only_for(fedprox=0.01)] = Field(**SOME_NAMES_KEY)
     """μ of `fedprox`: how strongly local weights are held near the global ones; 0.01 by default."""
     sensitivity: Annotated[float, Field(gt=0, le=1e6), only_for(output_perturbation=1.0)] = Field(
         **SOME_NAMES_KEY
     )
-    """Of `output_perturbation`: L2 distance by which one record is taken to move the trained
-    weights; nothing enforces it. 1 by default."""
+    """Of `output_perturbation`: assumed L2 distance by which one record moves the trained weights;
+    nothing enforces it. 1 by default."""
     clip_norm: Annotated[float, Field(ge=1e-6, le=1e6), only_for(pso_dp_fl=1.0)] = Field(
         **SOME_NAMES_KEY
     )

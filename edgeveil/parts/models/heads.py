@@ -79,7 +79,7 @@ def bake(
     import onnx
     from onnx import TensorProto, helper
 
-    model = onnx.load_model_from_string(graph_bytes)  # `serialise` made it
+    model = onnx.load_model_from_string(graph_bytes)  # of `NodeList.model`
     graph = model.graph
     for given in [i for i in graph.input if i.name != "x"]:
         shape = tuple(dim.dim_value for dim in given.type.tensor_type.shape.dim)

@@ -20,12 +20,12 @@ class NetworkParameters(ModelParameters):
     name: Literal["mlp", "mlp_300_100", "autoencoder", "cnn", "lenet", "alexnet", "resnet20"] = (
         "mlp"
     )
-    """Which network; `edgeveil methods` tells of each."""
+    """Which network; `edgeveil methods` describes each."""
     hidden: Annotated[
         tuple[Width, ...], Field(max_length=8), only_for(mlp=(128,), autoencoder=(64,))
     ] = Field(**SOME_NAMES_KEY)
     """Of `mlp`: widths of the hidden layers; (128,) by default. Of `autoencoder`: widths of the
-    layers before the narrow one, with ReLU, which stand behind it in turn; (64,) by default."""
+    layers before the narrow one, with ReLU, mirrored after it; (64,) by default."""
     code: Annotated[Width, only_for(autoencoder=8)] = Field(**SOME_NAMES_KEY)
     """Of `autoencoder`: width of the narrow layer, which is linear; 8 by default."""
 

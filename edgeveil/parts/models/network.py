@@ -228,15 +228,15 @@ class AdapterParameters(PartBlock):
     targets: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
         default=("*",), min_length=1, max_length=64, examples=[["hidden*.weight"]]
     )
-    """Names of the weights that get an adapter, as patterns with `*`; of two dimensions at least.
-    A matrix that is smaller than its adapter stays frozen."""
+    """Names of the weights that get an adapter, as patterns with `*`; of at least two dimensions. A
+    matrix smaller than its adapter stays frozen."""
     head: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
         default=(), max_length=64, examples=[["output.*"]]
     )
     """Names of the weights that are trained whole, as patterns with `*`; empty: the last layer."""
     head_start: Literal["state_dict", "new"] = "state_dict"
-    """`new`: the head does not begin as in `state_dict`, which may hold one of another shape, or
-    none: for other classes."""
+    """`new`: do not start the head from `state_dict`, which may lack it or hold another shape; for
+    other classes."""
 
 
 class ModelParameters(PartBlock):
@@ -254,7 +254,7 @@ class ModelParameters(PartBlock):
     adapters: AdapterParameters | None = Field(
         default=None, exclude_if=says_nothing(None), examples=[{"rank": 4, "alpha": 8}]
     )
-    """Train low-rank adapters and the head alone; all else of `state_dict` stays as it is."""
+    """Train only low-rank adapters and the head; the other weights of `state_dict` stay fixed."""
 
     @model_validator(mode="after")
     def _based(self) -> Self:

@@ -28,7 +28,7 @@ from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.features.feature_map import OPSET, NodeList
 from edgeveil.parts.models.layers import Layer, Shape, Weight
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
-from edgeveil.parts.part import as_tuples, own_function
+from edgeveil.parts.part import as_tuples, import_function
 
 if TYPE_CHECKING:
     import torch
@@ -50,13 +50,13 @@ class PythonParameters(ModelParameters):
     runs_python: ClassVar[bool] = True
 
     name: Literal["python"]
-    """A torch.nn.Module of one's own, installed on the devices, whose owners allow it."""
+    """Your own torch.nn.Module, installed on the devices and allowed by their owners."""
     function: str = Field(
         pattern=FUNCTION,
         max_length=256,
         examples=["mypackage.models:Net"],
     )
-    """`module:function`; called without arguments it gives the module (its class does, too)."""
+    """`module:function` or `module:Class`; called without arguments, it returns the module."""
     weights: tuple[_Named, ...] = Field(default=(), max_length=512)
     """Names and shapes of the module's parameters; filled in where the job file is read."""
 
@@ -157,7 +157,7 @@ def loaded(function: str) -> torch.nn.Module:
     """Return the module that `module:function` gives, in eval mode. Raises DataError."""
     import torch
 
-    make = own_function(function, f"model python: {function}")
+    make = import_function(function, f"model python: {function}")
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(START_SEED)
@@ -203,16 +203,16 @@ def weights_apart(request: bytes) -> bytes:
 
 
 def initial_apart(request: bytes) -> bytes:
-    found = _asked(request, 1).loaded().named_parameters()
+    found = _module_of(request, 1).loaded().named_parameters()
     return bytes(save({name: value.detach().cpu().numpy().copy() for name, value in found}))
 
 
 def exported_apart(request: bytes) -> bytes:
     asked = json.loads(request)
-    return _exported(_asked(request, asked["classes"]), tuple(asked["shape"]))
+    return _exported(_module_of(request, asked["classes"]), tuple(asked["shape"]))
 
 
-def _asked(request: bytes, classes: int) -> Module:
+def _module_of(request: bytes, classes: int) -> Module:
     return Module(PythonParameters.model_validate(json.loads(request)["parameters"]), classes)
 
 

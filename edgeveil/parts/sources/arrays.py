@@ -27,7 +27,7 @@ from edgeveil.data.records import (
     whole_labels,
 )
 from edgeveil.errors import OF_OTHERS_CODE, DataError, RecordsError
-from edgeveil.parts.part import own_function
+from edgeveil.parts.part import import_function
 from edgeveil.parts.sources.source import Origin, SourcePart
 
 # zipfile raises RuntimeError for an encrypted member or an unknown compression.
@@ -136,7 +136,7 @@ def read_python(origin: Origin) -> Records:
     target = origin.function or ""
     if not all(target.partition(":")):
         raise DataError("names no function", where=where, fix="write python: module:function")
-    function = own_function(target, where)
+    function = import_function(target, where)
     try:
         found = function()
     except OF_OTHERS_CODE as error:  # the owner's code may raise anything

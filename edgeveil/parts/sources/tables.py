@@ -254,7 +254,7 @@ def _row(line: str, width: int) -> tuple[list[float], str]:
     if len(cells) != width:
         return [missing] * width, f"{len(cells)} columns, the first line has {width}"
     with suppress(ValueError):
-        return list(map(float, cells)), ""  # nearly every line
+        return list(map(float, cells)), ""  # the common case
     row, fault = [_number(cell) for cell in cells], ""
     if None in row:  # the text may be private, so it is not shown
         fault = f"column {row.index(None) + 1} holds text where a number belongs"

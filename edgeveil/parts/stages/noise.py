@@ -60,10 +60,10 @@ class GradientGaussianParameters(StageParameters):
     name: Literal["gradient_gaussian"] = "gradient_gaussian"
     """Clip the whole update and add Gaussian noise for the job's (ε, δ), per device."""
     clip_norm: float = Field(default=1.0, ge=1e-6, le=1e6)
-    """C: the largest L2 norm of an update; of the first round, where there is a quantile."""
+    """C: the largest L2 norm of an update; with a quantile, that of the first round."""
     quantile: float | None = Field(default=None, gt=0, lt=1, exclude_if=says_nothing(None))
-    """γ: from round to round C moves to where this share of the updates is within it; null: C
-    stays. Needs secure sums, which a bit of each device goes through."""
+    """γ: C follows this quantile of update norms from round to round; null: C is fixed. Needs
+    secure sums, which carry one bit per device."""
 
 
 class GradientGaussian(BaseStage):
@@ -133,7 +133,8 @@ class LdpFlParameters(StageParameters):
     radius: float = Field(default=0.1, ge=1e-6, le=1e6)
     """r: a weight moves by at most this much in one round."""
     composition: Literal["sequential", "parallel"] = "sequential"
-    """`sequential`: all weights share the job's ε, proven. `parallel`: each has it, claimed."""
+    """`sequential`: all weights share the job's ε, proven. `parallel`: each gets all of it,
+    claimed."""
 
 
 class LdpFl(BaseStage):
