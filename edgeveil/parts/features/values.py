@@ -58,7 +58,7 @@ class IdentityParameters(MapParameters):
         if self.name != "identity" and (self.ranges or self.norm != "unit"):
             raise ValueError("ranges and norm belong to identity; leave them out")
         if self.ranges and (self.input_scale, self.shift) != (1.0, 0.0):
-            raise ValueError("ranges stand in place of input_scale and shift; leave these out")
+            raise ValueError("ranges replace input_scale and shift; leave these out")
         for low, high in self.ranges:
             if not -1e30 <= low < high <= 1e30:
                 raise ValueError(f"each is the least and the greatest value, got {[low, high]}")

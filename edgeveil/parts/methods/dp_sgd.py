@@ -175,7 +175,9 @@ class NoisedSums:
         self.count = len(y)
 
     def draw(self, rows: Rows, norm: float) -> NDArray[np.float64]:
-        """Return one priced step: the noised sum of `rows(x, y)`, each clipped to L2 `norm`."""
+        """Return one priced step: the noised sum of `rows(x, y)`, each clipped to L2 `norm`.
+
+        Raises PrivacyError for more values than the event prices."""
         chosen = poisson_sample(self.count, self._event.sampling_probability, self._random_bytes)
         total = self.total(rows, chosen, norm)
         one = self._event.event

@@ -507,7 +507,9 @@ class Budget:
         return PRODUCT_BITS
 
     def room(self, phase: str, nominal_records: int) -> int:
-        """Return the public bound in steps to which a device's sum is clipped before noise."""
+        """Return the public bound in steps to which a device's sum is clipped before noise.
+
+        Clipping before the noise moves no two sums further apart, so the sensitivity holds."""
         event = as_single(self.events[phase])
         if isinstance(event, GaussianEvent):
             return nominal_records * event.sensitivity_steps

@@ -260,7 +260,7 @@ class ModelParameters(PartBlock):
     def _based(self) -> Self:
         if self.adapters is not None and self.state_dict is None:
             raise ValueError(
-                "adapters stand on frozen weights and none are named; add state_dict: FILE"
+                "adapters need frozen weights and none are named; add state_dict: FILE"
             )
         return self
 
@@ -308,7 +308,7 @@ def packed_state_dict(path: Path) -> bytes:
         raise _refused(path, f"holds other types than float32: {_some(other)}", _FLOAT)
     broken = [name for name, one in found.items() if not np.isfinite(one).all()]
     if broken:
-        raise _refused(path, f"holds what is no number: {_some(broken)}", "train it again")
+        raise _refused(path, f"holds values that are not finite: {_some(broken)}", "train it again")
     return bytes(save({name: found[name] for name in sorted(found)}))
 
 

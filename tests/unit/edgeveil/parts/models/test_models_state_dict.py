@@ -125,7 +125,7 @@ def test_what_is_missing_unexpected_or_of_another_shape_is_told_by_name(tmp_path
 MISTAKES = {
     "half": (lambda w: {**w, "output.bias": w["output.bias"].half()}, "output.bias (float16)"),
     "bfloat": (lambda w: {**w, "output.bias": w["output.bias"].bfloat16()}, "bias (bfloat16)"),
-    "nan": (lambda w: {**w, "output.bias": w["output.bias"] / 0}, "no number: output.bias"),
+    "nan": (lambda w: {**w, "output.bias": w["output.bias"] / 0}, "not finite: output.bias"),
     "checkpoint": (lambda w: {"epoch": 3, "state_dict": dict(w)}, "is a checkpoint"),
     "list": (lambda w: list(w.values()), "holds a list"),
     "empty": (lambda w: {}, "holds no tensors"),
