@@ -80,6 +80,7 @@ def symmetric(triangle: NDArray[np.generic], d: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=2)
 def unpacked(triangle: bytes, d: int) -> NDArray[np.float32]:
+    """Return `symmetric` as float32, cached over the rounds; do not modify."""
     return symmetric(np.frombuffer(triangle, np.float32), d).astype(np.float32)
 
 
@@ -93,6 +94,7 @@ class Rows:
     def made(
         self, width: int, kind: type[np.signedinteger[Any]], make: Callable[[Integers], Int64]
     ) -> Rows:
+        """Return rows of another width; `make` must treat each row of a block alone."""
         steps = np.empty((len(self.labels), width), kind)
         for rows in blocks(len(steps)):
             steps[rows] = make(self.steps[rows])
