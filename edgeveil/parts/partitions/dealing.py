@@ -6,7 +6,7 @@ that share a file depends on that. The label is not hashed, so that an image sto
 cannot be both tested on and learned from. Rules by class cut each class by public shares.
 
 Low quality (Cao et al. 2023, section 5): a share `lq_user` of users hold a share `lq_data` of
-records with noise and a wrong class."""
+records with noise and another class."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Origin:
     label_column: str | None = None
     function: str | None = None
     images: Images | None = None
-    test_records: int | None = None  # digits, published sets; None: all of the test half
+    test_records: int | None = None  # digits, published sets; None: the default number
     test_share: float | None = None  # own files: share held back for the cloud; None: none
     test_fold: int = 0  # number of the share held back
     schema: DataSchema | None = None
