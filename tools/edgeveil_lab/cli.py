@@ -25,7 +25,6 @@ CAPACITY = {"selected": 100, "rounds": 2, "upload_bytes": 65536, "package_bytes"
 
 
 def add(commands: Subparsers) -> None:
-    """Add the commands of this file."""
     for one in (_add_reproduce, _add_load, _add_capacity, _add_privacy):
         one(commands)
 

@@ -99,4 +99,4 @@ def test_a_graph_that_asks_for_more_than_the_budget_is_declined_once_and_unread(
                 device.seconds()
     finally:
         device.close()
-    assert len([line for line in device._said if "a job is declined" in line]) == 1
+    assert len([line for line in device._reports if "a job is declined" in line]) == 1

@@ -36,11 +36,11 @@ def test_what_is_attacked_is_what_devices_send(job):
 
 def test_a_sum_has_the_parts_that_are_counted_on_and_no_other_noise(job):
     assert len(job.others(sa.CENTRE)) + 1 == sa.UPLOADS
-    heard = np.array([job.hear_sum(sa.CENTRE, job.scene.without) for _ in range(400)])
+    heard = np.array([job.observe_sum(sa.CENTRE, job.scene.without) for _ in range(400)])
     (event,) = {job.events[sa.CENTRE]}
     spread = heard.std() / np.sqrt(event.together.sigma_squared)
     assert spread == pytest.approx(1, abs=0.15)  # of 800 values: within 6 deviations
-    alone = np.array([job.hear_one(sa.CENTRE, job.scene.without) for _ in range(400)])
+    alone = np.array([job.observe_one(sa.CENTRE, job.scene.without) for _ in range(400)])
     assert alone.std() / heard.std() == pytest.approx(job.honest**-0.5, rel=0.25)
 
 
