@@ -40,7 +40,6 @@ STYLE: dict[str, Any] = {
 
 
 def saved(figure: Figure, kind: str, *, transparent: bool = False) -> bytes:
-    """Return the figure as a file of format `kind`, png or svg."""
     raw = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
     figure.savefig(raw, format=kind, dpi=160, metadata=metadata, transparent=transparent)

@@ -1,7 +1,4 @@
-"""`edgeveil attack`: reconstruct records and infer members from a recorded job.
-
-Each attack runs with the recorded noise and without. The output folder gets `attack.json`,
-`inversion.png` and `membership.png`."""
+"""`edgeveil attack`: reconstruct records and infer members, with the recorded noise and without."""
 
 from __future__ import annotations
 

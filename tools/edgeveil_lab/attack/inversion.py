@@ -39,8 +39,6 @@ SMOOTHNESS = 1e-3  # weight of the total variation
 
 @dataclass(frozen=True)
 class AttackedHead:
-    """The public parameters that turn records into linear coefficients."""
-
     parameters: FmParameters
     features: IdentityParameters
     broadcast: Tensors
@@ -211,7 +209,6 @@ def why_no_pictures(recording: Recording) -> str:
 
 
 def invert(recording: Recording) -> Inversion:
-    """Attack the first training round."""
     round, device = recording.rounds[0], recording.device
     broadcast = recording.broadcast(round)
     target = max(recording.devices, key=lambda own: len(np.unique(own.y[: LADDER[-1]])))

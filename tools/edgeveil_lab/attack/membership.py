@@ -45,20 +45,16 @@ class RocCurve:
 
     @property
     def auc(self) -> float:
-        """Area under the curve; 0.5 is guessing."""
         return float(np.diff(self.fpr) @ (self.tpr[1:] + self.tpr[:-1]) / 2)
 
     @property
     def tpr_at_1_percent(self) -> float:
-        """True positive rate at a false positive rate of 0.01."""
         return float(np.interp(0.01, self.fpr, self.tpr))
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Curves of the final `model` and of one device's `upload`; the μ bound them.
-
-    `rounds` holds the AUC of the loss by round, with noise and without."""
+    """Curves of the final `model` and of one `upload`; `rounds`: AUC with noise and without."""
 
     model: tuple[RocCurve, ...]
     rounds: tuple[tuple[float, float], ...]
@@ -146,7 +142,6 @@ def informed(name: str, scores: list[CandidateScores]) -> RocCurve:
 
 
 def _parts(device: FmDevice, round: PlannedRound, sent: Tensors, records: Records) -> Float64:
-    """Return each record's contribution to the sum (n, values), in steps."""
     rows = [device.sums(round, sent, records.at(np.array([i]))) for i in range(len(records))]
     return np.stack([row.ravel().astype(np.float64) for row in rows])
 
@@ -194,7 +189,6 @@ def _likelihood_ratio(
 def _rehearsed(
     recording: Recording, records: Records, rng: np.random.Generator | None
 ) -> Iterator[Tensors]:
-    """Train by the job's rules; without noise (`rng` None) with a smaller ridge."""
     context = replace(recording.plan.context, devices=len(recording.devices))
     parameters = recording.parameters
     if rng is None:

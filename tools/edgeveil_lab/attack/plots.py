@@ -20,7 +20,6 @@ LEAST = 1e-3  # of the logarithmic axes
 
 @mpl.rc_context(STYLE)
 def draw_inversion(inversion: Inversion, path: Path) -> None:
-    """Draw originals above, then each method without noise, then each with the recorded noise."""
     counts = sorted({found.records for found in inversion.results})
     found = {(one.method, one.noise, one.records): one.images for one in inversion.results}
     rows = [("original", False), *((name, noise) for noise in (False, True) for name in METHODS)]
@@ -52,7 +51,6 @@ def _strip(axes: Axes, images: Any, gap: int) -> None:
 
 @mpl.rc_context(STYLE)
 def draw_membership(membership: Membership, epsilon: float, delta: float, path: Path) -> None:
-    """Draw two log-log ROC curves with the bound of the guarantee, and the AUC by round."""
     figure = Figure(figsize=(11.4, 4.9), layout="constrained")
     first, second, third = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
     fpr = np.logspace(np.log10(LEAST), 0, 200)

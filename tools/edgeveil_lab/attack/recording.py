@@ -121,8 +121,7 @@ def why_not(job: Job) -> str:
 def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]) -> list[Float64]:
     """Return the noised linear sums (d, c) of uploads ΔW, in units of one record.
 
-    Local steps are ΔW = −q(A)·L for a polynomial q that the public spectrum fixes; q is
-    inverted."""
+    Local steps are ΔW = −q(A)·L; the public spectrum fixes the polynomial q, which is inverted."""
     context, nominal = device.context, device.context.nominal_records
     low, high = (float(v) for v in broadcast["spectrum"])
     if device.parameters.quadratic == "never":

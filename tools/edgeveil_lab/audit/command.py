@@ -99,7 +99,7 @@ def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:
 def audit(
     *, quick: bool = False, as_json: bool = False, runs: int | None = None, mechanism: str = ""
 ) -> int:
-    """Play the attacks and print the findings; return 0, or 1 if a proven claim fails.
+    """Play the attacks and print the findings; return 1 if a proven claim fails, else 0.
 
     Raises UsageError for an unknown mechanism or fewer than one run."""
     effort = QUICK if quick else FULL
@@ -159,7 +159,6 @@ def pieces(attack: Attack) -> list[int]:
 
 
 def count(attack: Attack, present: bool, runs: int) -> NDArray[np.int64]:
-    """Return the hits (claims,) of `runs` runs of one side."""
     hits = attack.play(present, runs)
     if hits.shape != (len(attack.claims), runs):
         raise PrivacyError(f"{attack.name}: hits of shape {hits.shape}")

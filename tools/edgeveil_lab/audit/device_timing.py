@@ -1,7 +1,7 @@
 """Timing attack on one real device: the delays that the proxy can measure round by round.
 
-Cloud and proxy are scripted. `guarded=False` plants the flaw that the fixed release time
-prevents: answers are computed in the device's own process and sent as soon as they are ready."""
+`guarded=False` plants the flaw that the fixed release time prevents: answers are computed in the
+device's process and sent when ready."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ _MANY = 4  # records where the job expects one: they use much of the time budget
 
 
 def audit_job(nominal: int, budget_s: float, rounds: int) -> Job:
-    """Build a job that asks a device for its mean softmax in each of `rounds` rounds."""
     return parse_job(f"""
 job: audit
 data: {{source: audited, classes: {timing.CLASSES}, input_shape: [{timing.SHAPE[0]}],
@@ -126,9 +125,7 @@ class TimedDevice:
             left.set_exception(PrivacyError("the device declines", fix=self._reports[-1]))
 
     def seconds(self) -> float:
-        """Return the seconds from package to upload in the next round; inf if none is in time.
-
-        Raises PrivacyError with the device's reason if it declines."""
+        """Return the seconds to the next upload (inf: too late); raises PrivacyError on refusal."""
         return self._loop.run_until_complete(self._next_round())
 
     async def _next_round(self) -> float:
@@ -214,7 +211,7 @@ DEVICE_GUARDS = (
     ),
     Guard(
         "device count",
-        "so it does where there are far more records than a job expects, or none",
+        "an upload leaves at a public moment, with far more records than expected or none",
         "answers leave when they are ready",
         _count,
         at_rest=True,

@@ -70,8 +70,6 @@ CONTEXT = MethodContext(
 
 @dataclass(frozen=True)
 class NeighbouringJob:
-    """A job with two neighbouring data sets, without and with the added record."""
-
     parameters: Parameters
     context: MethodContext
     without: Records
@@ -214,7 +212,7 @@ def ratio_attack(
 
 
 def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
-    """Test whether all values exceed their sums with the record: the ratio is at its bound there."""
+    """Test if all values exceed their sums with the record; the ratio is at its bound there."""
     listener = HostileCloud(scene)
     events = [event for event in listener.events if isinstance(event, LaplaceEvent)]
 
@@ -265,10 +263,9 @@ def claimed_attacks(effort: Effort) -> tuple[Attack, ...]:
 
 
 def wishart_attack(runs: int) -> Attack:
-    """Build the attack on Wishart noise, whose true ε is infinite.
+    """Attack Wishart noise, whose true ε is infinite.
 
-    A noised covariance is never below the record's own contribution if the record is present;
-    without the record it is, with probability 1 − e^(−ε)."""
+    A covariance is never below the record's part with it, else with probability 1 − e^(−ε)."""
     pca = PcaParameters(name="ldp_fpca", noise="wishart", share=0.1)
     scene = NeighbouringJob.of(PARAMETERS, replace(CONTEXT, input_shape=(1,), projection=pca))
     listener, device = HostileCloud(scene), made(scene)

@@ -1,6 +1,4 @@
-"""Promises that no single mechanism keeps, attacked in the real code and with a flaw planted.
-
-An attack that misses the planted flaw is no evidence."""
+"""Promises beyond single mechanisms; an attack must also detect a planted flaw to count."""
 
 from __future__ import annotations
 
@@ -58,7 +56,6 @@ JOB_ID = bytes(16)
 def attacked_site(
     folder: Path, cloud: SigningKey, proxy: SigningKey, data: dict[str, Any], **more: Any
 ) -> EdgeSite:
-    """Return the settings of a device with state under `folder` and records from block `data`."""
     files = {}
     for name, key in (("cloud", cloud), ("proxy", proxy)):
         files[f"{name}_key_file"] = str(folder / f"{name}.pub")
@@ -75,7 +72,6 @@ def attacked_site(
 def announced(
     plan: Plan, package: Plaintext, own: OpeningKey, part_bytes: int
 ) -> tuple[Manifest, bytes, list[bytes]]:
-    """Return a job's announcement to a device among five: manifest, blob and public keys."""
     keys = [own.public(), *(OpeningKey.generate().public() for _ in range(4))]
     recipients = [key.to_bytes() for key in keys]
     terms = Terms("job", RoundId(JOB_ID, 0, 1), 0, plan.job.digest(), "job")

@@ -1,6 +1,6 @@
 """Attacks on single mechanisms: two neighbours whose whole gap is on one coordinate.
 
-One call on many equal values plays many runs. Noise is derived; each call has its own context."""
+One call on many equal values plays many runs, each call with a noise context of its own."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ _asked = count_from(0)
 
 
 def fresh_noise() -> DerivedRandom:
-    """Return derived noise as a device uses it for one answer, for a context never used before."""
+    """Return derived noise for a context that was never used before."""
     question = Question("audit", "", next(_asked), bytes(32))
     return DerivedRandom(question_key(_key(), question))
 
@@ -149,10 +149,9 @@ def gaussian_attack(runs: int, mechanism: Noise = _gaussian) -> Attack:
 
 
 def symmetric_attack(runs: int, mechanism: Noise = _gaussian, *, diagonal: bool) -> Attack:
-    """Build the attack on the symmetric layout, with the gap on or off the diagonal.
+    """Attack the symmetric layout, with the gap on or off the diagonal.
 
-    A matrix of Frobenius norm 1 may have 1/√2 at two mirrored places; the triangle holds one of
-    them."""
+    Norm 1 allows 1/√2 at two mirrored places, of which the triangle holds one."""
     size = TRIANGLE * (TRIANGLE + 1) // 2
     event = gaussian_event("audit", ONE, MU, size, grid_bits=BITS, layout="symmetric")
     edge, delta = gaussian_threshold(event.mu, runs)

@@ -55,7 +55,6 @@ def restored(flawed: bool, quick: bool) -> AttackOutcome:
 def _answers(
     folder: Path, total: NDArray[np.int64], event: GaussianEvent, times: int, *, fresh: bool
 ) -> list[NDArray[np.int64]]:
-    """Return `times` answers to one query, each from the same backup of a ledger."""
     box, backup = folder / "box", folder / "backup"
     box.mkdir()
     question = Question(DATASET, JOB, 1, bytes(32))

@@ -156,8 +156,6 @@ _DEALINGS: list[dict[str, Any]] = [*({"kind": kind} for kind in PARTITIONS.names
 
 @dataclass(frozen=True)
 class FleetAnswers:
-    """The records that a fleet's devices hold, and their answers before any noise."""
-
     held: Counter[tuple[Any, ...]]  # (device, half, record) of each record
     sums: tuple[tuple[Int64, ...], ...]  # by round and device, in steps
     rows: NDArray[np.float64]  # (devices, slots, classes) of one per-sample upload
@@ -165,8 +163,6 @@ class FleetAnswers:
 
 
 class DealtFleet:
-    """The devices of a job on records of one shape, with the same queries every time."""
-
     def __init__(self, shape: Sequence[int], noise: str) -> None:
         projection = {"name": "ldp_fpca", "keep": 0.4, "noise": "gaussian"}
         plain = {
@@ -241,13 +237,11 @@ class DealtFleet:
 
     @cached_property
     def printed(self) -> tuple[float, float, float]:
-        """The printed ε of the whole training, of one per-sample upload, and of one of sums."""
         training = self.plan.quote().training
         rows = epsilon([self.plan.softmax_event()], 0.0).epsilon
         return training.epsilon, rows, epsilon([self._of_clusters], DELTA).epsilon
 
     def _questions(self) -> Iterator[tuple[PlannedRound, Tensors]]:
-        """Yield each round and its package, as if devices had answered with noise alone."""
         chance, cloud = np.random.default_rng(SEED), self.plan.cloud
         state = cloud.initial_state()
         for round in self.plan.all_rounds:

@@ -90,7 +90,6 @@ def _plans(guesses: tuple[str, ...]) -> Iterator[Plan]:
 
 
 def _write(place: Path, form: str, rows: list[list[str]]) -> dict[str, Any]:
-    """Write the records in a file format; return the site file's settings for it."""
     if form in ("headed", "headless"):
         with place.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([*([NAMES] if form == "headed" else ()), *rows])
@@ -114,7 +113,6 @@ _FORMS = ("headed", "headless", "npz", *(("parquet",) if find_spec("pyarrow") el
 
 
 def _seen(folder: Path, form: str, flawed: bool, plan: Plan, rows: list[list[str]]) -> Any:
-    """Return the visible part of a new device's answer in the job's first round."""
     state = folder / "state"
     state.mkdir(parents=True)
     data = {"path": str(folder / "records"), **_write(folder / "records", form, rows)}

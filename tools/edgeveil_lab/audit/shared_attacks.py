@@ -96,8 +96,6 @@ class MaskedUpload:
 
 
 class MaskedRound:
-    """One round of a job with secure sums, and the keys of its parties."""
-
     def __init__(self, plan: Plan, round: PlannedRound) -> None:
         keys = [OpeningKey.generate().public() for _ in range(plan.job.round.min_batch + 1)]
         context, at = (RoundContext.of(plan, round.index), RoundId(bytes(16), round.index, 1))
@@ -113,7 +111,6 @@ class MaskedRound:
         return MaskedUpload(device, segment, masks.seed_for([vector.group]))
 
     def nothing(self, device: str) -> MaskedUpload:
-        """Return an upload of the attacker's own, without data or noise."""
         return self.upload(device, {self.vector.name: np.zeros(self.vector.ring.count, np.int64)})
 
     def seed(self, upload: MaskedUpload) -> MaskSeed:
@@ -134,13 +131,10 @@ class MaskedRound:
         return found[self.vector.name].astype(np.float64)
 
     def apart(self, one: Vector, other: Vector) -> Float64:
-        """Return the difference of two masked vectors as signed numbers."""
         return signed(self.vector.ring, one.numbers - other.numbers).astype(np.float64)
 
 
 class SharedNoiseJob:
-    """The job of this module, played by its honest devices against a hostile cloud."""
-
     def __init__(self, honest: int = 0, text: str = JOB) -> None:
         """Create the job, with `honest` uploads a sum (0: `honest_share` of the smallest sum)."""
         plan = parse_plan(text)
@@ -172,7 +166,6 @@ class SharedNoiseJob:
         hostile.bases[SECOND], hostile.gaps[SECOND] = without, present - without
 
     def segments(self, k: int, records: Records) -> Mapping[str, Array]:
-        """Return a device's answer to round `k` (from 0) with fresh noise."""
         round, tensors = self.hostile.rounds[k], self.hostile.broadcasts[k]
         return self.device.answer(round, tensors, records, fresh_noise(), "cpu").segments
 
@@ -185,7 +178,6 @@ class SharedNoiseJob:
         return [*(one.upload(name, self.segments(k, known)) for name in honest), *self.liars[k]]
 
     def observe_sum(self, k: int, records: Records) -> Float64:
-        """Return the sum of round `k` minus its known part."""
         uploads = [self.attacked(k, records), *self.others(k)]
         return self.rounds[k].sum_of(uploads) - self.honest * self.hostile.bases[k]
 
@@ -295,10 +287,7 @@ SMALL_JOB = JOB.replace("epsilon: 8", "epsilon: 0.5").replace(
 
 
 def mixed_totals_attack(runs: int) -> Attack:
-    """Build the attack on a device that trains a whole model and an `fm` job with shared noise.
-
-    All other devices together see its contribution to both. The claim is the ledger's lifetime
-    total."""
+    """Attack one device's part of a whole-model and an `fm` job, against its ledger's total."""
     scene, job = TurnedUpdate(None, _ALONE), SharedNoiseJob(text=SMALL_JOB)
     first, second = (gaussian_law(as_single(event)) for event in (scene.event, job.events[0]))
     gap = job.hostile.gaps[0]
@@ -340,7 +329,6 @@ def _runs(needed: int, flawed: bool) -> int:
 
 
 def honest_parts(flawed: bool, quick: bool) -> AttackOutcome:
-    """Attack sums with the smallest assumed share of honest parts, a quarter."""
     text = JOB.replace("honest_share: 0.5", "honest_share: 0.25")
     honest = SharedNoiseJob(text=text).honest
     flaw = patch("edgeveil.jobs.plan.honest_devices", lambda job: job.round.min_batch)

@@ -92,7 +92,7 @@ def epsilon_at(mu: float, delta: float) -> float:
 
 
 def _interval(count: int, runs: int, tail: float) -> tuple[float, float]:
-    """Return the Clopper–Pearson bounds, each one-sided at `tail`."""
+    """Return one-sided Clopper–Pearson bounds at `tail`."""
     low = float(special.betaincinv(count, runs - count + 1, tail)) if count else 0.0
     high = float(special.betainccinv(count + 1, runs - count, tail)) if count < runs else 1.0
     return low, high

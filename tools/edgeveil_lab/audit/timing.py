@@ -1,8 +1,7 @@
-"""Timing attacks: a graph whose run time depends on the presence of one record.
+"""Timing attacks: a graph whose run time depends on the presence of record r.
 
-The graph finds record r in a batch by `max Relu(½ − ‖x − r‖²)` and feeds the result to a long chain
-of operators: on slow numbers if r is present, on zeros if not. The figure is the AUC of the answer
-times; ½ means no information."""
+It finds r in a batch by `max Relu(½ − ‖x − r‖²)` and feeds a long chain of operators: slow numbers
+if r is present, else zeros. The figure is the AUC of the answer times (½: no information)."""
 
 from __future__ import annotations
 
@@ -79,7 +78,6 @@ def crafted(
 
 
 def records(count: int) -> Values:
-    """Return evaluation records x (n, values) with pairwise distances above 1."""
     chance = np.random.default_rng(0)
     apart = 256.0 * chance.permutation(count)[:, None]
     return (apart + chance.random((count, *SHAPE))).astype(np.float32)
@@ -128,7 +126,6 @@ def _left_off() -> bool:
 
 
 def play_subnormals(flawed: bool, quick: bool) -> AttackOutcome:
-    """Test whether subnormal numbers cost processor time inside a run of one thread."""
     given = records(FEW_RECORDS + 1)
     graph = crafted(given[-1])
     with not_flushing() if flawed else nullcontext():

@@ -1,7 +1,7 @@
 """Attacks on network training, swarms, votes, and update stages that add noise.
 
-A run is one answer of a device with a dense layer of zero weights: no record against one far past
-the clip, which moves two weights apart. Results are in units of the clip."""
+A run is an answer of a device with a dense layer of zero weights, without a record and with one far
+past the clip. Results are in units of the clip."""
 
 from __future__ import annotations
 
@@ -102,8 +102,6 @@ def _claim(event: str, priced: Event, delta: float = DELTA) -> Claim:
 
 
 def single_step_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
-    """Build the attack on the sample and noise of one step, many runs per call."""
-
     def event(count: int) -> PoissonSampled:
         return sampled_gaussian_event("audit", 0.25, 1, 1 << 30, count, grid_bits=30)
 
@@ -259,13 +257,11 @@ class TurnedLabels:
         self.event: Event = vote_event(parameters, context)
 
     def observed(self, turned: bool) -> Float64:
-        """Return the votes of one upload with fresh noise, minus those without the change."""
         package = {ROUND: np.ones(1, np.int32)}
         answer = self._device.answer(_ROUND, package, self._worlds[turned], fresh_noise())
         return np.asarray(answer.segments[VOTES], np.float64) * self._unit - self.base
 
     def along(self, votes: Float64, law: GaussianEvent) -> float:
-        """Return the votes projected on the change, in σ of the noise."""
         sigma = law.sigma_steps * 2.0**-law.grid_bits
         return float((votes * self.gap).sum() / (sigma * np.linalg.norm(self.gap)))
 
