@@ -1,7 +1,6 @@
-"""The flaws that `make mutants` plants, by what is decided there.
+"""The flaws that `make mutants` plants, by the decision that they break.
 
-A new mechanism, method or update stage brings its own (`docs/extending.md`).
-"""
+A new mechanism, method or update stage adds its own (`docs/extending.md`)."""
 
 from __future__ import annotations
 
