@@ -116,7 +116,7 @@ class MemoryFleet:
         self.cloud.control.start(self.store.resume(job_id))
 
     def finish(self, job_id, limit_s=3600.0):
-        """Run until the job ends or pauses, at most `limit_s` virtual seconds; return its status."""
+        """Run until the job ends or pauses, or for `limit_s` virtual seconds; return its status."""
         self.net.run(lambda: self.settled(job_id), self.net.now_s + limit_s)
         return self.store.job(job_id).status
 

@@ -117,10 +117,10 @@ def audit(
     with Progress(console=console, transient=True) as progress:
         total = sum(2 * len(pieces(attack)) for attack in chosen) + len(guarded)
         bar = progress.add_task("attacking", total=total)
-        parallel = [guard for guard in guarded if not guard.at_rest]
+        parallel = [guard for guard in guarded if not guard.alone]
         counted, played = spread(chosen, effort, lambda: progress.advance(bar), parallel, quick)
         for guard in guarded:
-            if guard.at_rest:
+            if guard.alone:
                 played[guard.promise] = judged(guard.mechanism, guard.promise, quick)
                 progress.advance(bar)
     findings, kept = judge(chosen, counted), [played[guard.promise] for guard in guarded]
@@ -178,7 +178,7 @@ def spread(
     spawn = get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, initializer=_begin) as pool:
         try:
-            with _interrupts_held():  # submitting starts the workers
+            with _interrupts_blocked():  # submitting starts the workers
                 waiting: dict[Future[Any], tuple[str, bool]] = {
                     pool.submit(judged, g.mechanism, g.promise, quick): ("", False)
                     for g in parallel_guards
@@ -212,7 +212,7 @@ def _begin() -> None:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _interrupts_blocked() -> Iterator[None]:
     """Block SIGINT, also in processes started meanwhile; raise KeyboardInterrupt afterwards."""
     received: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))

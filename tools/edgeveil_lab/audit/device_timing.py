@@ -207,13 +207,13 @@ DEVICE_GUARDS = (
         "an upload leaves at a public moment, whatever the records are",
         "answers leave when they are ready, subnormal numbers are not flushed",
         _subnormal,
-        at_rest=True,
+        alone=True,
     ),
     Guard(
         "device count",
         "an upload leaves at a public moment, with far more records than expected or none",
         "answers leave when they are ready",
         _count,
-        at_rest=True,
+        alone=True,
     ),
 )

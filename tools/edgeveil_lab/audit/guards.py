@@ -23,13 +23,13 @@ class AttackOutcome:
 
 @dataclass(frozen=True)
 class Guard:
-    """A promise attacked by `play(flawed, quick)`; `at_rest` ones measure time and run alone."""
+    """A promise attacked by `play(flawed, quick)`; one that measures time runs `alone`."""
 
     mechanism: str
     promise: str
     flaw: str
     play: Callable[[bool, bool], AttackOutcome]
-    at_rest: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class DealtFleet:
         }
         self.plan = parse_plan(yaml.safe_dump(plain).encode(), "audit")
         self._fm = FmDevice(self.plan.job.train, self.plan.context)  # type: ignore[arg-type]
-        self._asked = list(self._questions())
+        self._asked = list(self._queries())
         graph = self.plan.graph()
         self._session = InferenceSession(graph, sha256(graph).digest(), classes=CLASSES)
         rows = np.random.default_rng(SEED).dirichlet(np.ones(CLASSES), CLASSES) * ONE
@@ -241,7 +241,7 @@ class DealtFleet:
         rows = epsilon([self.plan.softmax_event()], 0.0).epsilon
         return training.epsilon, rows, epsilon([self._of_clusters], DELTA).epsilon
 
-    def _questions(self) -> Iterator[tuple[PlannedRound, Tensors]]:
+    def _queries(self) -> Iterator[tuple[PlannedRound, Tensors]]:
         chance, cloud = np.random.default_rng(SEED), self.plan.cloud
         state = cloud.initial_state()
         for round in self.plan.all_rounds:
@@ -257,9 +257,7 @@ class DealtFleet:
         }
 
 
-@cache
-def _fleet(shape: tuple[int, ...], noise: str) -> DealtFleet:
-    return DealtFleet(shape, noise)
+_fleet = cache(DealtFleet)
 
 
 def _epsilon(events: Sequence[Event]) -> float:

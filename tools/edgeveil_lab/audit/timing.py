@@ -89,7 +89,7 @@ def auc(present: Sequence[float], absent: Sequence[float]) -> float:
     return float(((a > b) + (a == b) / 2).mean())
 
 
-def tells(area: float, runs: int) -> bool:
+def exceeds_chance(area: float, runs: int) -> bool:
     """Return whether an AUC over `runs` with r and as many without is more than chance."""
     deviation = math.sqrt((2 * runs + 1) / (12 * runs * runs))
     return abs(area - 0.5) > max(_WITHIN, _SIGMAS * deviation)
@@ -103,26 +103,23 @@ def attacked(present: Callable[[], float], absent: Callable[[], float], runs: in
         without = (number + number // 2) % 2
         seen[without].append((absent if without else present)())
     area = auc(*seen)
-    return AttackOutcome(tells(area, runs), f"AUC {area:.2f} over {runs} runs each")
+    return AttackOutcome(exceeds_chance(area, runs), f"AUC {area:.2f} over {runs} runs each")
 
 
 @contextmanager
 def not_flushing() -> Iterator[None]:
     """Plant the flaw: setting the processor's flush mode appears to succeed but has no effect."""
-    before = subnormals.set_flushing(False)
+    set_flushing, before = subnormals.set_flushing, subnormals.set_flushing(False)
+
+    def keep_off(_on: bool) -> bool:
+        set_flushing(False)  # ONNX Runtime sets it for the first session of a process
+        return True
+
     try:
-        with patch.object(subnormals, "set_flushing", lambda on: _left_off()):
+        with patch.object(subnormals, "set_flushing", keep_off):
             yield
     finally:
         subnormals.set_flushing(before)
-
-
-_set_flushing = subnormals.set_flushing
-
-
-def _left_off() -> bool:
-    _set_flushing(False)  # ONNX Runtime sets it for the first session of a process
-    return True
 
 
 def play_subnormals(flawed: bool, quick: bool) -> AttackOutcome:
@@ -146,5 +143,5 @@ SUBNORMALS = Guard(
     "subnormal numbers cost no time inside a run",
     "subnormal numbers are not flushed",
     play_subnormals,
-    at_rest=True,
+    alone=True,
 )

@@ -1,4 +1,4 @@
-"""Fleets that are played: what each party bears, and that it is what the protocol promises."""
+"""Simulated fleets: each party's load, within the bounds that the protocol promises."""
 
 import json
 
