@@ -92,7 +92,7 @@ class NeighbouringJob:
         return cls(parameters, context, Records(others, labels), present)
 
 
-def made(scene: NeighbouringJob) -> SummingDevice:
+def make_device(scene: NeighbouringJob) -> SummingDevice:
     make: Any = METHODS[scene.parameters.method].device
     device: SummingDevice = make(scene.parameters, scene.context)
     return device
@@ -103,11 +103,11 @@ class HostileCloud:
 
     def __init__(self, scene: NeighbouringJob) -> None:
         self.scene = scene
-        device = made(scene)
+        device = make_device(scene)
         cloud = METHODS[scene.parameters.method].cloud(scene.parameters, scene.context)
         state = cloud.initial_state()
         self.rounds = cloud.plan()
-        self.broadcasts = [_hurtful(e, cloud.package(state, e)) for e in self.rounds]
+        self.broadcasts = [_worst_broadcast(e, cloud.package(state, e)) for e in self.rounds]
         self.events: list[Event] = [device.price(round)[0] for round in self.rounds]
         self.steps = [2.0 ** -device.budget.grid_bits(e.phase) for e in self.rounds]
         self.bases, self.gaps = [], []
@@ -146,7 +146,7 @@ def fm_attacks(runs: int) -> tuple[Attack, ...]:
 def gaussian_job(
     runs: int, title: str, scene: NeighbouringJob, device: SummingDevice | None = None
 ) -> Attack:
-    listener, device = HostileCloud(scene), device or made(scene)
+    listener, device = HostileCloud(scene), device or make_device(scene)
 
     def observe(k: int, records: Records) -> Float64:
         return listener.observe_one(k, device, records)
@@ -217,7 +217,7 @@ def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
     events = [event for event in listener.events if isinstance(event, LaplaceEvent)]
 
     def play(present: bool, count: int) -> Hits:
-        device = made(scene)
+        device = make_device(scene)
         records = scene.records(present)
         hits = np.empty((len(events) + 1, count), np.bool_)
         for run in range(count):
@@ -235,7 +235,7 @@ def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
     return Attack("fm", "with Laplace noise", tuple(claims), play, runs)
 
 
-def _hurtful(round: PlannedRound, tensors: Tensors) -> dict[str, NDArray[np.generic]]:
+def _worst_broadcast(round: PlannedRound, tensors: Tensors) -> dict[str, NDArray[np.generic]]:
     """Return the broadcast whose centre and weights maximise the added record's effect."""
     chosen: dict[str, NDArray[np.generic]] = dict(tensors)
     if "centre" in chosen:
@@ -268,7 +268,7 @@ def wishart_attack(runs: int) -> Attack:
     A covariance is never below the record's part with it, else with probability 1 − e^(−ε)."""
     pca = PcaParameters(name="ldp_fpca", noise="wishart", share=0.1)
     scene = NeighbouringJob.of(PARAMETERS, replace(CONTEXT, input_shape=(1,), projection=pca))
-    listener, device = HostileCloud(scene), made(scene)
+    listener, device = HostileCloud(scene), make_device(scene)
     edge = listener.gaps[0][0] - 1
     below = each(lambda present: listener.observe_one(0, device, scene.records(present))[0] < edge)
     claim = Claim("below the record's own share", _claimed(listener.events[0]), proven=False)
@@ -291,7 +291,7 @@ def local_pca_attack(runs: int) -> Attack:
         without=Records(x[:-1], y[:-1]),
         present=Records(x, y),
     )
-    listener, device = HostileCloud(scene), made(scene)
+    listener, device = HostileCloud(scene), make_device(scene)
     law, signs = gaussian_law(listener.events[0]), np.sign(listener.gaps[0])
     edge, delta = gaussian_threshold(law.mu, runs)
     scale = law.mu / law.sensitivity * 2.0**-GAUSSIAN_BITS

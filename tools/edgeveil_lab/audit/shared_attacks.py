@@ -147,7 +147,7 @@ class SharedNoiseJob:
         self.hostile = fm_attacks.HostileCloud(self.scene)
         if parameters.method == "fm" and len(self.hostile.rounds) > SECOND:
             self._turn_second_round()
-        self.device = fm_attacks.made(self.scene)
+        self.device = fm_attacks.make_device(self.scene)
         self.rounds = [MaskedRound(plan, round) for round in self.hostile.rounds]
         names = [f"liar {number}" for number in range(self.uploads - self.honest)]
         self.liars = [[one.nothing(name) for name in names] for one in self.rounds]
@@ -155,7 +155,7 @@ class SharedNoiseJob:
 
     def _turn_second_round(self) -> None:
         """Broadcast weights that change the record's contribution, to distinguish the rounds."""
-        hostile, device = self.hostile, fm_attacks.made(self.scene)
+        hostile, device = self.hostile, fm_attacks.make_device(self.scene)
         tensors = dict(hostile.broadcasts[SECOND])
         tensors["iterate"] = -tensors["iterate"].astype(np.int32)
         hostile.broadcasts[SECOND] = tensors

@@ -34,7 +34,7 @@ def capacity(
 ) -> int:
     """Play a fleet of each size; raises UsageError if a fleet is too small for a round."""
     if min(devices) < selected or min(selected, rounds, upload_bytes // 4, package_bytes // 4) < 1:
-        text = "a fleet needs as many devices as a round asks, a round, and 4 bytes each way"
+        text = "needs as many devices as a round selects, one round, and 4 bytes each way"
         raise UsageError(text, where="edgeveil capacity", fix="use other numbers")
     out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=as_json)

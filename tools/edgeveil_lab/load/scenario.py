@@ -149,10 +149,10 @@ def _mixes(options: LoadOptions) -> Iterator[Mix]:
     if not options.starts_site:
         default = {"selected": None, "cells": 1, "compare": None}
         for key in (key for key, value in default.items() if getattr(options, key) != value):
-            text = "is of a site that is started here, with no devices but its own; name no other"
+            text = "applies only to a site that the test starts itself; leave broker and site out"
             yield Mix((key, "broker", "site"), text)
     if options.asked > options.devices:
-        yield Mix(("selected", "devices"), "no more devices can be asked than there are")
+        yield Mix(("selected", "devices"), "must not exceed devices; select fewer")
     if options.rounds == 0 and options.minutes is None and not options.hold_s:
         text = "without rounds there is nothing to measure but held connections; set hold_s"
         yield Mix(("rounds", "hold_s"), text)
@@ -175,10 +175,10 @@ def _mixes(options: LoadOptions) -> Iterator[Mix]:
     if (options.cert is None) != (options.key is None):
         yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
     if "user" in given and options.starts_site:
-        text = "a broker that is started here gives each device its account; leave user out"
+        text = "a broker that the test starts gives each device its account; leave user out"
         yield Mix(("user", "broker", "site"), text)
     if options.password_file is not None and "user" not in given:
-        yield Mix(("password_file", "user"), "is the password of no user; set user")
+        yield Mix(("password_file", "user"), "is used only with a user; set user")
 
 
 # --- the job that a load test runs ---
