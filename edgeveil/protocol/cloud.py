@@ -114,7 +114,6 @@ class RosterRefused:
 
 
 def job_of(task: object) -> bytes | None:
-    """Return the id of a task's job."""
     at = getattr(getattr(task, "batch", task), "at", None)
     found: bytes | None = getattr(task, "job_id", None) if at is None else at.job_id
     return found

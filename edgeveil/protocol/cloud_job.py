@@ -1,8 +1,7 @@
 """One job at the cloud: announced, run round by round and released, in all cells.
 
-**States** (`CLOUD_STATES`). The job is announced to all enrolled devices, run round by round, then
-its model is released. In each step the host seals a broadcast for each cell, which is offered to
-the cell's proxy until held. The proxies' batches are pulled part by part to the host's disk, and
+**States** (`CLOUD_STATES`). In each step the host seals a broadcast for each cell, which is offered
+to the cell's proxy until held. The proxies' batches are pulled part by part to the host's disk, and
 opened, aggregated and committed together (`Absorb`). Only then are they acknowledged: a proxy keeps
 its batch until the round is durable here.
 
@@ -15,8 +14,8 @@ never repeated, even after a restart, which finds the stored sums.
 misses the grace after the others' quorum loses only its own devices; it takes part again from the
 round after it responded and holds the job. An attempt with too few uploads is repeated, at most
 `retries` times a round, with the same devices and noise. After that, or if an operator must act,
-the job pauses and keeps its round; `end` is for permanent failures. Only `watchdog` ends a wait for
-a proxy; each message of the proxy about this job restarts it."""
+the job pauses and keeps its round. Only `watchdog` ends a wait for a proxy; each message of the
+proxy about this job restarts it."""
 
 from __future__ import annotations
 
@@ -201,8 +200,6 @@ class ReleaseHeld:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """End or pause (`paused`) of a job."""
-
     job_id: bytes
     status: str
     reason: str = ""
@@ -416,7 +413,6 @@ class BatchArrival:
         return self._cell.ask(stream.next_need(timer=False))
 
     def opened(self) -> list[fx.Effect]:
-        """Open the next part of the stream, if any."""
         self._at_work, more, self._more = False, self._more, False
         batch = self._batch or self._stream
         return self._open(batch.header) if more and batch and batch.header.stream else []
@@ -452,7 +448,6 @@ class BatchArrival:
         return self.drop() if self._batch is None else []
 
     def watch(self) -> fx.SetTimer:
-        """Restart the watchdog after a message of the proxy."""
         return self._cell.set("watchdog", self._cell.settings.proxy_margin_s)
 
     def _dropped(self) -> fx.Effect:
@@ -823,7 +818,6 @@ class JobRun:
         return [one for cell in self.cells.values() for one in cell.drop()]
 
     def _pause(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
-        """Keep the round and its devices until the job is resumed."""
         self._step("pause")
         return self._stop("paused", reason, answers)
 
@@ -834,7 +828,6 @@ class JobRun:
     def _stop(
         self, status: str, reason: str, answers: RoundAnswers | None = None
     ) -> list[fx.Effect]:
-        """Stop the job, and announce its end unless it is paused."""
         close = m.Close(self.job_id, status)  # type: ignore[arg-type]
         ends = self._ends if status != "paused" else ()
         return [
@@ -1014,7 +1007,6 @@ class JobRun:
         return self._arrived(run, run.arrival.batch(offer, header, now_s))
 
     def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
-        """Continue after a batch was taken from the store, or was invalid there."""
         run = self.cells[task.cell]
         return self._arrived(run, run.arrival.taken(task, result))
 
@@ -1064,7 +1056,6 @@ class JobRun:
         return [*out, *self._move()]
 
     def _move(self) -> list[fx.Effect]:
-        """End the step once no cell is awaited."""
         offered, held = self._where(CellStatus.OFFERED), self._where(CellStatus.HELD)
         received = self._where(CellStatus.RECEIVED)
         if self._may("batch"):

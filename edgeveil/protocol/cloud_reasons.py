@@ -22,14 +22,12 @@ def _causes_text(causes: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class RoundAnswers:
-    """Counts of an attempt's answers; `void` counts rejected segments by reason.
-
-    With cover traffic the uploads include dummies, with segments `not_for_this_round`."""
+    """Counts of an attempt's answers; with cover traffic `uploaded` includes dummies."""
 
     selected: int
     uploaded: int
     declined: int
-    void: Mapping[str, int] = field(default_factory=dict)
+    void: Mapping[str, int] = field(default_factory=dict)  # rejected segments by reason
     causes: Mapping[str, int] = field(default_factory=dict)  # declines by `DECLINE_CAUSES`
     offline: int | None = None  # selected or not, if the proxies know it
 
@@ -56,10 +54,7 @@ class RoundAnswers:
         return max(0, self.selected - self.uploaded - self.declined)
 
     def ends_job(self, round: int) -> bool:
-        """Return whether a job ends at `round` because all selected devices declined.
-
-        It ends if no cause can change by repeating, or in the first round if no cause is temporary.
-        """
+        """Return whether a job ends at `round`: all selected declined for lasting reasons."""
         everybody = not self.uploaded and self.declined >= self.selected
         lasting = sum(self.causes.get(cause, 0) for cause in ("policy", "budget"))
         first = round == 1 and self.causes.keys().isdisjoint(("conditions", "fault"))

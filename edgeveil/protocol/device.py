@@ -3,12 +3,11 @@
 The host does the work; the machine decides freshness, answers and resends. Rounds are in
 `device_round.py`; this file has fetches, known jobs, releases and presence.
 
-**Broadcasts.** A *job* is for every enrolled device and is fetched once. A *round* that arrives
-before its job is kept, the newest of each job, until the job is known or the round is over. A
-*release* is installed unless a newer one is known or it has the tag of another data set. Rounds
-older than the newest release are refused: a cloud with lower numbers could not release its model
-here, and an answer would waste budget. Anything older than the newest of its kind, or a second
-version of it, is refused. All state is bounded: a stalled fetch or the oldest job gives way.
+**Broadcasts.** A round that arrives before its job is kept, the newest of each job, until the job
+is known or the round is over. A release is installed unless a newer one is known or it has the tag
+of another data set. Rounds older than the newest release are refused: a cloud with lower numbers
+could not release its model here, and an answer would waste budget. All state is bounded: a stalled
+fetch or the oldest job gives way.
 
 **Reports.** The device reports the outcome of each release that requests it once, at a time in the
 first half of the soak time that is derived from device and release only, so that neither the time
@@ -47,8 +46,6 @@ class FindStanza:
 
 @dataclass(frozen=True)
 class StanzaLook:
-    """Whether a stanza is for this device, so that it needs the ciphertext."""
-
     found: bool
 
 
@@ -160,13 +157,11 @@ class Fetches:
     def __init__(
         self,
         context: dr.DeviceContext,
-        sealing: Sequence[SealingKey],
+        sealing: Sequence[SealingKey],  # keys of the stanza buckets to fetch; none: all
         stays: HeaderTest,
         complete: Callable[[m.BroadcastHeader, bytes, bool], list[fx.Effect]],
     ) -> None:
-        """Initialise for the stanza buckets of the keys `sealing` (default: all buckets).
-
-        `complete` gets a header, its data, and whether the data are its stanzas only."""
+        """`complete` gets a header, its data, and whether the data are its stanzas only."""
         self._settings, self._backoff, self._sealing = context.settings, context.backoff, sealing
         self._stays, self._complete = stays, complete
         self.under_way: dict[bytes, tr.Fetch[m.BroadcastHeader]] = {}
@@ -306,9 +301,7 @@ _SLUG = re.compile(r"[a-z0-9_]{1,64}")
 
 
 class DeviceMachine:
-    """One device; `memory` changes only together with the corresponding `Persist` effects.
-
-    Timers besides those of the rounds: `hello`, `key`, `repair`, `want`, `report`."""
+    """One device, with timers `hello`, `key`, `repair`, `want` and `report` besides its rounds'."""
 
     def __init__(
         self,
@@ -676,7 +669,6 @@ class DeviceMachine:
         return fx.Persist(JobClosed(job_id, status))
 
     def _report_due(self, release: m.Manifest) -> list[fx.Effect]:
-        """Schedule the report on a release, unless it was made."""
         due = self.memory.report_due
         of_same = due is not None and due.data_set == release.data_set
         newest = m.known_number(due.sequence if due and of_same else self.memory.reported)

@@ -127,9 +127,7 @@ Outcome = Literal["counted", "partial", "missing", "refused", "dropped"]
 
 @dataclass(frozen=True)
 class OutboxDrop:
-    """Removal of an upload that is no longer needed; its attempt is settled.
-
-    `counted`, `partial`, `missing`: the commit record has all, some or none of its segments."""
+    """Removal of an upload; `counted`, `partial`, `missing`: its segments in the commit record."""
 
     at: m.RoundId
     outcome: Outcome
@@ -354,7 +352,6 @@ class DeviceRound:
         return self.state not in (DeviceState.IDLE, DeviceState.ANSWERED)
 
     def connected(self) -> list[fx.Effect]:
-        """Send an unacknowledged upload again on a new link."""
         self.cover.connected()
         item = self.item
         if item and self.state is DeviceState.IDLE:
@@ -401,7 +398,6 @@ class DeviceRound:
             self._moment = self._window.moment(self._window.begun_s)
 
     def opened(self, manifest: m.Manifest, package: Package) -> list[fx.Effect]:
-        """Take the opened package; work starts in its turn."""
         if manifest.kind != "round" or not isinstance(package, RoundPackage):
             return [*self.not_for_me(manifest), fx.Refuse("malformed_package")]
         if manifest != self.manifest:
@@ -589,7 +585,6 @@ class DeviceRound:
         return out if item.dummy else [*out, fx.Report("counted", data)]
 
     def _drop(self, outcome: Outcome = "dropped") -> list[fx.Effect]:
-        """Delete the upload and settle its attempt."""
         self._waiting = None
         item = self._memory.uploads.pop(self.job_id, None)
         if item is None:
@@ -616,7 +611,6 @@ class DeviceRound:
 
 
 def place(at: m.RoundId) -> dict[str, object]:
-    """Return the job's short name and the round's number for a report."""
     return {"job": m.short_name(at.job_id), "round": at.round}
 
 
@@ -696,7 +690,6 @@ class DeviceRounds:
             del keys[next(iter(keys))]
 
     def opened(self, manifest: m.Manifest, package: Package, now_s: float) -> list[fx.Effect]:
-        """Take a package for this device; its work begins now or in its turn."""
         round_ = self.of(manifest.at.job_id)
         if round_ is None:
             return []

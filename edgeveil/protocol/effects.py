@@ -87,8 +87,6 @@ class MessageReceived:
 
 @dataclass(frozen=True)
 class Timer:
-    """Expiry of a timer that the machine set."""
-
     name: str
 
 

@@ -205,17 +205,14 @@ class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
-    """Header of a round's hand-over by the proxy: `counts[g]` segments of group g.
-
-    Each group is shuffled independently, masked groups together, unless the manifest asks for the
-    order of arrival. With a `stream` the blob begins with the blob of that name (`Arrived`)."""
+    """Hand-over of a round by the proxy: `counts[g]` segments of group g, normally shuffled."""
 
     at: RoundId
     uploads: Count
     declined: Count
     counts: Annotated[tuple[Count, ...], Meta(max_length=1024)]
     blob: Blob
-    stream: Annotated[bytes, Meta(max_length=32)] = b""
+    stream: Annotated[bytes, Meta(max_length=32)] = b""  # name of the `Arrived` blob at the front
     causes: Annotated[tuple[Count, ...], Meta(max_length=MOST_CAUSES)] = ()  # by `DECLINE_CAUSES`
     offline: Annotated[int, Meta(ge=-1, le=2**31)] = -1  # admitted, not connected; -1: unknown
 
@@ -224,14 +221,12 @@ MOST_PIECES = 16  # of a commit record
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
-    """Record of a committed round: the blob lists the marks of all accepted segments, sorted.
-
-    `pieces` divide the blob by the first bits of the marks (`edgeveil.protocol.transfer`); they are
-    empty, and the blob is pushed, if a party of an earlier version takes part."""
+    """Record of a committed round: the blob lists the marks of accepted segments, sorted."""
 
     at: RoundId
     accepted: Count
     blob: Blob
+    # By the first bits of the marks; empty, and the blob pushed, for parties of earlier versions.
     pieces: Annotated[tuple[Blob, ...], Meta(max_length=MOST_PIECES)] = ()
 
     @property
@@ -250,13 +245,12 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
 
 
 class MaskSums(msgspec.Struct, frozen=True, array_like=True, tag="masksums"):
-    """Answer of the proxy to the request with digest `question`.
-
-    For `Unmask`: the packed sum of the chosen masks of each masked group. For `CheckMasks`: of each
-    upload in batch order and each masked group, the check of its mask, 8 bytes, big-endian."""
+    """Answer of the proxy to the request with digest `question`."""
 
     at: RoundId
     question: Digest
+    # `Unmask`: packed sums by masked group. `CheckMasks`: for each upload in batch order and each
+    # masked group the check of its mask, 8 bytes, big-endian.
     blob: Blob
 
 
@@ -317,11 +311,9 @@ class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
 
 
 class Cover(msgspec.Struct, frozen=True, array_like=True, tag="cover"):
-    """Request by the proxy for cover traffic.
+    """Request by the proxy for answers of all devices in all rounds, dummies of the unselected."""
 
-    Every device then answers every round, unselected ones with dummies, at a uniformly random time
-    in the second half of `window_s`."""
-
+    # Answers are sent at uniformly random times in its second half.
     window_s: Annotated[float, Meta(gt=0, le=10 * 86400)]
 
 
@@ -359,9 +351,7 @@ class Misfits(msgspec.Struct, frozen=True, array_like=True, tag="misfits"):
 
 
 class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
-    """Announcement that the masked front of an open round's batch can be fetched.
-
-    The digest of `blob` is a random name; later announcements only lengthen the blob."""
+    """Announcement that the masked front of an open round's batch can be fetched."""
 
     at: RoundId
     blob: Blob
@@ -374,9 +364,7 @@ class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
 
 
 class Decline(msgspec.Struct, frozen=True, array_like=True, tag="decline"):
-    """Notice that a selected device will not answer this round.
-
-    Depends on the job, the owner's settings and the ledger, never on a record."""
+    """Refusal by a selected device; depends on job, settings and ledger, never on records."""
 
     at: RoundId
     cause: Annotated[str, Meta(pattern=r"^[a-z]{0,16}\Z")] = ""  # of `DECLINE_CAUSES`

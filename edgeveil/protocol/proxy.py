@@ -433,16 +433,13 @@ class ProxyMachine:
         return [] if known is not None else [fx.Persist(AnswersFrom(hello.device, counted))]
 
     def _knows(self, hello: m.Hello, *, again: bool) -> list[fx.Effect]:
-        """Record a device's capability; the cloud uses the lowest one of all devices.
-
-        A known device (`again`) cannot lower its capability, and may then be unable to read
-        messages."""
+        """Record a device's capability; the cloud uses the lowest one of all devices."""
         earlier, knows = self.memory.earlier, min(hello.knows, m.KNOWS_CHECKS)
         out: list[fx.Effect] = []
         if knows < m.KNOWS_CHECKS:
             out.append(fx.Refuse("earlier_version", fx.DeviceAddress(hello.device)))
         known = earlier.get(hello.device, m.KNOWS_CHECKS)
-        if knows == known or (again and knows < known):
+        if knows == known or (again and knows < known):  # a known device cannot lower it
             return out
         before = self._all_know
         earlier[hello.device] = knows

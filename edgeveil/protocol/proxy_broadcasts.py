@@ -395,7 +395,6 @@ class Broadcasts:
         return failed
 
     def _put(self, fetch: tr.Fetch[m.BroadcastHeader], part: m.BlobPart) -> list[fx.Effect]:
-        """Write a part to disk; verify the blob when complete."""
         if part.index in fetch:
             return []
         complete = fetch.add(part)
@@ -518,7 +517,6 @@ class _Served:
 
 
 def _pieces(kept: KeptBroadcast) -> Iterator[tuple[m.Blob, tr.Data]]:
-    """Iterate over the separately served pieces of a broadcast."""
     start = 0
     for piece in kept.header.pieces:
         yield piece, tr.Piece(kept.data, start, piece.size_bytes)
@@ -538,9 +536,9 @@ class Serving:
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
         """Offer a broadcast, pushing its parts to all devices if it is small.
 
-        Of a round with unselected devices only the stanzas are pushed (each bucket to its devices),
-        and of a record nothing: devices request their pieces. With cover traffic everything is
-        pushed to all."""
+        Of a round with unselected devices only stanzas are pushed (each bucket to its devices), of
+        a record nothing, as devices request their pieces; with cover traffic everything is pushed.
+        """
         header, limit, key = kept.header, self._context.settings, self._key(to, kept)
         pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
         pieces = list(_pieces(kept))

@@ -9,24 +9,24 @@ quorum does not wait for devices that missed several rounds in a row (`Attendanc
 
 **Hand-over.** Below the floor a round is `short`: ciphertexts are deleted and the cloud gets counts
 only. Otherwise the host shuffles every group independently. Once the batch is durable, the link to
-its uploads is deleted: the proxy keeps which devices answered, but no slot, digest or time. Senders
-of masked uploads stay in memory until the masks are summed (`Misfits`). The batch is offered until
-the cloud holds it; a masked batch is kept even if the cloud has no use for it, since a paused job
-may already hold its sums. A newer round, the commit or the job's end drops a round permanently.
+its uploads is deleted: the proxy keeps which devices answered, but no slot, digest or time. The
+batch is offered until the cloud holds it; a masked batch is kept even if the cloud has no use for
+it, since a paused job may already hold its sums. A newer round, the commit or the job's end drops a
+round permanently.
 
 **Streams.** Masked uploads are sent to the cloud in chunks while the round is open: the host
-appends each chunk, in random order, to the round's stream; the cloud is notified of its length
-(`Arrived`) and requests parts. The batch begins with the stream and is verified as usual, so a lost
-stream costs only time. The cloud learns the chunk of an upload; therefore every chunk, including
-the last, has at least as many uploads as this proxy's floor. Streams are not durable.
+appends each chunk, in random order, to the round's stream, of which the cloud requests parts. The
+batch begins with the stream and is verified as usual, so a lost stream costs only time. The cloud
+learns the chunk of an upload; therefore every chunk, including the last, has at least as many
+uploads as this proxy's floor. Streams are not durable.
 
 **Mask sums** (`ProxyMasks`). Devices seal their mask seeds to the proxy's key of the round. The
 cloud, which sees only masked integers, names the uploads that it counts and gets the sum of their
 masks. Two choices would reveal their difference, so the choice is durable before the first sum is
-sent, a repeated request gets the same answer, and any other is refused permanently. An ended job
-stays unmasked: restarted under its name, it would bring the same integers again. A choice below the
-round's floor is refused, as is a round of several sets unless each has this proxy's floor. Before
-its choice the cloud requests the check of each mask, to exclude uploads that do not fit their seed.
+sent, a repeated request gets the same answer, and any other is refused permanently, even after the
+job's end: restarted under its name, a job would bring the same integers again. A choice below the
+floor is refused, as is a round of several sets unless each has this proxy's floor. Before its
+choice the cloud requests the check of each mask, to exclude uploads that do not fit their seed.
 Only the factors to which the manifest commits are accepted: devices used them for their own checks,
 so for an honest device the cloud can compute the same value itself."""
 
@@ -189,8 +189,6 @@ class DeviceRegistry(Protocol):
 
 @dataclass
 class ProxyContext:
-    """State shared by the parts of the proxy's machine."""
-
     signer: m.Signer
     keys: m.PeerKeys
     registry: DeviceRegistry
@@ -286,8 +284,6 @@ class SumMasks:
 
 @dataclass(frozen=True)
 class SummedMasks:
-    """Sums or checks, encoded as in `MaskSums`."""
-
     data: bytes
 
 
@@ -329,8 +325,6 @@ class _Stream:
 
 @dataclass
 class Collection:
-    """Uploads and declines of one round, and its state."""
-
     manifest: m.Manifest
     floor: int  # the larger of the job's and this proxy's minimum
     cover: bool = False
@@ -431,7 +425,6 @@ class Collection:
         return len(self.uploads) + len(self.declined) + len(but) >= self.manifest.selected
 
     def _quorum(self) -> float:
-        """Return the number of uploads that makes a quorum."""
         if not self.cover:
             return self.manifest.quorum
         if not self.all_came:
@@ -622,7 +615,6 @@ class ProxyRounds:
         return out
 
     def drop(self, at: m.RoundId) -> list[fx.Effect]:
-        """End a round and delete its uploads and batch."""
         self._context.memory.batches.pop(at, None)
         self._puts.pop(at, None)
         collection = self.collections.get(at)
@@ -687,7 +679,6 @@ class ProxyRounds:
         return m.Blob(written.name, len(written.data) // each * each, each)
 
     def advance(self, collection: Collection, **timer: bool) -> list[fx.Effect]:
-        """Take the transition that `verdict` returns."""
         verdict = collection.verdict(**timer)
         if verdict is None:
             return []

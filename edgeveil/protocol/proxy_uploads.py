@@ -86,9 +86,7 @@ class _Lane:
 
 
 class Credit:
-    """Credit of `limit_bytes`, granted first come, first served.
-
-    A grant without progress for `patience_s` is revoked; its holder then waits in the slow lane."""
+    """Byte credit, granted first come, first served; devices that lose a grant become slow."""
 
     def __init__(self, limit_bytes: int, patience_s: float) -> None:
         self.limit_bytes = limit_bytes
@@ -119,7 +117,7 @@ class Credit:
         return self.holds(device) or device in self._lane(device).waiting
 
     def want(self, device: str, size_bytes: int) -> None:
-        """Join the queue, or keep the place in it; returns an active grant."""
+        """Join the queue, or keep the place in it, releasing an active grant."""
         lane = self._lane(device)
         if device in lane.granted:
             lane.leave(device)
@@ -369,7 +367,6 @@ class ProxyUploads:
         return fx.Persist(UploadPart(collection.manifest.at, offset, data))
 
     def is_put(self, device: str, put: m.BlobPut) -> list[fx.Effect]:
-        """Take a device's upload from the store."""
         grant = self.grants.get(fx.DeviceAddress(device), put.blob)
         if grant is None or grant.taking or not grant.name:
             return []
@@ -445,7 +442,6 @@ class ProxyUploads:
         return self._wait(device, arrival, now_s) if arrival else []
 
     def disconnected(self, device: str) -> list[fx.Effect]:
-        """Stop waiting for a device with cover traffic."""
         out: list[fx.Effect] = []
         for collection in self._rounds.collections.values():
             if collection.cover:

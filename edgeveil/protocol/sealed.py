@@ -141,7 +141,6 @@ class Terms:
         commitment: bytes,
         part_bytes: int,
     ) -> Manifest:
-        """Return the unsigned manifest of `package` for `selected` devices, sealed into `data`."""
         return Manifest(
             **vars(self),
             selected=selected,
@@ -202,9 +201,7 @@ def seal_broadcast(
     *,
     bucketed: bool = False,
 ) -> tuple[Manifest, bytes, bytes]:
-    """Return the unsigned manifest, the blob, and the recipients' membership tag.
-
-    With `bucketed`, many recipients' stanzas are in buckets, and the manifest names its pieces."""
+    """Return the unsigned manifest, the blob, and the recipients' membership tag."""
     content_key = ContentKey.generate()
     digest = hashlib.sha256(package).digest()
     info = _context(CONTENT_KEY, terms, digest)
@@ -341,8 +338,6 @@ def segment_mark(membership: bytes, sealed: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class MaskedVector:
-    """Masked group of a round: its index, name and ring."""
-
     at: RoundId
     group: int
     name: str

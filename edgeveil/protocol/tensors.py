@@ -33,8 +33,6 @@ _LENGTH_BYTES = _ALIGNMENT_BYTES = 8
 
 
 class _Placed(msgspec.Struct):
-    """Position of a tensor in safetensors' header."""
-
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -125,10 +123,7 @@ def mask_sums(vectors: Sequence[MaskedVector], seeds: Sequence[MaskSeed]) -> byt
 
 
 class MaskChecks:
-    """Checks of single masks by disclosed factors.
-
-    The cloud computes them from a masked vector, the proxy from the seed; they agree if the
-    vector's own check is correct."""
+    """Checks of masks by disclosed factors, equal for a valid masked vector and its seed."""
 
     def __init__(self, vectors: Sequence[MaskedVector], check: RoundCheck) -> None:
         self._vectors = vectors

@@ -4,12 +4,11 @@ The sender offers a blob and answers requests for parts; the receiver takes part
 requests missing ones with bounded credit, and trusts only the digest of the whole.
 
 **Out of band.** Large blobs may bypass the broker through an HTTP store of the proxy (for devices)
-or of the cloud (for the proxy). The holder of the store answers a request (`Need`) with `beside` by
-a URL instead of parts (`BlobAt`, `ShownBlobs`), and an offer with `beside` by a URL for PUT
-(`PutGrants`); the sender reports completion (`BlobPut`), and the holder moves the blob into its own
-files by digest. The store is not trusted. A URL is used only under a prefix of this party's own
-site file (`is_allowed`), so that nobody can make it access other addresses in its network. A blob
-that fails `MOST_FAILURES` times goes over the broker.
+or of the cloud (for the proxy). Its holder answers a request (`Need`) with `beside` by a URL
+(`BlobAt`, `ShownBlobs`), and an offer with `beside` by a URL for PUT (`PutGrants`); the sender
+reports completion (`BlobPut`), and the holder moves the blob into its own files by digest. The
+store is not trusted. A URL is used only under a prefix of this party's own site file, so that
+nobody can make it access other addresses in its network.
 
 **Commit records.** A round's record of marks may be fetched in up to 16 pieces by the first bits of
 the marks, so a request reveals a few bits of a mark to the proxy. The proxy cannot compute marks,
@@ -119,7 +118,6 @@ def check_parts_fit(blob: m.Blob, packet_bytes: int) -> None:
 
 
 def fits_offer(signed: m.Envelope, data: Data, packet_bytes: int) -> bool:
-    """Return whether an offer can carry the whole blob in one packet."""
     return len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes
 
 
@@ -162,18 +160,14 @@ class Fetch(Generic[H]):
         header: H,
         limit_bytes: int,
         *,
-        keep: bool = True,
+        keep: bool = True,  # else the caller of `add` stores the bytes
         credit: int = NEED_LIMIT,
         blob: m.Blob | None = None,
-        idle: bool = False,
-        only: frozenset[int] | None = None,
-        beside: bool = False,
+        idle: bool = False,  # request nothing until `wake`
+        only: frozenset[int] | None = None,  # ignore other parts and the digest
+        beside: bool = False,  # request a URL first
     ) -> None:
-        """Initialise a fetch of `blob` (default: the header's). Raises as `check_claim`.
-
-        With `keep=False` the caller of `add` stores the bytes and `finish` is unavailable. With
-        `only` other parts are ignored and the digest is not checked. `idle` requests nothing until
-        `wake`; `beside` requests a URL first."""
+        """Initialise a fetch of `blob` (default: the header's). Raises as `check_claim`."""
         self.offer, self.header, self.blob = offer, header, blob or header.blob
         check_claim(self.blob, limit_bytes)
         self._keep, self._credit, self._only = keep, credit, only
@@ -341,7 +335,6 @@ def _cut(marks: list[bytes], floor: int) -> list[bytes]:
 
 
 def place_of(mark: bytes, pieces: int) -> int:
-    """Return the index of the piece that would contain the mark."""
     return mark[0] * pieces >> 8
 
 

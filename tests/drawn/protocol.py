@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -60,9 +62,25 @@ def _struct(kind: type[msgspec.Struct]) -> str:
         raise UsageError(f"{kind.__name__} is no message")
     tag = f" — tag `{info.tag}`" if info.tag else ""
     lines = [f"**{kind.__name__}**{tag}. {_paragraphs(kind.__doc__ or '')}", ""]
-    lines += ["| field | what |", "| --- | --- |"]
-    lines += [f"| `{field.name}` | {_type(field.type)} |" for field in info.fields]
+    lines += ["| field | type | meaning |", "| --- | --- | --- |"]
+    meanings = _meanings(inspect.getsource(kind))
+    lines += [
+        f"| `{field.name}` | {_type(field.type)} | {meanings.get(field.name, '')} |"
+        for field in info.fields
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _meanings(source: str) -> dict[str, str]:
+    """Return the comments on fields, beside or above them."""
+    found, above = dict[str, str](), list[str]()
+    for line in source.splitlines():
+        if match := re.match(r"    # (.+)", line):
+            above.append(match[1])
+        elif match := re.match(r"    (\w+): [^#]*(?:# (.+))?", line):
+            found[match[1]] = match[2] or " ".join(above)
+            above = []
+    return found
 
 
 def _paragraphs(text: str) -> str:
