@@ -361,20 +361,20 @@ class BatchArrival:
             batch = stream if known and stream else self._fetch(offer, header)
             self._batch, self._stream = batch, None
         proxy, blob = cell.proxy, header.blob
-        look_again = cell.set("repair", cell.settings.repair_s)
+        repair = cell.set("repair", cell.settings.repair_s)
         if offer.beside and not header.stream and self.grants.takes(proxy, blob, now_s):
-            batch.on_its_way = True
+            batch.in_transit = True
             grant = self.grants.offered(proxy, cell.job_id, blob, header, now_s)
-            return [*grant, look_again, self.watch()]
-        batch.on_its_way = False
+            return [*grant, repair, self.watch()]
+        batch.in_transit = False
         out: list[fx.Effect] = []
         for part in tr.first_data(offer, blob):
-            out += self._put_away(batch, part)
+            out += self._store(batch, part)
         if known:
             out += cell.ask(batch.next_need(timer=False))
         elif new and (header.stream or blob.size_bytes > cell.settings.push_bytes):
             out += cell.ask(batch.next_need(timer=True))
-        return [*out, look_again, self.watch()] if new else [*out, look_again]
+        return [*out, repair, self.watch()] if new else [*out, repair]
 
     def is_put(self, put: m.BlobPut) -> list[fx.Effect]:
         grant = self.grants.get(self._cell.proxy, put.blob)
@@ -419,14 +419,14 @@ class BatchArrival:
 
     def part(self, part: m.BlobPart) -> list[fx.Effect]:
         batch = self._batch or self._stream
-        return self._put_away(batch, part) if batch is not None and self.knows(part.blob) else []
+        return self._store(batch, part) if batch is not None and self.knows(part.blob) else []
 
     def repair(self) -> list[fx.Effect]:
         batch = self._batch
         if batch is None or batch.complete:
             return []
         out = self._cell.ask(batch.next_need(timer=True))
-        if not batch.idle_looks and not batch.on_its_way:
+        if not batch.idle_timeouts and not batch.in_transit:
             # The round is closed: from now on only the proxy's silence counts.
             out.append(self.watch())
         return [*out, self._cell.set("repair", self._cell.settings.repair_s)]
@@ -458,7 +458,7 @@ class BatchArrival:
         credit = min(BATCH_CREDIT, max(tr.NEED_LIMIT, BATCH_CREDIT_BYTES // header.blob.part_bytes))
         return tr.Fetch(offer, header, most_bytes, keep=False, credit=credit)
 
-    def _put_away(self, batch: tr.Fetch[m.Batch], part: m.BlobPart) -> list[fx.Effect]:
+    def _store(self, batch: tr.Fetch[m.Batch], part: m.BlobPart) -> list[fx.Effect]:
         cell, blob, stream = self._cell, batch.header.blob, batch.header.stream
         again = part.index in batch
         batch.add(part)
@@ -482,37 +482,39 @@ class MaskArrivals:
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        self._asked: m.CheckMasks | m.Unmask | None = None
+        self._request: m.CheckMasks | m.Unmask | None = None
         self._answer: tr.Fetch[m.MaskSums] | None = None
         self.masks: bytes | None = None
 
     def ask(self, request: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
-        self._asked, self._answer, self.masks = request, None, None
+        self._request, self._answer, self.masks = request, None, None
         return self.send()
 
     def drop(self) -> list[fx.Effect]:
-        self._asked, answer, self._answer, self.masks = None, self._answer, None, None
+        self._request, answer, self._answer, self.masks = None, self._answer, None, None
         ack = [self._cell.ack(answer.header.blob.digest, "held")] if answer else []
         return [self._cell.cancel("unmask"), *ack]
 
     @property
     def question(self) -> bytes:
-        return b"" if self._asked is None else hashlib.sha256(m.encode_inner(self._asked)).digest()
+        request = self._request
+        return hashlib.sha256(m.encode_inner(request)).digest() if request else b""
 
     def send(self) -> list[fx.Effect]:
-        if self._asked is None or self.masks is not None:
+        if self._request is None or self.masks is not None:
             return []
         cell = self._cell
         again = cell.set("unmask", cell.settings.resend_s)
         if self._answer is None:
-            return [fx.Send(cell.proxy, cell.signer.note(self._asked)), again]
+            return [fx.Send(cell.proxy, cell.signer.note(self._request)), again]
         need = self._answer.next_need(timer=True)
-        if self._answer.idle_looks > 1:  # the proxy may have restarted and lost the answer
+        if self._answer.idle_timeouts > 1:  # the proxy may have restarted and lost the answer
             self._answer = None
         return [*cell.ask(need), again]
 
     def offer(self, offer: m.Offer, header: m.MaskSums) -> list[fx.Effect]:
-        if self._asked is None or header.question != self.question or header.at != self._asked.at:
+        request = self._request
+        if request is None or header.question != self.question or header.at != request.at:
             return [self._cell.ack(header.blob.digest, "held")]
         limit_bytes = self._cell.settings.blob_bytes
         tr.check_fetchable(offer, header.blob, limit_bytes)
@@ -785,6 +787,11 @@ class JobRun:
     def _report(self, event: str, **data: Any) -> fx.Report:
         return fx.Report(event, data, self.at)
 
+    @property
+    def _manifests(self) -> list[m.Manifest]:
+        active = [one.manifest for one in self.cells.values() if one.status is not CellStatus.OUT]
+        return [manifest for manifest in active if manifest is not None]
+
     def _where(self, *statuses: CellStatus) -> list[CellRun]:
         return [one for one in self.cells.values() if one.status in statuses]
 
@@ -860,8 +867,8 @@ class JobRun:
             case AskChecks(checks=checks):
                 # Uploads of other cells are not checked individually.
                 self._step("opened")
-                asked = [one for cell, check in checks.items() for one in cells[cell].ask(check)]
-                return [self._report("checking", round=self.round), *asked]
+                requests = [one for cell, check in checks.items() for one in cells[cell].ask(check)]
+                return [self._report("checking", round=self.round), *requests]
             case AskUnmask(unmasks=unmasks, misfits=misfits):
                 self._step("summed")
                 self.attempt = next(iter(unmasks.values())).at.attempt
@@ -885,8 +892,8 @@ class JobRun:
         first = next(iter(by_cell.values())).manifest
         at, kind = first.at, first.kind
         # A job and a release are one broadcast for all cells.
-        asked = [one.manifest.selected for one in by_cell.values()]
-        selected = sum(asked) if kind == "round" else first.selected
+        counts = [one.manifest.selected for one in by_cell.values()]
+        selected = sum(counts) if kind == "round" else first.selected
         data = {"round": at.round, "kind": kind, "selected": selected, "attempt": at.attempt}
         out: list[fx.Effect] = [self._report("broadcast", **data)]
         for cell in self.cells.values():
@@ -913,10 +920,10 @@ class JobRun:
 
     def _repeat(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
         """Start another attempt, without using a retry after an outage; pause during one."""
-        asked = [one for one in self.cells.values() if one.status is not CellStatus.OUT]
-        if down := next((one.link for one in asked if one.link), ""):
+        active = [one for one in self.cells.values() if one.status is not CellStatus.OUT]
+        if down := next((one.link for one in active if one.link), ""):
             return self._pause(down, answers)
-        outage = any(one.outage for one in asked)
+        outage = any(one.outage for one in active)
         if self.retries_left <= 0 and not outage:
             return self._pause(reason, answers)
         self._step("repeat")
@@ -1099,10 +1106,7 @@ class JobRun:
         batches = {cell: batch for cell, batch in wholes.items() if batch is not None}
         uploads = sum(batch.uploads for batch in batches.values())
         if offered or held:
-            asked = [
-                one.manifest for one in self.cells.values() if one.status is not CellStatus.OUT
-            ]
-            quorum = sum(one.quorum for one in asked if one is not None)
+            quorum = sum(manifest.quorum for manifest in self._manifests)
             if received and uploads >= quorum:
                 grace_s = max(one.manifest.grace_s for one in received if one.manifest)
                 out.append(fx.SetTimer(timer_name("enough", self.job_id), grace_s))
@@ -1119,13 +1123,12 @@ class JobRun:
         if not short:
             why = self._why()
             return self._repeat(why) if goes_on(why) else self._pause(why)
-        asked = [one.manifest for one in self.cells.values() if one.status is not CellStatus.OUT]
-        selected = sum(one.selected for one in asked if one is not None)
+        selected = sum(manifest.selected for manifest in self._manifests)
         answers = RoundAnswers.of(selected, [one for one in short if one is not None])
         if self.attempt == 1 and answers.ends_job(self.round):
             # A repetition cannot change the refusals, or no budget was spent yet.
             why = all_declined(answers)
-            if any(one is not None and one.phase in _EVALUATIONS for one in asked):
+            if any(manifest.phase in _EVALUATIONS for manifest in self._manifests):
                 return self._pause(why)  # keeps the trained model despite missing figures
             data = {"declined": answers.declined, "causes": dict(answers.causes)}
             report = self._report("all_declined", round=self.round, **data)

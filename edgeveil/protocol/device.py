@@ -143,7 +143,7 @@ class ReportSettled:
 
 
 AT_ONCE = 64  # concurrent fetches, up to two of a round
-RECORD_LOOKS = 8  # without progress, before a commit record is given up
+RECORD_TIMEOUTS = 8  # without progress, before a commit record is given up
 
 HeaderTest = Callable[[m.BroadcastHeader], bool]
 
@@ -172,7 +172,7 @@ class Fetches:
         """Drop obsolete and stalled fetches. Raises `too_many_fetches`, changing nothing."""
         kept = {d: f for d, f in self.under_way.items() if f.header == header or not over(f.header)}
         if not offer.data and all(fetch.header != header for fetch in kept.values()):
-            still = sorted((f.idle_looks, d) for d, f in kept.items() if f.idle_looks)
+            still = sorted((f.idle_timeouts, d) for d, f in kept.items() if f.idle_timeouts)
             room_bytes = self._settings.fetch_bytes - header.blob.size_bytes
             while (
                 len(kept) >= AT_ONCE or sum(f.blob.size_bytes for f in kept.values()) > room_bytes
@@ -267,14 +267,14 @@ class Fetches:
         self.under_way = {
             digest: fetch
             for digest, fetch in self.under_way.items()
-            if fetch.header.kind != "commit" or fetch.idle_looks < RECORD_LOOKS
+            if fetch.header.kind != "commit" or fetch.idle_timeouts < RECORD_TIMEOUTS
         }
         if not self.under_way:
             return []
         fetches = self.under_way.values()
         out = [effect for fetch in fetches for effect in _request(fetch.next_need(timer=True))]
-        looks = max(fetch.idle_looks for fetch in fetches)
-        wait_s = self._backoff.wait_s(self._settings.repair_s, looks, self._settings.waits_cap_s)
+        timeouts = max(fetch.idle_timeouts for fetch in fetches)
+        wait_s = self._backoff.wait_s(self._settings.repair_s, timeouts, self._settings.waits_cap_s)
         return [*out, fx.SetTimer("repair", wait_s)]
 
     def forget(self, over: HeaderTest) -> None:
@@ -335,7 +335,7 @@ class DeviceMachine:
         self._hello = b""  # digest of the unacknowledged hello
         self._away = False  # by its owner's conditions, perhaps after the current round
         self._greeted = False
-        self._hello_asked = False  # by the proxy, since the last hello
+        self._hello_requested = False  # by the proxy, since the last hello
         # A device that counts its answers waits until the proxy confirms the count.
         self._hello_acknowledged = memory.answered < 0
 
@@ -743,7 +743,7 @@ class DeviceMachine:
         match m.verified_body(envelope, "proxy", self.keys.proxy):
             case m.Here(spread_s=spread_s):
                 # At its own time in the spread, so that the fleet is spread out.
-                self._hello_asked = self._hello_asked or not self._away
+                self._hello_requested = self._hello_requested or not self._away
                 share = int(self.signer.name[:8], 16) / 2**32
                 return self._hello_in(min(spread_s, LATER_CAP_S) * share)
             case m.Later(delay_s=delay_s):
@@ -815,8 +815,8 @@ class DeviceMachine:
                 if self._away:
                     return []
                 # First hello since the proxy connected and requested it: it may lack uploads.
-                asked, self._hello_asked = self._hello_asked, False
-                rounds = list(self.rounds) if asked else []
+                requested, self._hello_requested = self._hello_requested, False
+                rounds = list(self.rounds) if requested else []
                 missed = [effect for round_ in rounds for effect in round_.offer_again()]
                 return [*self._send_key(), *self._send_hello(), *missed]
             case "key":

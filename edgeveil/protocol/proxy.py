@@ -220,8 +220,8 @@ class ProxyMachine:
                 left_s = self.hello_rate.deferred_s(now_s)
                 if left_s > 0:
                     return [fx.SetTimer("hellos", left_s + self.settings.resend_s)]
-                self._context.all_came = True
-                return self.rounds.all_came()
+                self._context.presence_known = True
+                return self.rounds.on_presence_known()
             case "roster":
                 return self._offer_roster(push=False)
             case "reports":
@@ -312,8 +312,8 @@ class ProxyMachine:
                     case m.BlobAt() as at:
                         begin = self.rounds.begin_put if at.put else self.broadcasts.begin_fetch
                         return begin(at)
-                    case (m.Unmask() | m.CheckMasks()) as asked:
-                        return self.masks.asked(asked, signed)
+                    case (m.Unmask() | m.CheckMasks()) as request:
+                        return self.masks.answer(request, signed)
                     case m.Misfits() as report:
                         return self.masks.misfits(report)
                     case m.Close() as close:
@@ -336,7 +336,7 @@ class ProxyMachine:
         match message:
             case m.Offer() as offer:
                 out = self.uploads.offer(device, offer, now_s)
-                if device in self.online or not self._context.all_came:
+                if device in self.online or not self._context.presence_known:
                     return out
                 # An answer from an offline device: a copy of it sent a bye. Request a hello.
                 return [*out, fx.Send(fx.DeviceAddress(device), self.signer.note(m.Here(0.0)))]
@@ -378,7 +378,7 @@ class ProxyMachine:
         enrolled = len(self.registry.roster()[1]) // 32
         spread_s = max(settings.hello_spread_s, min(enrolled / settings.hellos_per_s, _LATEST_S))
         here = fx.Send(fx.AllDevices(), self.signer.note(m.Here(spread_s)))
-        self._context.all_came = False
+        self._context.presence_known = False
         out = [*self._context.cover(fx.AllDevices()), here]
         return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
 

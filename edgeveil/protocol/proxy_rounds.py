@@ -195,13 +195,13 @@ class ProxyContext:
     memory: ProxyMemory
     settings: ProxySettings
     online: set[str] = field(default_factory=set)
-    all_came: bool = False  # `online` is complete: all devices had time for a hello
+    presence_known: bool = False  # `online` is complete: all devices had time for a hello
     reading_trust: int = 0  # received metadata of the root, not verified yet
 
     @property
     def offline(self) -> set[str] | None:
         """Admitted devices that are not connected; None until all could send a hello."""
-        return set(self.registry.admitted()) - self.online if self.all_came else None
+        return set(self.registry.admitted()) - self.online if self.presence_known else None
 
     @property
     def offline_count(self) -> int:
@@ -332,7 +332,7 @@ class Collection:
     uploads: dict[str, HeldUpload] = field(default_factory=dict)
     declined: dict[str, str] = field(default_factory=dict)  # device -> cause
     slots: dict[str, int] = field(default_factory=dict)
-    all_came: bool = False  # all devices had time for a hello
+    presence_known: bool = False  # all devices had time for a hello
     due: set[str] = field(default_factory=set)  # devices that must still answer
     stalled: set[str] = field(default_factory=set)  # those of `due` that cost no grace
     shortfalls_sent: int = 0
@@ -393,7 +393,7 @@ class Collection:
 
     def connected(self, device: str) -> None:
         known = device in self.uploads or device in self.declined
-        if self.all_came and self.open and not known:
+        if self.presence_known and self.open and not known:
             self.due.add(device)
 
     def answered(self, device: str) -> None:
@@ -420,14 +420,14 @@ class Collection:
 
     def _all_answered(self, but: AbstractSet[str] = frozenset()) -> bool:
         """Return whether all selected devices answered, not counting `but`."""
-        if self.cover and not (self.all_came and self.due <= but):
+        if self.cover and not (self.presence_known and self.due <= but):
             return False
         return len(self.uploads) + len(self.declined) + len(but) >= self.manifest.selected
 
     def _quorum(self) -> float:
         if not self.cover:
             return self.manifest.quorum
-        if not self.all_came:
+        if not self.presence_known:
             return float("inf")
         # Scaled to the connected devices, but not below the job's number: a device that is not
         # connected yet may be selected.
@@ -556,7 +556,7 @@ class ProxyRounds:
     def begin(self, manifest: m.Manifest) -> list[fx.Effect]:
         collection = self.collections[manifest.at] = self._collection(manifest)
         admitted = self._context.registry.admitted()
-        if collection.cover and self._context.all_came:
+        if collection.cover and self._context.presence_known:
             self._wait_for_all(collection)
         elif not collection.cover and manifest.selected >= len(admitted):
             collection.due.update(admitted)
@@ -566,17 +566,17 @@ class ProxyRounds:
         cover = self._context.cover(fx.AllDevices())
         return [_set("deadline", manifest.at, manifest.deadline_s), report, *cover]
 
-    def all_came(self) -> list[fx.Effect]:
+    def on_presence_known(self) -> list[fx.Effect]:
         """Determine which devices to await, now that all could send a hello."""
         out: list[fx.Effect] = []
         for collection in self.collections.values():
-            if collection.cover and collection.open and not collection.all_came:
+            if collection.cover and collection.open and not collection.presence_known:
                 self._wait_for_all(collection)
                 out += self.advance(collection)
         return out
 
     def _wait_for_all(self, collection: Collection) -> None:
-        collection.all_came = True
+        collection.presence_known = True
         collection.stalled.clear()  # set before presence was known
         for device in self._context.online:
             collection.connected(device)
@@ -857,17 +857,17 @@ class ProxyMasks:
         self._at_work = b""  # digest of the request that the host works on
         self._ready: tuple[m.MaskSums, bytes] | None = None  # the newest answer
 
-    def asked(self, asked: m.Unmask | m.CheckMasks, signed: m.Envelope) -> list[fx.Effect]:
+    def answer(self, request: m.Unmask | m.CheckMasks, signed: m.Envelope) -> list[fx.Effect]:
         question = hashlib.sha256(signed.payload).digest()
         try:
-            task = self._task(asked, question)
+            task = self._task(request, question)
         except ProtocolError as error:
             refusal = self._context.ack(fx.CloudAddress(), question, "refused", error.reason)
             return [fx.Refuse(error.reason), refusal]
-        key, memory = (asked.at.job_id, asked.at.round), self._context.memory
+        key, memory = (request.at.job_id, request.at.round), self._context.memory
         out: list[fx.Effect] = []
-        if isinstance(asked, m.Unmask) and key not in memory.unmasked:
-            memory.unmasked[key] = RoundUnmasked(asked.at, question)
+        if isinstance(request, m.Unmask) and key not in memory.unmasked:
+            memory.unmasked[key] = RoundUnmasked(request.at, question)
             out.append(fx.Persist(memory.unmasked[key]))
         if self._ready is not None and self._ready[0].question == question:
             return [*out, *self._offer(*self._ready)]
@@ -876,25 +876,26 @@ class ProxyMasks:
         self._at_work = question
         return [*out, fx.Work(task)]
 
-    def _task(self, asked: m.Unmask | m.CheckMasks, question: bytes) -> SumMasks:
+    def _task(self, request: m.Unmask | m.CheckMasks, question: bytes) -> SumMasks:
         """Return the work for a request. Raises ProtocolError with the refusal's reason."""
-        memory, at = self._context.memory, asked.at
+        memory, at = self._context.memory, request.at
         collection, batch = self._rounds.collections.get(at), memory.batches.get(at)
         known = memory.unmasked.get((at.job_id, at.round))
-        same = isinstance(asked, m.CheckMasks) or (known is not None and known.question == question)
+        repeated = known is not None and known.question == question
+        same = isinstance(request, m.CheckMasks) or repeated
         if known is not None and (known.at != at or not same):
             raise ProtocolError("unmasked_already")
         handing_over = collection and collection.state is CollectionState.HANDING_OVER
         if collection is None or batch is None or not handing_over:
             raise ProtocolError("unknown_round")
-        if batch.batch.blob.digest != asked.batch or not batch.seeds:
+        if batch.batch.blob.digest != request.batch or not batch.seeds:
             raise ProtocolError("unknown_batch")
         manifest = collection.manifest
         vectors = masked_vectors(manifest.at, manifest.groups, manifest.masked)
-        if isinstance(asked, m.CheckMasks):
-            check_factors(manifest, key := CheckKey(asked.key))
+        if isinstance(request, m.CheckMasks):
+            check_factors(manifest, key := CheckKey(request.key))
             return SumMasks(at, question, vectors, (batch.seeds,), key)
-        chosen = chosen_of(asked.chosen, len(batch.seeds))
+        chosen = chosen_of(request.chosen, len(batch.seeds))
         sets = dealt(chosen, manifest.sets)
         if min(map(len, sets)) < collection.floor // len(sets) or len(chosen) < collection.floor:
             raise ProtocolError("choice_below_floor")

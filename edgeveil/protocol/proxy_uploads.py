@@ -168,7 +168,7 @@ class UploadArrival:
         self.restart()
 
     def restart(self) -> None:
-        self._next = self._asked_from = self._asked_to = 0
+        self._next = self._requested_from = self._requested_to = 0
         self._hash = hashlib.sha256()
 
     @property
@@ -188,9 +188,9 @@ class UploadArrival:
         self._hash.update(part.data)
         return part.index * self.header.blob.part_bytes
 
-    def asks_on(self, part: m.BlobPart) -> bool:
+    def ends_request(self, part: m.BlobPart) -> bool:
         """Return whether the request is answered and any of its parts counted."""
-        return part.index == self._asked_to - 1 and self._next > self._asked_from
+        return part.index == self._requested_to - 1 and self._next > self._requested_from
 
     def next_bytes(self, limit_bytes: int) -> int:
         blob, first = self.header.blob, self._next * self.header.blob.part_bytes
@@ -198,9 +198,9 @@ class UploadArrival:
 
     def next_need(self, limit_bytes: int) -> m.Need:
         blob = self.header.blob
-        self._asked_from = self._next
-        self._asked_to = min(self._next + self._count(limit_bytes), blob.parts)
-        return m.Need(blob.digest, tuple(range(self._asked_from, self._asked_to)))
+        self._requested_from = self._next
+        self._requested_to = min(self._next + self._count(limit_bytes), blob.parts)
+        return m.Need(blob.digest, tuple(range(self._requested_from, self._requested_to)))
 
     def _count(self, limit_bytes: int) -> int:
         return max(1, min(tr.NEED_LIMIT, limit_bytes // self.header.blob.part_bytes))
@@ -225,17 +225,17 @@ class ProxyUploads:
         self.grants = tr.PutGrants[UploadArrival](
             context.signer, settings.beside_bytes, settings.beside_s
         )
-        self._asked: dict[str, Asked] = {}  # the last request of each upload under way
+        self._open_requests: dict[str, Asked] = {}  # the last request of each upload under way
         self._requests = 0
         self._ticking = False
 
     def asked(self, device: str) -> Asked | None:
         """Return the device's unanswered request, or None."""
-        return self._asked.get(device) if self.credit.expects(device) else None
+        return self._open_requests.get(device) if self.credit.expects(device) else None
 
     def _forget(self, device: str) -> None:
         self.arriving.pop(device, None)
-        self._asked.pop(device, None)
+        self._open_requests.pop(device, None)
         self.credit.done(device)
 
     def _end(self, at: m.RoundId) -> None:
@@ -252,12 +252,12 @@ class ProxyUploads:
         header = m.verified_header(offer.header, device, context.registry.verify_key(device))
         if not isinstance(header, m.Upload):
             raise ProtocolError("unexpected_header")
-        blob, digest, who = header.blob, header.blob.digest, fx.DeviceAddress(device)
+        blob, digest, address = header.blob, header.blob.digest, fx.DeviceAddress(device)
         collection = self._rounds.collections.get(header.at)
         held = collection.uploads.get(device) if collection else None
         if held is not None:
             if held.digest in (digest, b""):  # empty: the batch is made
-                return [context.ack(who, digest, "held")]
+                return [context.ack(address, digest, "held")]
             return self._refuse(device, digest, "duplicate", "duplicate_upload")
         if collection is None or not _takes(collection, device):
             return self._refuse(device, digest, "closed", "closed_round")
@@ -276,13 +276,13 @@ class ProxyUploads:
         self._check_room(collection, device)
         data = tr.whole(blob, offer.data) if offer.data else b""
         arrival, job_id = UploadArrival(offer.header, header, seed), header.at.job_id
-        if offer.beside and self.grants.takes(who, blob, now_s):
+        if offer.beside and self.grants.takes(address, blob, now_s):
             under_way = self.arriving.get(device)
             if under_way is not None and under_way.header.at.job_id == job_id:
                 self._forget(device)
             collection.slot(device)  # reserve its room on the disk
-            return self.grants.offered(who, job_id, blob, arrival, now_s)
-        self.grants.forget(who, job_id)
+            return self.grants.offered(address, job_id, blob, arrival, now_s)
+        self.grants.forget(address, job_id)
         if not data:  # replaces the device's earlier upload
             self.credit.leave(device)
             self.arriving[device] = arrival
@@ -314,7 +314,7 @@ class ProxyUploads:
         self.credit.arrived(device, arrival.header.blob.part_bytes, now_s)
         place = arrival.add(part)
         if place is None:
-            return [fx.Refuse("out_of_turn"), *self._go_on(device, arrival, part, now_s)]
+            return [fx.Refuse("out_of_turn"), *self._continue(device, arrival, part, now_s)]
         collection = self._rounds.collections[arrival.header.at]
         try:
             self._check_room(collection, device)
@@ -323,7 +323,7 @@ class ProxyUploads:
             return [fx.Refuse(error.reason), *self._deal(now_s)]
         put = self._put(collection, device, place, part.data)
         if not arrival.complete:
-            return [put, *self._go_on(device, arrival, part, now_s)]
+            return [put, *self._continue(device, arrival, part, now_s)]
         if not arrival.intact:  # start again at the end of the queue
             arrival.restart()
             self.credit.leave(device)
@@ -331,10 +331,10 @@ class ProxyUploads:
         self._forget(device)
         return [put, *self._hold(collection, device, arrival), *self._deal(now_s)]
 
-    def _go_on(
+    def _continue(
         self, device: str, arrival: UploadArrival, part: m.BlobPart, now_s: float
     ) -> list[fx.Effect]:
-        if arrival.asks_on(part):
+        if arrival.ends_request(part):
             return self._wait(device, arrival, now_s)
         return self._deal(now_s)
 
@@ -347,7 +347,7 @@ class ProxyUploads:
         for device in self.credit.deal(now_s):
             need = self.arriving[device].next_need(self.credit.share_bytes(device))
             self._requests += 1
-            self._asked[device] = Asked(self._requests, len(need.indices))
+            self._open_requests[device] = Asked(self._requests, len(need.indices))
             out.append(fx.Send(fx.DeviceAddress(device), need))
         if not self._ticking and not self.credit.idle:
             self._ticking = True
@@ -380,14 +380,14 @@ class ProxyUploads:
 
     def taken(self, task: TakePut, result: object) -> list[fx.Effect]:
         """Count an upload taken from the store; an invalid one is offered again."""
-        device, who = task.device, fx.DeviceAddress(task.device)
-        grant = self.grants.get(who, task.blob.digest)
+        device, address = task.device, fx.DeviceAddress(task.device)
+        grant = self.grants.get(address, task.blob.digest)
         collection = self._rounds.collections.get(task.at)
         if collection is None or collection.state is pr.CollectionState.DELIVERED:
             return [fx.Persist(pr.RoundDropped(task.at))]  # its file may exist again
         if grant is None or grant.arrival.header.at != task.at:
             return []
-        self.grants.forget(who, task.at.job_id)
+        self.grants.forget(address, task.at.job_id)
         if not isinstance(result, tr.PutTaken):
             return [fx.Refuse(f"beside_{tr.why_not(result)}")]
         if not _takes(collection, device) or device in collection.uploads:

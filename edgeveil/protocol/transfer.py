@@ -171,15 +171,15 @@ class Fetch(Generic[H]):
         self.offer, self.header, self.blob = offer, header, blob or header.blob
         check_claim(self.blob, limit_bytes)
         self._keep, self._credit, self._only = keep, credit, only
-        self.idle, self.beside, self.on_its_way, self.failures = idle, beside, False, 0
+        self.idle, self.beside, self.in_transit, self.failures = idle, beside, False, 0
         self.before = b""  # the preceding piece
         self._parts: dict[int, bytes] = {}
         self._whole: bytes | None = None
         self._lowest_missing = 0
-        self._asked: set[int] = set()  # requested and not received
+        self._requested: set[int] = set()  # requested and not received
         self._next = 0  # all lower parts were requested since the last timer without progress
         self._pulling, self._progress = beside, False
-        self.idle_looks = 0
+        self.idle_timeouts = 0
 
     def __contains__(self, index: int) -> bool:
         return self._whole is not None or index in self._parts
@@ -194,9 +194,9 @@ class Fetch(Generic[H]):
         check_part(self.blob, message)
         if self._only is None or message.index in self._only:
             self._parts.setdefault(message.index, message.data if self._keep else b"")
-        self._progress, self.idle_looks = True, 0
+        self._progress, self.idle_timeouts = True, 0
         self.beside = False  # received over the broker
-        self._asked.discard(message.index)
+        self._requested.discard(message.index)
         return self.complete
 
     def fill(self, data: bytes) -> None:
@@ -231,20 +231,20 @@ class Fetch(Generic[H]):
 
     def next_need(self, *, timer: bool) -> m.Need | None:
         """Return the next request: with half the credit free, or on a timer without progress."""
-        if self.complete or self.idle or self.on_its_way:
+        if self.complete or self.idle or self.in_transit:
             return None
         if timer:
             if self._progress:
                 self._progress = False
                 return None
-            self.idle_looks += 1
+            self.idle_timeouts += 1
             self._pulling = True
-            self._asked.clear()
+            self._requested.clear()
             self._next = 0
-        elif not self._pulling or len(self._asked) > self._credit - NEED_LIMIT // 2:
+        elif not self._pulling or len(self._requested) > self._credit - NEED_LIMIT // 2:
             return None
         need = self._fresh()
-        if not need.indices and not self._asked:  # all were requested, some were lost
+        if not need.indices and not self._requested:  # all were requested, some were lost
             self._next = 0
             need = self._fresh()
         return need if need.indices else None
@@ -255,9 +255,9 @@ class Fetch(Generic[H]):
         begin = max(self._next, self._lowest_missing)
         every = range(begin, self.blob.parts) if self._only is None else sorted(self._only)
         missing = (index for index in every if index >= begin and index not in self._parts)
-        wanted = tuple(islice(missing, min(NEED_LIMIT, self._credit - len(self._asked))))
+        wanted = tuple(islice(missing, min(NEED_LIMIT, self._credit - len(self._requested))))
         if wanted:
-            self._asked.update(wanted)
+            self._requested.update(wanted)
             self._next = wanted[-1] + 1
         return m.Need(self.blob.digest, wanted, self.beside)
 
@@ -437,8 +437,8 @@ def is_allowed(url: str, prefixes: Iterable[str]) -> bool:
     if not url.isascii() or not url.isprintable() or any(sign in url for sign in ' \\"<>'):
         return False
     try:
-        asked = urlsplit(url)
-        return any(_below(asked, urlsplit(prefix)) for prefix in prefixes)
+        split = urlsplit(url)
+        return any(_below(split, urlsplit(prefix)) for prefix in prefixes)
     except ValueError:
         return False
 
@@ -455,18 +455,18 @@ def _below(url: SplitResult, prefix: SplitResult) -> bool:
 
 def begin_fetch(fetch: Fetch[H], at: m.BlobAt, prefixes: Iterable[str]) -> list[fx.Effect]:
     """Fetch from the announced URL. Raises ProtocolError `foreign_url`."""
-    if at.put or fetch.on_its_way or not fetch.beside or fetch.complete:
+    if at.put or fetch.in_transit or not fetch.beside or fetch.complete:
         return []
     if not is_allowed(at.url, prefixes):
         fetch.beside = False
         raise ProtocolError("foreign_url")
-    fetch.on_its_way = True
+    fetch.in_transit = True
     return [fx.Work(FetchBeside(fetch.blob, at.url, at.expires_s))]
 
 
 def end_fetch(fetch: Fetch[H], result: object) -> list[fx.Effect]:
     """Complete the fetch, or retry; after `MOST_FAILURES` failures over the broker."""
-    fetch.on_its_way = False
+    fetch.in_transit = False
     if isinstance(result, FetchedBeside):
         fetch.fill(result.data)
         return []
