@@ -381,7 +381,7 @@ class Shortfall(msgspec.Struct, frozen=True, array_like=True, tag="shortfall"):
 
 
 class LinkState(msgspec.Struct, frozen=True, array_like=True, tag="linkstate"):
-    """State of the proxy's link to the devices' broker; attempts while it is down are free."""
+    """State of the proxy's link to the devices' broker; an outage costs no retry."""
 
     up: bool
 

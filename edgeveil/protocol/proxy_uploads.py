@@ -86,7 +86,7 @@ class _Lane:
 
 
 class Credit:
-    """Byte credit, granted first come, first served; devices that lose a grant become slow."""
+    """Byte credit, granted first come, first served; unused grants are revoked."""
 
     def __init__(self, limit_bytes: int, patience_s: float) -> None:
         self.limit_bytes = limit_bytes
