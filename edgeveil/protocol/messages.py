@@ -210,7 +210,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     at: RoundId
     uploads: Count
     declined: Count
-    counts: Annotated[tuple[Count, ...], Meta(max_length=1024)]
+    counts: Annotated[tuple[Count, ...], Meta(max_length=1024)]  # masked groups shuffled together
     blob: Blob
     stream: Annotated[bytes, Meta(max_length=32)] = b""  # name of the `Arrived` blob at the front
     causes: Annotated[tuple[Count, ...], Meta(max_length=MOST_CAUSES)] = ()  # by `DECLINE_CAUSES`
@@ -273,7 +273,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     root_version: Count = 0  # zeros: pinned keys; the proxy sends newer metadata
     trust_version: Count = 0
     answered: Answers = -1  # number of the newest answer; -1: not counted
-    knows: Count = 0
+    knows: Count = 0  # capability (`KNOWS_BUCKETS` …)
 
 
 # Capabilities in hellos and rosters; each includes all lower ones.
@@ -354,7 +354,7 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
     """Announcement that the masked front of an open round's batch can be fetched."""
 
     at: RoundId
-    blob: Blob
+    blob: Blob  # its digest is a random name; later announcements only lengthen it
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
