@@ -313,7 +313,7 @@ class ProxyMachine:
                         begin = self.rounds.begin_put if at.put else self.broadcasts.begin_fetch
                         return begin(at)
                     case (m.Unmask() | m.CheckMasks()) as request:
-                        return self.masks.answer(request, signed)
+                        return self.masks.asked(request, signed)
                     case m.Misfits() as report:
                         return self.masks.misfits(report)
                     case m.Close() as close:

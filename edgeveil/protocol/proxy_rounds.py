@@ -857,7 +857,7 @@ class ProxyMasks:
         self._at_work = b""  # digest of the request that the host works on
         self._ready: tuple[m.MaskSums, bytes] | None = None  # the newest answer
 
-    def answer(self, request: m.Unmask | m.CheckMasks, signed: m.Envelope) -> list[fx.Effect]:
+    def asked(self, request: m.Unmask | m.CheckMasks, signed: m.Envelope) -> list[fx.Effect]:
         question = hashlib.sha256(signed.payload).digest()
         try:
             task = self._task(request, question)
