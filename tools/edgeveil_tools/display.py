@@ -1,4 +1,4 @@
-"""What stands on a terminal while something runs: one picture, drawn again and again."""
+"""Terminal display of a running job, redrawn live."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _REFRESH_PER_S = 4
 
 
 class LiveDisplay(ABC):
-    """Used as a context: drawn where there is a terminal; elsewhere only notes show."""
-
     def __init__(self, console: Console) -> None:
         self.console = console
         self._live: Live | None = None
@@ -52,11 +50,11 @@ class LiveDisplay(ABC):
 
     @abstractmethod
     def picture(self) -> RenderableType:
-        """What to draw, asked for some times a second."""
+        """Return the picture to draw; called several times a second."""
 
 
 class RunDisplay(LiveDisplay):
-    """Listener of a run for a person: live on a terminal, else a line when something happens."""
+    """A run's listener for people: live on a terminal, else a line per event."""
 
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(Console(file=stream, highlight=False))
@@ -93,7 +91,6 @@ class RunDisplay(LiveDisplay):
         )
 
     def _lines(self, view: RunProgress) -> tuple[list[str], ...]:
-        """How it goes, what came of it, and what that is read beside; each fits 80 columns."""
         asked = view.devices if view.selected is None else view.selected
         going = [f"{view.online}/{view.devices} online", f"{view.uploads}/{asked} answered"]
         if view.declined:

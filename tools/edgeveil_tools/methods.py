@@ -1,7 +1,6 @@
-"""`edgeveil methods`: every name of every table, with what stands behind it.
+"""`edgeveil methods`: every name of every table, with its source and privacy status.
 
-Parts describe themselves (`edgeveil/parts/part.py`), presets are described here.
-"""
+Parts describe themselves (`edgeveil/parts/part.py`), presets are described here."""
 
 from __future__ import annotations
 
@@ -36,11 +35,10 @@ TABLES: tuple[PartTable[Any], ...] = _OURS
 
 @dataclass(frozen=True)
 class Entry:
-    """One name; `family` is the key of a job file that takes it, or what kind of thing it is.
+    """One name; `family` is the key of a job file that takes it, or its kind.
 
-    `privacy` is `proven`, `claimed`, `none`, or null where the name makes no release of its own.
-    `plugin` is the distribution that brought it, null for EdgeVeil's own.
-    """
+    `privacy` is `proven`, `claimed`, `none`, or None if the name itself releases nothing. `plugin`
+    is the distribution that provides it, None for EdgeVeil's own."""
 
     family: str
     name: str
@@ -55,7 +53,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All names, family by family, as their tables list them."""
+    """Return all names, family by family, in the order of their tables."""
     parts: list[Part] = [table[name] for table in TABLES for name in table]
     said = [(part, {one.name: getattr(part, one.name) for one in fields(Part)}) for part in parts]
     found = [Entry(family=part.key, plugin=_brought(part), **words) for part, words in said]
@@ -66,7 +64,7 @@ def entries() -> list[Entry]:
 
 
 def command(args: argparse.Namespace) -> int:
-    """`edgeveil methods`: all names, `check NAME…` or `digest NAME…`."""
+    """Run `edgeveil methods`: all names, `check NAME…` or `digest NAME…`."""
     if args.names[:1] == ["check"]:
         return check(args)
     if args.names[:1] == ["digest"]:
@@ -88,7 +86,7 @@ def _listed(found: list[Entry]) -> Iterator[str]:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Play the laws of its family on each named part; 1 where one is broken, else 0."""
+    """Check the laws of its family on each named part; returns 1 if one is broken, else 0."""
     from edgeveil.parts.laws import check as verdicts
 
     names = args.names[1:]
@@ -111,7 +109,7 @@ def check(args: argparse.Namespace) -> int:
 
 
 def _parts(name: str) -> list[Part]:
-    """The parts of a name, one a family that has it."""
+    """Return the parts of this name, one per family; raises UsageError without one."""
     found = [table[name] for table in TABLES if name in table]
     if not found:
         if refused := plugins.complaints(name):
@@ -122,7 +120,7 @@ def _parts(name: str) -> list[Part]:
 
 
 def digests(args: argparse.Namespace) -> int:
-    """Print what an owner writes to allow each plug-in or `module:function`; imports none."""
+    """Print policy entries that allow each plug-in or `module:function`; imports none."""
     names = args.names[1:]
     if not names:
         fix = "write methods digest, and the name of a part or its distribution"
@@ -158,7 +156,7 @@ def digests(args: argparse.Namespace) -> int:
 
 
 def _brought(part: Part) -> str | None:
-    """The distribution that brought it; None for EdgeVeil's own."""
+    """Return the distribution that provides the part; None for EdgeVeil's own."""
     plugin = plugins.plugin_of(part.family, part.name)
     return None if plugin is None else f"{plugin.distribution} {plugin.version}"
 

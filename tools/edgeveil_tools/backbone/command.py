@@ -1,4 +1,4 @@
-"""The public encoder of digits: trained once on this machine, then kept in the user's cache."""
+"""The public encoder of digits, trained once on this machine and cached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ STEPS, DRAWINGS = 3000, 12_000  # batches, and digits drawn for them
 
 
 def file_lines(found: Mapping[str, Any]) -> list[str]:
-    """Facts of a backbone's or a state_dict's file, for a person."""
     if "features" in found:
         form = f"takes {list(found['input_shape'])}, gives {found['features']} features"
     else:
@@ -30,8 +29,9 @@ def file_lines(found: Mapping[str, Any]) -> list[str]:
 def train(
     path: Path, *, seed: int = 0, force: bool = False, say: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """Train the encoder and write it to `path`; `say` gets lines on the way, None: standard error
-    does. UsageError for a file there, unless `force`."""
+    """Train the encoder and write it to `path`; raises UsageError if it exists, unless `force`.
+
+    `report` gets lines on the way; default: standard error."""
     from edgeveil_tools.backbone.encoders import onnx_encoder, train_encoder
 
     say, told = say or partial(print, file=sys.stderr, flush=True), 0
@@ -52,7 +52,7 @@ def train(
 
 
 def facts(path: Path) -> dict[str, Any]:
-    """Digest, shapes and size of an ONNX file, checked as a job's backbone. Raises DataError."""
+    """Return digest, shapes and size of an ONNX backbone; raises DataError."""
     graph = read_backbone(path)
     try:
         form = opened(graph).form
@@ -64,7 +64,7 @@ def facts(path: Path) -> dict[str, Any]:
 
 
 def weight_facts(path: Path) -> dict[str, Any]:
-    """Digest and size of a state_dict in the form that jobs name, checked. Raises DataError."""
+    """Return digest and size of a state_dict's file; raises DataError."""
     packed = packed_state_dict(path)
     found = unpacked(packed)
     whole = {"path": str(path), "sha256": sha256_hex(packed), "size_bytes": len(packed)}
@@ -72,7 +72,6 @@ def weight_facts(path: Path) -> dict[str, Any]:
 
 
 def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] | None = None) -> None:
-    """Train the encoder where a job file names it and the cache lacks it; `say` as in `train`."""
     path = cached_backbone(NAME)
     if not path.exists() and any(map(_names_it, files)):
         train(path, say=say, force=True)

@@ -1,4 +1,4 @@
-"""Every command of `edgeveil`: a row each, with its arguments, examples and handler."""
+"""Table of all commands of `edgeveil`, with arguments, examples and handlers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUPS = {
     "privacy and audit": ("ledger", "log", "audit", "attack"),
     "test and measure": ("loadtest", "capacity", "reproduce"),
 }
-"""The commands in `edgeveil --help`, by task; one that is in none stands at the end."""
+"""Commands by task in `edgeveil --help`; others are listed at the end."""
 
 
 def _within(least: int, most: int) -> Callable[[str], int]:
@@ -34,7 +34,7 @@ _PORT, _DAYS_LONG, _POSITIVE = _within(1, 65535), _within(1, 36500), _within(1, 
 
 _CONFIG = arg("--config FILE", "site file", Path, required=True)
 _OWN_CONFIG = arg("--config FILE", "site file", Path, default=argparse.SUPPRESS)
-"""Of a process that has sub-commands: their default must not replace what stands before them."""
+"""For a process with sub-commands: their default must not replace a value given before them."""
 _PART_CONFIG = arg("--config FILE", "site file", Path, required=True, default=argparse.SUPPRESS)
 _JOB = arg("job JOB", "job file", Path)
 _ID = arg("id ID", "a job's id, see `job show`")

@@ -1,4 +1,4 @@
-"""`edgeveil site`: from a fleet file to bundles, and a bundle to its place."""
+"""Handlers of `edgeveil site` and `edgeveil deploy`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,6 @@ def apply(args: argparse.Namespace) -> int:
 
 
 def _change_lines(changes: list[PartyChange]) -> Iterator[str]:
-    """Changes that are alike on one line, names shortened."""
     if not changes:
         yield "Nothing to change."
     alike: dict[tuple[str, str], list[str]] = {}

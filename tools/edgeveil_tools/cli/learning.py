@@ -21,7 +21,7 @@ _OVERRIDES = ("broker", "devices", "workers", "seed", "simulate", "data", "accep
 
 
 def check(args: argparse.Namespace) -> int:
-    """`edgeveil check`; without files what this machine has, which needs no library of an extra."""
+    """Run `edgeveil check`; without files it checks this machine, without an extra's libraries."""
     if args.schema is not None:
         from edgeveil_tools.checks import schema
 
@@ -67,7 +67,7 @@ def backbone(args: argparse.Namespace) -> int:
 
 
 def predict(args: argparse.Namespace) -> int:
-    """`edgeveil predict`; rows are printed one at a time, as there may be millions."""
+    """Run `edgeveil predict`, printing rows one at a time as there may be millions."""
     from edgeveil_edge.predict import predict as use
     from edgeveil_edge.predict import rollback
 

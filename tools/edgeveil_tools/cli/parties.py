@@ -42,7 +42,7 @@ def cloud(args: argparse.Namespace) -> int:
     if args.accept_registry:
         from edgeveil_cloud.role import store_of
 
-        with OwnFolder(site.state_dir):  # a running cloud remembers the registry before
+        with OwnFolder(site.state_dir):  # a running cloud caches the registry
             own_audit_log(site.state_dir, "cloud").append("accept_registry", {})
             store = store_of(site)
             store.accept_registry()
@@ -254,7 +254,6 @@ def restore(args: argparse.Namespace) -> int:
 
 
 def admit(args: argparse.Namespace) -> int:
-    """`edgeveil proxy admit`: by enrolment files, by names of claims that wait, or new claims."""
     if args.claim:
         return _make_claims(args)
     from edgeveil.enrolment import Enrolment
@@ -348,14 +347,13 @@ def _claims(site: ProxySite) -> Iterator[dict[str, Any]]:
 
 
 def _refused_by_device(site: ProxySite) -> dict[str, dict[str, Any]]:
-    """What the running proxy refused, by device; empty where it does not run."""
     from edgeveil_tools.cloud_client import get_json, own_address
 
     try:
         found = get_json(own_address(site.http), "/status").get("refused_by_device", [])
         shown = ("refused", "cooling_down_s", "cool_downs")
         return {one["device"]: {key: one[key] for key in shown} for one in found}
-    except (OSError, AttributeError, KeyError, TypeError):  # whatever else answers at that port
+    except (OSError, AttributeError, KeyError, TypeError):  # another server at that port
         return {}
 
 
@@ -380,7 +378,7 @@ def revoke(args: argparse.Namespace) -> int:
 
 
 def _is_claim(site: ProxySite, name: str) -> bool:
-    """Whether a name is that of a claim; a file or a device of the same name comes first."""
+    """Return whether a name is a claim's; a file of that name takes precedence."""
     return not Path(name).exists() and any(one["name"] == name for one in _claims(site))
 
 

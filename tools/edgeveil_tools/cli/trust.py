@@ -1,4 +1,4 @@
-"""`edgeveil trust`: the offline root of a fleet, and what it delegates."""
+"""`edgeveil trust`: the offline root of a fleet, and its delegations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from edgeveil_tools.site.trust_folder import Missing, Passphrase, TrustFolder, s
 
 
 def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
-    """Ask for a passphrase as the options say, once; twice for a new one."""
+    """Return a passphrase prompt by the options; it asks once, twice for a new one."""
     asked: list[bytes] = []
 
     def ask(path: Path) -> bytes | None:
@@ -55,7 +55,6 @@ def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
 
 
 def _typed(question: str) -> bytes:
-    """Read without echo. Raises UsageError without a terminal."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", getpass.GetPassWarning)  # without terminal
@@ -116,8 +115,8 @@ def _rotate_root(args: argparse.Namespace, folder: TrustFolder) -> int:
         done = folder.new_root(left, min(threshold, len(left)), "recover")
         return _told(args, folder, done)
     made = _new_keys(args)
-    folder.secret_keys()  # a wrong passphrase is told before anything is written
-    for key in made:  # kept before anybody trusts them
+    folder.secret_keys()  # refuse a wrong passphrase before any write
+    for key in made:  # saved before they are trusted
         path = args.dir / "keys" / f"root-{key.public().fingerprint()}.key"
         save_root_key(path, key, asks(args))
     public = [key.public() for key in made]
@@ -128,7 +127,7 @@ def sign(args: argparse.Namespace) -> int:
     folder = _open(args)
     if args.renew:
         return _told(args, folder, folder.renew())
-    for line in _pending_lines(folder):  # nobody signs what they have not seen
+    for line in _pending_lines(folder):  # show changes before signing
         print(line, file=sys.stderr if args.json else sys.stdout)
     return _told(args, folder, folder.sign())
 
@@ -160,7 +159,6 @@ def _shown(args: argparse.Namespace, found: TrustedMetadata, more: Iterable[str]
 
 
 def _pending_lines(folder: TrustFolder) -> list[str]:
-    """What awaits signatures, line by line beside what is in effect."""
     root, said = folder.pending()
     now = _plain(None, None)
     if folder.bundle_file.exists():
@@ -177,7 +175,6 @@ def _lines(plain: dict[str, Any]) -> list[str]:
 
 
 def _plain(root: bytes | None, said: Delegated | None) -> dict[str, Any]:
-    """What a root document and delegations say; authorities by their digests."""
     plain: dict[str, Any] = {}
     if root is not None:
         document, (keys, threshold) = read_document(root).signed, root_keys(root)
