@@ -43,7 +43,7 @@ from edgeveil.protocol.transfer import part_bytes
 from edgeveil.registry import nearest
 from edgeveil_tools.backbone.command import NAME, ensure_for_jobs, file_lines, weight_facts
 from edgeveil_tools.backbone.command import facts as backbone_facts
-from edgeveil_tools.cli.common import say_next
+from edgeveil_tools.cli.common import print_next
 from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, local_job_schema
 from edgeveil_tools.result import PlainTable
 
@@ -112,7 +112,7 @@ def command(args: argparse.Namespace) -> int:
     elif len(jobs) == len(files) == 1 and not (codes or failed):
         unplanned = args.estimate or jobs[0].measure != ACCURACY  # refused by `--estimate`
         then = "run" if unplanned else "check"
-        say_next(f"edgeveil {then} {files[0]}{'' if unplanned else ' --estimate'}")
+        print_next(f"edgeveil {then} {files[0]}{'' if unplanned else ' --estimate'}")
     order = (ConfigError.exit_code, DataError.exit_code, 1)
     return next((code for code in order if code in codes), JobFailed.exit_code if failed else 0)
 
@@ -203,10 +203,10 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
 def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
     from edgeveil_tools.prospect import prospect, prospect_lines
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
 
-    found = prospect(one.path, say, devices=args.devices, seeds=args.seeds)
+    found = prospect(one.path, report, devices=args.devices, seeds=args.seeds)
     one.fields["estimate"] = {**vars(found), "gain": found.gain}
     if not args.json:
         print("\n".join(prospect_lines(found)))
@@ -395,8 +395,8 @@ def price(job: str | Path | Job) -> JobPrice:
         if quote.training.if_colluding is not None:
             row["collusion"] = training.collusion_epsilon if training.proven else None
         rows.append({**row, "inference": inference.epsilon if inference.proven else None})
-    said = {f"training: {quote.training}", f"inference: {quote.inference}"}
-    notes = tuple(note for note in job_notes(plan) if note not in said)
+    shown = {f"training: {quote.training}", f"inference: {quote.inference}"}
+    notes = tuple(note for note in job_notes(plan) if note not in shown)
     return JobPrice(quote.training, quote.inference, plan.softmax_epsilon, rows, notes)
 
 

@@ -265,7 +265,7 @@ class Cloud:
         try:
             with closing(self._address.connection(timeout_s)) as connection:
                 if self._token is not None and self._address.tls is None:
-                    self._have_proof(connection, self._token)
+                    self._require_proof(connection, self._token)
                 connection.request(method, self._address.prefix + path, body, headers)
                 answer = connection.getresponse()
                 return answer, answer.read()
@@ -281,7 +281,7 @@ class Cloud:
             fix = "start it with edgeveil cloud --config FILE, or pass --cloud URL"
             raise CloudAway(what, where=self.url, fix=fix) from error
 
-    def _have_proof(self, connection: HTTPConnection, token: str) -> None:
+    def _require_proof(self, connection: HTTPConnection, token: str) -> None:
         """Verify that the server knows the token, before sending it."""
         nonce = secrets.token_hex(32)
         connection.request("GET", f"{self._address.prefix}{PROOF_PATH}?nonce={nonce}")

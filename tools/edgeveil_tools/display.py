@@ -59,16 +59,16 @@ class RunDisplay(LiveDisplay):
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(Console(file=stream, highlight=False))
         self._view: RunProgress | None = None
-        self._heard_s, self._said = time.monotonic(), ""
+        self._updated_s, self._shown = time.monotonic(), ""
 
     def __call__(self, view: RunProgress) -> None:
-        self._view, self._heard_s = view, time.monotonic()
+        self._view, self._updated_s = view, time.monotonic()
         if view.kind == "note":
             self.note(view.line)
         elif not self.live and (
-            view.kind == "committed" or (view.kind == "doing" and view.line != self._said)
+            view.kind == "committed" or (view.kind == "doing" and view.line != self._shown)
         ):
-            self._said = view.doing
+            self._shown = view.doing
             self.note(f"{view.elapsed_s:6.1f} s  {view.line}")
 
     def lines(self, rows: Iterable[tuple[str, str]]) -> None:
@@ -95,7 +95,7 @@ class RunDisplay(LiveDisplay):
         going = [f"{view.online}/{view.devices} online", f"{view.uploads}/{asked} answered"]
         if view.declined:
             going.append(f"{view.declined} declined")
-        elapsed_s = view.elapsed_s + time.monotonic() - self._heard_s
+        elapsed_s = view.elapsed_s + time.monotonic() - self._updated_s
         going += [byte_text(view.memory_bytes), seconds_text(round(elapsed_s))]
         name, value = view.leading
         found = f"{name} {'–' if value is None else leading_text(name, value)}"

@@ -55,11 +55,11 @@ class Entry:
 def entries() -> list[Entry]:
     """Return all names, family by family, in the order of their tables."""
     parts: list[Part] = [table[name] for table in TABLES for name in table]
-    said = [(part, {one.name: getattr(part, one.name) for one in fields(Part)}) for part in parts]
-    found = [Entry(family=part.key, plugin=_brought(part), **words) for part, words in said]
+    texts = [(part, {one.name: getattr(part, one.name) for one in fields(Part)}) for part in parts]
+    found = [Entry(family=part.key, plugin=_distribution(part), **words) for part, words in texts]
     return found + [
         Entry("preset", name, summary, source, privacy)
-        for name, (source, summary, privacy) in PRESETS_SAID.items()
+        for name, (source, summary, privacy) in PRESET_TEXTS.items()
     ]
 
 
@@ -95,7 +95,7 @@ def check(args: argparse.Namespace) -> int:
     found, lines = [], []
     for part in (part for name in names for part in _parts(name)):
         plugin, laws = plugins.plugin_of(part.family, part.name), verdicts(part)
-        one: dict[str, Any] = {"family": part.key, "name": part.name, "plugin": _brought(part)}
+        one: dict[str, Any] = {"family": part.key, "name": part.name, "plugin": _distribution(part)}
         one["sha256"] = None
         lines.append(f"{part.key} {part.name}")
         if plugin is not None:
@@ -155,7 +155,7 @@ def digests(args: argparse.Namespace) -> int:
     return answer(args, lines, {"allowed": allowed})
 
 
-def _brought(part: Part) -> str | None:
+def _distribution(part: Part) -> str | None:
     """Return the distribution that provides the part; None for EdgeVeil's own."""
     plugin = plugins.plugin_of(part.family, part.name)
     return None if plugin is None else f"{plugin.distribution} {plugin.version}"
@@ -189,7 +189,7 @@ _DELM = "Cao et al. 2023 (DELM)"
 _INFERENCE = "protected inference results of horizontal federated learning"
 _OPEN = "for owners who accept unprotected updates"
 
-PRESETS_SAID: dict[str, tuple[str, str, PrivacyStatus]] = {
+PRESET_TEXTS: dict[str, tuple[str, str, PrivacyStatus]] = {
     "delm_basic": (
         f"{_DELM}, basic scheme",
         "Functional mechanism on a federated PCA; ε₁:ε₂ = 1:2, p = 0.5, T = 250; see `fm`.",

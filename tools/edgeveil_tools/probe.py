@@ -27,13 +27,13 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address 
 def quick_health(arguments: list[str]) -> int | None:
     """Return the exit code of `edgeveil health`; None leaves it to the whole command."""
     live = "--live" in arguments
-    rest = [one for one in arguments if one != "--live"]
-    if len(rest) != 2 or rest[0] != "--config":
+    remaining = [one for one in arguments if one != "--live"]
+    if len(remaining) != 2 or remaining[0] != "--config":
         return None
-    found = site_values(rest[1])
+    found = site_values(remaining[1])
     if found is None:
         return None
-    return tell(problem_of(*found, live=live))
+    return print_problem(problem_of(*found, live=live))
 
 
 def command(args: argparse.Namespace) -> int:
@@ -48,11 +48,11 @@ def command(args: argparse.Namespace) -> int:
         raise UsageError("names no state_dir or port", where=str(args.config), fix="write it")
     problem = problem_of(*found, live=args.live)
     if not args.json:
-        return tell(problem)
+        return print_problem(problem)
     return answer(args, [], {"problems": [problem] if problem else []}, ok=not problem)
 
 
-def tell(problem: str | None) -> int:
+def print_problem(problem: str | None) -> int:
     """Print the problem, or ok; returns the exit code."""
     print(problem or "ok", file=sys.stderr if problem else sys.stdout)
     return 1 if problem else 0
@@ -95,10 +95,10 @@ def _listens(host: str, port: int) -> str | None:
 
 def _answers(state_dir: str, live: bool) -> str | None:
     try:
-        told = json.loads(_reply(state_dir))
-        status, parts, alive = told["status"], told.get("reasons", {}), told.get("live", True)
+        reply = json.loads(_reply(state_dir))
+        status, parts, alive = reply["status"], reply.get("reasons", {}), reply.get("live", True)
     except (FileNotFoundError, ConnectionRefusedError):
-        if not _held(state_dir):
+        if not _is_locked(state_dir):
             return "does not run"
         return None if live else "is starting"
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -126,7 +126,7 @@ def _reply(state_dir: str) -> bytes:
         return found
 
 
-def _held(state_dir: str) -> bool:
+def _is_locked(state_dir: str) -> bool:
     """Return whether a process has locked this state folder."""
     import fcntl
 

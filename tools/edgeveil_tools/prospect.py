@@ -68,7 +68,7 @@ class Prospect:
 
 
 def prospect(
-    path: Path, say: Callable[[str], None], *, devices: int | None = None, seeds: int = 3
+    path: Path, report: Callable[[str], None], *, devices: int | None = None, seeds: int = 3
 ) -> Prospect:
     """Simulate a job file with each seed; raises ConfigError, UsageError or DataError."""
     begun_s = time.monotonic()
@@ -87,7 +87,7 @@ def prospect(
         job=job.job,
         devices=run.devices,
         nominal_records=job.data.nominal_records,
-        measured_on=records.told,
+        measured_on=records.origin,
         guessing=float(np.bincount(test.y[test.y >= 0]).max() / len(test)),
         privacy=summary_of(plan, len(plan.all_rounds), None)["privacy"],
         notes=price(job).notes,
@@ -102,7 +102,7 @@ def prospect(
         whole = _on_drawn(job, run, folder)
         np.savez(folder / "test.npz", x=test.x, y=test.y)
         for seed in range(1, seeds + 1):
-            say(f"simulating {run.devices} devices, seed {seed} of {seeds}")
+            report(f"simulating {run.devices} devices, seed {seed} of {seeds}")
             wanted = run.devices * job.data.nominal_records
             drawn = records.draw(wanted, np.random.default_rng(seed))
             np.savez(folder / "records.npz", x=drawn.x, y=drawn.y)
@@ -143,7 +143,7 @@ class StandIn(NamedTuple):
 
     draw: Callable[[int, np.random.Generator], Records]
     test: Records
-    told: str
+    origin: str
 
 
 def stand_in(job: Job, run: LocalRun) -> StandIn:
@@ -162,8 +162,8 @@ def stand_in(job: Job, run: LocalRun) -> StandIn:
             x = (x + chance.normal(0, spread, x.shape)).astype(np.float32)
         return Records(x, pool.y[chosen])
 
-    told = f"the public records of {job.data.source}, drawn again and again for large fleets"
-    return StandIn(draw, Records(test.x[:TEST_RECORDS], test.y[:TEST_RECORDS]), told)
+    origin = f"the public records of {job.data.source}, drawn again and again for large fleets"
+    return StandIn(draw, Records(test.x[:TEST_RECORDS], test.y[:TEST_RECORDS]), origin)
 
 
 def _made_up(job: Job) -> StandIn:
@@ -196,12 +196,12 @@ def _made_up(job: Job) -> StandIn:
         seen, test = (draw(3000, np.random.default_rng(k), noise) for k in (23, 24))
         right = _nearest_mean_accuracy(seen, test)
         least, most = (noise, most) if right > MADE_UP_ACCURACY else (least, noise)
-    told = (
+    origin = (
         "made-up records of the job's form, of which the nearest mean of a class is right for"
         f" about {MADE_UP_ACCURACY:.0%}: your own may be easier or harder"
     )
     test = draw(TEST_RECORDS, np.random.default_rng(21), least)
-    return StandIn(lambda n, chance: draw(n, chance, least), test, told)
+    return StandIn(lambda n, chance: draw(n, chance, least), test, origin)
 
 
 def _as_encoded(schema: DataSchema, x: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -172,18 +172,18 @@ class Result:
 
         With shared noise `collusion` is training's ε if all others collude."""
         shared = any("collusion" in row["epsilon"] for row in self._rounds)
-        told = ("training", *["collusion"] * shared, "inference")
+        keys = ("training", *["collusion"] * shared, "inference")
         return [
-            _named(row) | {key: row["epsilon"].get(key) for key in told} for row in self._rounds
+            _named(row) | {key: row["epsilon"].get(key) for key in keys} for row in self._rounds
         ]
 
     @property
     def uploads(self) -> PlainTable:
         """Counted answers, declining devices and bytes by round."""
-        told = ("uploads", "declined", "attempt")
+        keys = ("uploads", "declined", "attempt")
         return [
             _named(row)
-            | {key: row[key] for key in told}
+            | {key: row[key] for key in keys}
             | {f"{hop}_bytes": count for hop, count in row["bytes"].items()}
             for row in self._rounds
         ]
@@ -222,8 +222,8 @@ class Result:
     def __repr__(self) -> str:
         final = self.content["final"]
         name, value = leading(final)
-        told = leading_text(name, value, final.get("figures"))
-        return f"<Result of {self.job}: {self.status}, {name} {told}>"
+        figure = leading_text(name, value, final.get("figures"))
+        return f"<Result of {self.job}: {self.status}, {name} {figure}>"
 
 
 def _named(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,8 +348,8 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     found.append(("bytes", byte_text(sum(hops.values())) if hops else ""))
     if engine := result.get("engine"):
         workers = engine["workers"]
-        told = f", {counted(workers, 'worker')}" if workers else ""
-        found.append(("engine", f"{engine['name']}{told}"))
+        shown = f", {counted(workers, 'worker')}" if workers else ""
+        found.append(("engine", f"{engine['name']}{shown}"))
     found.append(("memory, peak", byte_text(result["memory_peak_bytes"] or 0)))
     return [row for row in (*found, ("time", seconds_text(result["seconds"]))) if row[1]]
 
@@ -364,8 +364,9 @@ def figures_text(figures: Mapping[str, Any]) -> str:
     """Return secondary figures as text, such as `balanced accuracy 0.891, macro-F1 0.893`."""
     if "average_precision" in figures:
         shown = ("average_precision", "detection_rate", "false_alarm_rate")
-        told = [f"{k.replace('_', ' ')} {share_text(figures[k])}" for k in shown if k in figures]
-        return ", ".join(told)
+        return ", ".join(
+            f"{k.replace('_', ' ')} {share_text(figures[k])}" for k in shown if k in figures
+        )
     if "rmse" in figures:
         return f"MAE {figures['mae']:.4g}, R² {share_text(figures['r2'])}"
     named = {"balanced accuracy": figures["balanced_accuracy"], "macro-F1": figures["macro_f1"]}
@@ -431,8 +432,8 @@ def round_row(data: Mapping[str, Any]) -> dict[str, Any]:
     if data["phase"] == TRAIN or data["phase"] in EVALUATIONS:
         row["round"] = data["number"]
     if federated:
-        told = ("eval_type", "round")
-        row["federated"] = {key: value for key, value in federated.items() if key not in told}
+        skipped = ("eval_type", "round")
+        row["federated"] = {key: value for key, value in federated.items() if key not in skipped}
     return {
         **row,
         "accuracy": data.get("accuracy"),

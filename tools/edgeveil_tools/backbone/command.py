@@ -27,24 +27,24 @@ def file_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def train(
-    path: Path, *, seed: int = 0, force: bool = False, say: Callable[[str], None] | None = None
+    path: Path, *, seed: int = 0, force: bool = False, report: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
     """Train the encoder and write it to `path`; raises UsageError if it exists, unless `force`.
 
     `report` gets lines on the way; default: standard error."""
     from edgeveil_tools.backbone.encoders import onnx_encoder, train_encoder
 
-    say, told = say or partial(print, file=sys.stderr, flush=True), 0
+    report, reported = report or partial(print, file=sys.stderr, flush=True), 0
 
     def on_progress(share: float) -> None:
-        nonlocal told
-        if int(share * 10) > told:
-            told = int(share * 10)
-            say(f"training the public encoder of {NAME}: {10 * told} %")
+        nonlocal reported
+        if int(share * 10) > reported:
+            reported = int(share * 10)
+            report(f"training the public encoder of {NAME}: {10 * reported} %")
 
     if path.exists() and not force:
         raise UsageError("is there already", where=str(path), fix="train again with --force")
-    say(f"training the public encoder of {NAME}, once, some minutes: {path}")
+    report(f"training the public encoder of {NAME}, once, some minutes: {path}")
     graph = onnx_encoder(train_encoder(STEPS, DRAWINGS, seed, on_progress))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, graph)
@@ -71,10 +71,10 @@ def weight_facts(path: Path) -> dict[str, Any]:
     return {**whole, "tensors": len(found), "values": sum(a.size for a in found.values())}
 
 
-def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] | None = None) -> None:
+def ensure_for_jobs(files: Iterable[Path], report: Callable[[str], None] | None = None) -> None:
     path = cached_backbone(NAME)
     if not path.exists() and any(map(_names_it, files)):
-        train(path, say=say, force=True)
+        train(path, report=report, force=True)
 
 
 def _names_it(path: Path) -> bool:

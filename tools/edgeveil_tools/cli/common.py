@@ -115,7 +115,7 @@ def answer(
     return 0 if ok else 1
 
 
-def say_next(line: str) -> None:
+def print_next(line: str) -> None:
     """Print the usual next command to standard error, except with `-q`."""
     import logging
 

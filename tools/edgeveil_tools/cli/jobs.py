@@ -218,8 +218,8 @@ def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str]
         shown = len(records)
     entry = cloud.job(job)
     ok = entry["status"] == "completed"
-    said = json.dumps({"command": "job show", "ok": ok, "job": entry})
-    print(said if as_json else f"{job}: {entry['status']}", flush=True)
+    text = json.dumps({"command": "job show", "ok": ok, "job": entry})
+    print(text if as_json else f"{job}: {entry['status']}", flush=True)
     if not ok:
         raise JobFailed(entry["reason"] or entry["status"], where=job)
     return 0

@@ -297,8 +297,8 @@ def _make_claims(args: argparse.Namespace) -> int:
         if name in devices:
             what = f"{name} is device {devices[name]} already"
             raise UsageError(what, fix="give a new box a new name")
-    said = {"names": args.names, "valid_h": args.valid_h}
-    own_audit_log(site.state_dir, "proxy").append("claims", said)
+    facts = {"names": args.names, "valid_h": args.valid_h}
+    own_audit_log(site.state_dir, "proxy").append("claims", facts)
     with _claim_book(site) as book:
         made = [(name, claim_text(key)) for name, key in book.add(args.names, 3600 * args.valid_h)]
     lines = [f"{name},{text}" for name, text in made]

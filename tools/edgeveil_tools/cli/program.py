@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         top = parser(words[0] if words else "")
         args = top.parse_args(words)
     except UsageError as error:
-        return _say(str(error), error.exit_code)
+        return _print_error(str(error), error.exit_code)
     except SystemExit as stop:  # argparse has printed why
         return int(stop.code or 0)
     if args.completion:
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logs.ask("debug" if common["verbose"] else "error")
     lifeline.watch()
     keep_memory_private()
-    return _ended(args)
+    return _run_handler(args)
 
 
 def _without_common(words: list[str]) -> tuple[list[str], dict[str, bool]]:
@@ -183,7 +183,7 @@ def _without_common(words: list[str]) -> tuple[list[str], dict[str, bool]]:
     return [one for one in own if one not in common] + words[len(own) :], found
 
 
-def _ended(args: argparse.Namespace) -> int:
+def _run_handler(args: argparse.Namespace) -> int:
     """Run the command; returns the exit code, prints errors as text and, with `--json`, JSON."""
     handler = args.handler
     try:
@@ -205,7 +205,7 @@ def _ended(args: argparse.Namespace) -> int:
         problems, code = error.problems, error.exit_code
     except Exception as error:
         text, code = _explained(error)
-        _say(text, code)
+        _print_error(text, code)
         problems = [text]
     if args.json:
         print(json.dumps({"command": args.command, "ok": False, "problems": problems}))
@@ -230,7 +230,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     return f"{what}. {fix}", EdgeVeilError.exit_code
 
 
-def _say(text: str, code: int) -> int:
+def _print_error(text: str, code: int) -> int:
     from edgeveil.logs import printable
 
     print("\n".join(map(printable, f"edgeveil: {text}".split("\n"))), file=sys.stderr)

@@ -72,9 +72,9 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
         sizes.append("no record is held back: the models will not be tested")
     if len(pool) < run.devices:
         sizes.append(f"{len(pool)} records for {run.devices} devices: some have none")
-    told = places(data, schema) if report.usable < report.records else []
+    dropped = places(data, schema) if report.usable < report.records else []
     labels, by_column = _labels(job, data, pool, test), column_problems(data, schema)
-    return sizes + report.problems + labels + by_column + told
+    return sizes + report.problems + labels + by_column + dropped
 
 
 def run_on(file: Path, job: LocalJob) -> LocalRun:

@@ -28,7 +28,7 @@ from edgeveil_tools.local.data import dealt, is_published
 from edgeveil_tools.local.job import site_of, submitted
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import has_reference, train
-from edgeveil_tools.local.run_log import Listener, RunLog, RunStopped, unheard
+from edgeveil_tools.local.run_log import Listener, RunLog, RunStopped, ignore_progress
 from edgeveil_tools.result import SIMULATED, write_whole
 from edgeveil_tools.simulation.devices import SimulatedFleet
 from edgeveil_tools.simulation.rounds import SimulatedRounds
@@ -68,14 +68,14 @@ class LocalFleet(ABC):
         run: LocalRun,
         folder: Path,
         out: Path,
-        hear: Listener = unheard,
+        listener: Listener = ignore_progress,
         stop: threading.Event | None = None,
         *,
         reference: bool = True,
         record_dir: Path | None = None,
     ) -> None:
         self.job, self.settings, self.folder, self.out = job, run, folder, out
-        self.log = RunLog(job, run, out, hear, stop)
+        self.log = RunLog(job, run, out, listener, stop)
         self.view = self.log.view
         self.site = site_of(job, run, folder, record_dir)
         self.children = Children(out / "logs")
@@ -263,8 +263,8 @@ class Simulation(LocalFleet):
             "name": "processes" if self.settings.ray_address is None else "ray",
             "workers": self._workers.count if self._workers else 0,
         }
-        told = {"broker": "none (simulated)", "protocol": None, "simulated": True}
-        return {**told, "bytes": {}, "seconds": self._seconds, "engine": engine}
+        fixed = {"broker": "none (simulated)", "protocol": None, "simulated": True}
+        return {**fixed, "bytes": {}, "seconds": self._seconds, "engine": engine}
 
     def _play(self) -> None:
         job, settings = self.job, self.settings

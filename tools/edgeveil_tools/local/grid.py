@@ -158,6 +158,8 @@ def run_one(
         content = Result.load(one.folder).content
         measure, value = leading(content["final"])
         figure = leading_text(measure, value, content["final"].get("figures"))
-        told = "not tested" if value is None else f"{measure} {figure}"
-        print(f"{one.folder}: {told}, {seconds_text(content['seconds'])}", file=stream, flush=True)
+        outcome = "not tested" if value is None else f"{measure} {figure}"
+        print(
+            f"{one.folder}: {outcome}, {seconds_text(content['seconds'])}", file=stream, flush=True
+        )
     return code

@@ -150,8 +150,8 @@ def compile_local(job: Job, run: LocalRun | None) -> Plan:
         plan = compile_job(job, known)
     except ImpossibleMixError as error:
         option = {"privacy.accept_unproven": ", or run it with --accept-unprotected"}
-        told = [Mix(m.paths, m.text + option.get(m.paths[0], "")) for m in error.mixes]
-        raise ImpossibleMixError([*told, *found]) from None
+        mixes = [Mix(m.paths, m.text + option.get(m.paths[0], "")) for m in error.mixes]
+        raise ImpossibleMixError([*mixes, *found]) from None
     if run is not None and run.policy is not None:
         found = found or list(_policy_mixes(plan, run))
     if found:

@@ -37,7 +37,7 @@ from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.fleet import LocalFleet, refuse_unplayable
 from edgeveil_tools.local.job import Overrides, local_job, whole_job
-from edgeveil_tools.local.run_log import Listener, RunProgress, RunStopped, unheard
+from edgeveil_tools.local.run_log import Listener, RunProgress, RunStopped, ignore_progress
 from edgeveil_tools.result import Result, summary, write_json, write_whole, writing
 from edgeveil_tools.site.brokers import choose_engine
 from edgeveil_tools.tracking.feed import CLOSE_S, Tracking, check_target
@@ -133,15 +133,15 @@ def _run(job: str | Path | Job, options: RunOptions, stop: threading.Event | Non
     if unknown := options.keys() - RunOptions.__annotations__.keys():
         raise TypeError(f"run() got an unexpected keyword argument '{min(unknown)}'")
     given: dict[str, Any] = {**options}
-    out, hear = given.pop("out", None), given.pop("progress", None) or unheard
+    out, listener = given.pop("out", None), given.pop("progress", None) or ignore_progress
     changes: Any = {name: given.pop(name) for name in Overrides.__annotations__ if name in given}
     while not _ONE_RUN.acquire(timeout=_LOOK_S):
         if stop is not None and stop.is_set():
             raise RunStopped("the run was stopped")
-        _say(hear, "waiting for another run of this program")
+        _report_step(listener, "waiting for another run of this program")
     try:
         where = Path(out) if out else None
-        result, failure = play(job, where, changes, hear=hear, stop=stop, **given)
+        result, failure = play(job, where, changes, listener=listener, stop=stop, **given)
     finally:
         _ONE_RUN.release()
     if failure is not None:
@@ -161,7 +161,7 @@ def play(
     report: bool = True,
     track: Sequence[str] = (),
     command: str = "",
-    hear: Listener = unheard,
+    listener: Listener = ignore_progress,
     stop: threading.Event | None = None,
 ) -> tuple[Result, EdgeVeilError | KeyboardInterrupt | None]:
     """Play a run; returns its result, and the error that ended it early or None.
@@ -172,11 +172,11 @@ def play(
     for target in track:
         check_target(target)
     started_s = time.time()
-    _say(hear, "reading the records")
+    _report_step(listener, "reading the records")
     loaded, settings = local_job(job, overrides)
     published = is_published(loaded, settings)
     notes = check_data(loaded, settings)
-    _say(hear, "playing the job on made-up records")
+    _report_step(listener, "playing the job on made-up records")
     # Device processes rehearse their own half before pricing: this process needs no torch.
     path = None if isinstance(job, Job) else Path(job)
     limits = replace(usual_limits(), batch_bytes=1 << 62)  # the site is sized for its uploads
@@ -200,7 +200,7 @@ def play(
     with signals(signal.SIG_IGN), scratch(keep=keep) as site:
         trained = published if reference is None else reference
         places: dict[str, Any] = {"reference": trained, "record_dir": record_dir}
-        fleet = LocalFleet.of(loaded, settings, site, out, hear, stop, **places)
+        fleet = LocalFleet.of(loaded, settings, site, out, listener, stop, **places)
         log = fleet.log
         for note in log.plan.notes:
             log.note(f"Privacy: {note}")
@@ -229,13 +229,13 @@ def play(
         "job_sha256": loaded.digest().hex(),
         "command": command,
     }
-    told = fleet.result("interrupted" if interrupted else str(failure or ""))
-    result = Result({**told, "run": run_facts}, out)
+    content = fleet.result("interrupted" if interrupted else str(failure or ""))
+    result = Result({**content, "run": run_facts}, out)
     with writing(out):
         write_json(out / "result.json", result.content)
     try:
         if report and not interrupted:
-            _say(hear, "drawing the report")
+            _report_step(listener, "drawing the report")
             # Import late: drawing libraries are loaded once all child processes have ended.
             from edgeveil_tools.report.page import draw_report
 
@@ -269,8 +269,8 @@ def _tracked(tracking: Tracking, result: Result, *, interrupted: bool) -> list[s
     )
 
 
-def _say(hear: Listener, what: str) -> None:
-    hear(RunProgress(0, 0, 0, doing=what, kind="look"))
+def _report_step(listener: Listener, what: str) -> None:
+    listener(RunProgress(0, 0, 0, doing=what, kind="look"))
 
 
 # --- the folder ---
@@ -340,7 +340,7 @@ def run_local(
 
     display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))
     with display:
-        result, failure = play(path, out, overrides, hear=display, **how)
+        result, failure = play(path, out, overrides, listener=display, **how)
     if isinstance(failure, KeyboardInterrupt):
         display.note(f"Interrupted; what there is so far is in {out}")
         return INTERRUPTED

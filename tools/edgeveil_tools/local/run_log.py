@@ -81,7 +81,7 @@ class RunProgress:
 Listener = Callable[[RunProgress], None]
 
 
-def unheard(_progress: RunProgress) -> None:
+def ignore_progress(_progress: RunProgress) -> None:
     """Ignore progress: the default listener."""
 
 
@@ -109,14 +109,14 @@ class RunLog:
         job: Job,
         run: LocalRun,
         out: Path,
-        hear: Listener = unheard,
+        listener: Listener = ignore_progress,
         stop: threading.Event | None = None,
     ) -> None:
         self.plan, self.record = compile_job(job), RunEvents()
         self._run, self._out = run, out
         self._whole = self.plan.quote()
         self.view = RunProgress(len(self.plan.all_rounds), self.plan.rounds, run.devices)
-        self._hear, self._started_s = hear, time.monotonic()
+        self._listener, self._started_s = listener, time.monotonic()
         self._stop = stop or threading.Event()
         self.tracking: Tracking | None = None
 
@@ -126,22 +126,22 @@ class RunLog:
             raise RunStopped("the run was stopped")
         for line in self.tracking.complaints() if self.tracking else ():
             self.note(line)
-        self._tell("look", self.view.line)
+        self._notify("look", self.view.line)
 
     def note(self, line: str) -> None:
-        self._tell("note", line)
+        self._notify("note", line)
 
     def doing(self, what: str) -> None:
         self.view.doing = what
-        self._tell("doing", what)
+        self._notify("doing", what)
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
-    def _tell(self, kind: Literal["doing", "committed", "note", "look"], line: str) -> None:
+    def _notify(self, kind: Literal["doing", "committed", "note", "look"], line: str) -> None:
         self.view.kind, self.view.line, self.view.elapsed_s = kind, line, self.elapsed_s
-        self._hear(self.view)
+        self._listener(self.view)
 
     def take(self, event: dict[str, Any]) -> None:
         event = finite(event)
@@ -178,18 +178,18 @@ class RunLog:
                 f"round {view.committed}: {lost['uploads']} uploads do not count, {lost['why']}; "
                 f"it cost each device {lost['price']['training']} all the same"
             )
-        told = [f"{view.uploads} answered"]
+        parts = [f"{view.uploads} answered"]
         if view.declined:
-            told.append(f"{view.declined} declined")
+            parts.append(f"{view.declined} declined")
         if view.evaluating:
             view.federated = evaluation_text(data)
-            told += [view.federated] * bool(view.federated)
+            parts += [view.federated] * bool(view.federated)
         name, value = view.leading
         if value is not None:
             of = " by the cloud's test" if view.evaluating else ""
-            told.append(f"{name} {leading_text(name, value, view.figures)}{of}")
-        told.append(epsilon_by_plan(view))
-        self._tell("committed", f"{view.doing}: {', '.join(told)}")
+            parts.append(f"{name} {leading_text(name, value, view.figures)}{of}")
+        parts.append(epsilon_by_plan(view))
+        self._notify("committed", f"{view.doing}: {', '.join(parts)}")
 
     def require_completed(self, job: str, declined: str = "") -> None:
         """Raise JobFailed unless the job completed, quoting `declined`, the first refusal."""

@@ -206,7 +206,7 @@ def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
     apart = _differing(rows)
     head = ["setting", *(row.name for row in rows)]
     settings = table_part("Settings that differ", head, [[k, *of] for k, of in apart], text=[0])
-    told = _DIFFER if apart else "The runs have the same settings, as far as their folders tell."
+    text = _DIFFER if apart else "The runs have the same settings, as far as their folders show."
     simulated = any(row.plain["simulated"] for row in rows)
     notes = [said(_COSTS), said(_SIMULATED, "warn") if simulated else None]
     if own := [row.name for row in rows if row.plain["measured_on"] != MEASURED_ON[True]]:
@@ -222,7 +222,7 @@ def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
         "sections": [
             section("accuracy", f"{_measure(rows, title=True)} by round", [curves]),
             section("runs", "Runs", [costs], before=notes),
-            section("settings", settings["label"], differing, before=[said(told)]),
+            section("settings", settings["label"], differing, before=[said(text)]),
         ],
         "footer": " · ".join(dict.fromkeys(str(row.results[0].folder.parent) for row in rows)),
     }

@@ -63,8 +63,8 @@ def command(args: argparse.Namespace) -> int:
             lines.append(f"  {_SIGNS[level]} {what}" + (f": {why}" if why else ""))
             lines += [f"      {fix}"] if fix else []
     counts = Counter(one["level"] for one in findings)
-    said = [f"{counts[one]} {one}{'s' * (counts[one] > 1)}" for one in ("problem", "note")]
-    worse = " and ".join(one for one in said if one[0] != "0") or "all is well"
+    totals = [f"{counts[one]} {one}{'s' * (counts[one] > 1)}" for one in ("problem", "note")]
+    worse = " and ".join(one for one in totals if one[0] != "0") or "all is well"
     lines += ["", f"{worse}; ✓ ok, – only some uses need it, ✗ a problem"]
     return answer(args, lines, {"findings": findings}, ok=not counts["problem"])
 
@@ -110,8 +110,8 @@ def _broker() -> Found:
     found = shutil.which("mosquitto")
     if found is not None:
         with suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run([found, "-h"], capture_output=True, text=True, timeout=10)
-            found += f", {said.stdout.partition(chr(10))[0].strip()}"
+            shown = subprocess.run([found, "-h"], capture_output=True, text=True, timeout=10)
+            found += f", {shown.stdout.partition(chr(10))[0].strip()}"
         yield "ok", f"mosquitto: {found}"
         return
     what, why = "no MQTT broker", "runs and sites here need one"
@@ -142,8 +142,8 @@ def _room() -> Found:
             "make room, or work on another disk",
         )
         less = free < _LEAST_DISK_BYTES
-        said = f"{folder}: {byte_text(free)} free, may be written"
-        yield "problem" if less else "ok", said, *(full if less else ())
+        room = f"{folder}: {byte_text(free)} free, may be written"
+        yield "problem" if less else "ok", room, *(full if less else ())
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if resource.RLIM_INFINITY != soft < _USUAL_FILES:
         why, fix = "each connection of a broker is one", "raise it with ulimit -n"

@@ -28,12 +28,12 @@ def command(args: argparse.Namespace) -> int:
     folder = args.out or Path(f"my-{args.records.stem if args.records else args.kind}")
     if args.records is not None:
         then = write_from(args.records, folder, args.label)
-        said = "judge each list and range of its schema, then write origin: public"
+        hint = "judge each list and range of its schema, then write origin: public"
     elif args.label is not None:
         raise UsageError("names a column of no file", where="--label", fix="add --from FILE")
     else:
-        then, said = write(args.kind, folder), "README.md beside it says what lies there"
-    line = f"wrote {folder / 'job.yaml'}: {said}. Next:\n\n  {then}"
+        then, hint = write(args.kind, folder), "README.md beside it says what lies there"
+    line = f"wrote {folder / 'job.yaml'}: {hint}. Next:\n\n  {then}"
     return answer(args, [line], {"job": str(folder / "job.yaml"), "next": then})
 
 
@@ -121,7 +121,7 @@ def _bearing() -> dict[str, bytes]:
     names = (*(f"r{n:02d}" for n in range(24)), "state")
     called = ("ok", "worn", "loose")
     known = chance.random(_RECORDS) < 2 / 3
-    labels = [called[state] if told else "" for state, told in zip(states, known, strict=True)]
+    labels = [called[state] if known else "" for state, known in zip(states, known, strict=True)]
     return {"windows.csv": _csv(names, np.clip(shaking, -8, 8), labels, "%.2f")}
 
 

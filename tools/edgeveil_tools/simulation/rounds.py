@@ -145,19 +145,19 @@ class SimulatedRounds:
         gave = [one for one in answers if one.groups]
         causes = Counter(one.cause for one in answers if one.cause)
         known = {cause: causes[cause] for cause in DECLINE_CAUSES if causes[cause]}
-        told = RoundAnswers(len(selected), len(gave), len(answers) - len(gave), causes=known)
-        if not gave and told.declined >= len(selected):
-            raise _AllDeclined(told)
+        counts = RoundAnswers(len(selected), len(gave), len(answers) - len(gave), causes=known)
+        if not gave and counts.declined >= len(selected):
+            raise _AllDeclined(counts)
         floor = max(context.min_batch, self._site.min_batch_floor, 1)
         if len(gave) < floor:
-            raise TooFewDevices(f"{told}: below the minimum")
+            raise TooFewDevices(f"{counts}: below the minimum")
         self._notify("batch", {"round": context.round.index, "uploads": len(gave)})
         batch = _Batch.of(context, gave, floor, self._seeds.shuffle, partial(HeldArrays, self))
         valid = batch.valid
         try:
             after, uploads = self._combined(context, state, batch)
         except TooFewDevices as error:
-            what = f"{error.what} ({replace(told, void=dict(valid.refused))})"
+            what = f"{error.what} ({replace(counts, void=dict(valid.refused))})"
             raise TooFewDevices(what, where=error.where, fix=error.fix) from None
         if self._recorder is not None:
             sent = plan.package(state, context.round)
@@ -170,7 +170,7 @@ class SimulatedRounds:
             "wait_s": round(answered - sealed, 6),
             "absorb_s": round(time.monotonic() - answered, 6),
         }
-        facts = Told(1, uploads, told, sent_bytes, batch.size_bytes, timeline)
+        facts = Told(1, uploads, counts, sent_bytes, batch.size_bytes, timeline)
         _, event = tell_round(context, self._evaluation, self._graph, after, valid, facts)
         return after, event
 

@@ -148,7 +148,7 @@ def users_text(users: Mapping[str, str]) -> str:
         if not _plain(name):
             fix = "use letters, digits, '-', '_' and '.'"
             raise UsageError(f"the user name '{name}' cannot stand in a topic", fix=fix)
-    return "".join(f"{name}:{hash_password(word)}\n" for name, word in users.items())
+    return "".join(f"{name}:{hash_password(password)}\n" for name, password in users.items())
 
 
 def read_users(path: Path) -> dict[str, str]:
@@ -162,11 +162,11 @@ def read_users(path: Path) -> dict[str, str]:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        name, colon, word = line.partition(":")
-        if not colon or not word or not _plain(name):
+        name, colon, password = line.partition(":")
+        if not colon or not password or not _plain(name):
             what, fix = "not a 'name:password' line", "correct or remove it"
             raise BrokerError(what, where=f"{path}:{number}", fix=fix)
-        users[name] = word if _hash_parts(word) else hash_password(word)
+        users[name] = password if _hash_parts(password) else hash_password(password)
     return users
 
 

@@ -74,9 +74,9 @@ class BrokerSpec:
 
 
 def spec_of(site: BrokerSite, **changes: Any) -> BrokerSpec:
-    said = {key: getattr(site, key) for key in ("engine", "host", "port", "websockets_port")}
-    said |= {"acl": site.acl, "cells": site.cells or ("",), "tls": site.tls}
-    return BrokerSpec(**said | site.limits.model_dump() | changes)
+    settings = {key: getattr(site, key) for key in ("engine", "host", "port", "websockets_port")}
+    settings |= {"acl": site.acl, "cells": site.cells or ("",), "tls": site.tls}
+    return BrokerSpec(**settings | site.limits.model_dump() | changes)
 
 
 def write_private(path: Path, text: str) -> None:
@@ -326,14 +326,14 @@ class BrokerProcess:
             except OSError:
                 time.sleep(0.02)
             else:
-                if self._spec.tls is None or self._stays():
+                if self._spec.tls is None or self._keeps_running():
                     return
-        *_, said = ["no answer", *self.log.strip().splitlines()]
+        *_, reason = ["no answer", *self.log.strip().splitlines()]
         self.stop()
-        what, where = f"{self.engine} did not start: {said}", place(self._spec.host, self.port)
+        what, where = f"{self.engine} did not start: {reason}", place(self._spec.host, self.port)
         raise BrokerError(what, where=where, fix=f"see {self._log}")
 
-    def _stays(self) -> bool:
+    def _keeps_running(self) -> bool:
         """Return whether it still runs: mosquitto listens before it reads its certificate."""
         with suppress(subprocess.TimeoutExpired):
             if self._child is not None:

@@ -97,7 +97,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return found
 
 
-def with_owners_word(settings: dict[str, Any], file: Path) -> dict[str, Any]:
+def keep_owner_settings(settings: dict[str, Any], file: Path) -> dict[str, Any]:
     """Return new settings merged with the owner's in `file`; raises ConfigError.
 
     Kept are the `OWNERS_BLOCKS` of a device, and a larger `min_batch_floor` of a proxy."""
@@ -142,7 +142,7 @@ def write_bundle(
     folder: Path, inventory: Inventory, files: Mapping[str, bytes], key: SigningKey
 ) -> None:
     """Replace the bundle in `folder` as a whole, keeping its given files."""
-    new, old = _beside(folder)
+    new, old = _swap_folders(folder)
     settle(folder)
     for path in inventory.given:
         (new / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -153,9 +153,9 @@ def write_bundle(
     for path, content in files.items():
         _write(new / path, content, secret=is_secret(path))
     raw = inventory.to_bytes()
-    said = {"key": key.public().to_bytes().hex(), "signature": sign(key, BUNDLE, raw).hex()}
+    signature = {"key": key.public().to_bytes().hex(), "signature": sign(key, BUNDLE, raw).hex()}
     _write(new / INVENTORY, raw)
-    _write(new / SIGNATURE, (json.dumps(said) + "\n").encode())
+    _write(new / SIGNATURE, (json.dumps(signature) + "\n").encode())
     if folder.exists():
         folder.rename(old)
     new.rename(folder)
@@ -164,15 +164,15 @@ def write_bundle(
 
 def settle(folder: Path) -> None:
     """Complete or undo an interrupted `write_bundle`."""
-    new, old = _beside(folder)
+    new, old = _swap_folders(folder)
     if old.exists() and not folder.exists():
         new.rename(folder)
-    for rest in (new, old):
-        if rest.exists():
-            shutil.rmtree(rest)
+    for left in (new, old):
+        if left.exists():
+            shutil.rmtree(left)
 
 
-def _beside(folder: Path) -> tuple[Path, Path]:
+def _swap_folders(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".new-{folder.name}"), folder.with_name(f".old-{folder.name}")
 
 
@@ -227,8 +227,8 @@ def _read_signed(folder: Path) -> dict[str, str]:
 def _verified(folder: Path, signed: Mapping[str, str]) -> tuple[Inventory, VerifyKey]:
     file = folder / INVENTORY
     try:
-        raw, said = signed[INVENTORY].encode(), json.loads(signed[SIGNATURE])
-        key, signature = VerifyKey(bytes.fromhex(said["key"])), bytes.fromhex(said["signature"])
+        raw, found = signed[INVENTORY].encode(), json.loads(signed[SIGNATURE])
+        key, signature = VerifyKey(bytes.fromhex(found["key"])), bytes.fromhex(found["signature"])
     except (ValueError, TypeError, KeyError, RecursionError, CryptoError):
         raise _tampered(folder / SIGNATURE, "is no signature") from None
     if not verify(key, BUNDLE, raw, signature):
@@ -259,17 +259,17 @@ def altered(place: Path) -> list[str]:
     found = []
     for path, wanted in sorted(inventory_of(place).files.items()):
         same = (place / path).is_file() and digest((place / path).read_bytes()) == wanted
-        if not same and not (path == SITE_FILE and _differs_by_its_owner(place, wanted)):
+        if not same and not (path == SITE_FILE and _differs_by_owner_only(place, wanted)):
             found.append(path)
     return found
 
 
-def _differs_by_its_owner(place: Path, wanted: str) -> bool:
+def _differs_by_owner_only(place: Path, wanted: str) -> bool:
     """Return whether a site file differs from the given one only in the owner's blocks."""
     given, file = place / GIVEN_FILE, place / SITE_FILE
     if not (given.is_file() and file.is_file()) or digest(given.read_bytes()) != wanted:
         return False
-    new = with_owners_word(parsed(given.read_bytes(), str(given)).value, file)
+    new = keep_owner_settings(parsed(given.read_bytes(), str(given)).value, file)
     return bool(new == parsed(file.read_bytes(), str(file)).value)
 
 
@@ -277,14 +277,14 @@ def problems_of(place: Path, days: int) -> list[str]:
     """Return problems of an installed bundle, now or within `days`; raises BundleError."""
     from edgeveil.trust.bundle import TrustBundle  # imports tuf, which a run does not need
 
-    said = inventory_of(place)
+    inventory = inventory_of(place)
     soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     found = [f"{path}: is not what was installed. {_FIX}" for path in altered(place)]
     try:
         load_site(place / SITE_FILE)
     except EdgeVeilError as error:
         found += str(error).splitlines()
-    for path in sorted([*said.files, f"{STATE}/edge.crt"]):
+    for path in sorted([*inventory.files, f"{STATE}/edge.crt"]):
         if path.endswith(".crt") and (place / path).exists():
             try:
                 pems = x509.load_pem_x509_certificates((place / path).read_bytes())
@@ -330,7 +330,7 @@ def install(
     before = [old for old, _ in found]
     contents = {path: given.contents[path] for path in new.files}
     if SITE_FILE in contents:
-        contents[SITE_FILE] = _as_its_owner_says(contents[SITE_FILE], to / SITE_FILE, before)
+        contents[SITE_FILE] = _with_owner_blocks(contents[SITE_FILE], to / SITE_FILE, before)
     to.mkdir(mode=0o750, parents=True, exist_ok=True)
     _put(json.dumps(dict(given.signed)).encode(), to / UNDER_WAY)
     if not (to / STATE).exists():
@@ -352,12 +352,12 @@ def install(
     return Installed(new, changed, kept)
 
 
-def _as_its_owner_says(content: bytes, there: Path, before: list[Inventory]) -> bytes:
+def _with_owner_blocks(content: bytes, there: Path, before: list[Inventory]) -> bytes:
     installed = {one.files.get(SITE_FILE) for one in before}
     if not there.is_file() or digest(there.read_bytes()) in installed:
         return content
     new = parsed(content, SITE_FILE).value
-    kept = with_owners_word(new, there)
+    kept = keep_owner_settings(new, there)
     return content if kept == new else site_text(kept).encode()
 
 

@@ -189,15 +189,20 @@ def believes(spec: FleetSpec, party: Party, facts: Facts) -> str:
     trusted = facts.trusted
     if trusted is None or party.kind == "broker":
         return ""
-    said = trusted.delegated
-    if said is None:
+    delegated = trusted.delegated
+    if delegated is None:
         return digest(facts.trust)
     cells = spec.cell_names if party.kind == "cloud" else (party.cell,)
-    proxies = [said.proxy_of(cell) for cell in cells if not cell or cell in said.cells]
-    of_cells = [said.roles["cloud-jobs"], said.roles["cloud-releases"], *proxies]
-    known = [said.authorities.get(domain, "") for domain in domains_of(spec, party).values()]
-    told = (trusted.roots, of_cells, known, None if party.kind == "edge" else said.site)
-    return digest(repr(told).encode())
+    proxies = [delegated.proxy_of(cell) for cell in cells if not cell or cell in delegated.cells]
+    of_cells = [delegated.roles["cloud-jobs"], delegated.roles["cloud-releases"], *proxies]
+    known = [delegated.authorities.get(domain, "") for domain in domains_of(spec, party).values()]
+    trusted_facts = (
+        trusted.roots,
+        of_cells,
+        known,
+        None if party.kind == "edge" else delegated.site,
+    )
+    return digest(repr(trusted_facts).encode())
 
 
 def given_policy(spec: FleetSpec) -> bytes:

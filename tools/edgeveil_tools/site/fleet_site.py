@@ -158,7 +158,7 @@ class FleetSite:
         if not self._preview:
             self._trust()
         done += self._move()
-        self._resettle(names)
+        self._update_domains(names)
         for party in active:
             if (ends := party.ends()) is not None and ends <= soon:
                 if not self._preview:
@@ -276,9 +276,9 @@ class FleetSite:
     def _make(self, name: str) -> None:
         """Make a new party's keys, stored in its bundle alone."""
         folder, spec, device = self.bundles / name, self._spec, self._devices.get(name)
-        what, _, rest = name.partition("-")
-        kind = "edge" if device is not None or what == IMAGE else what
-        cell = device.cell if device is not None else rest if what in (IMAGE, "proxy") else ""
+        role, _, rest = name.partition("-")
+        kind = "edge" if device is not None or role == IMAGE else role
+        cell = device.cell if device is not None else rest if role in (IMAGE, "proxy") else ""
         party = Party(name=name, kind=kind, cell=cell or "")
         if self._preview:
             words = dict.fromkeys(password_domains(spec, party), "")
@@ -296,17 +296,17 @@ class FleetSite:
             give(folder / POLICY_FILE, given_policy(spec).decode())
         for role in _ROLES.get(kind, ()):
             make_signing_key(folder / STATE, role)
-        words = {}
+        hashes = {}
         for domain, file in password_domains(spec, party).items():
             new = secrets.token_urlsafe(_SECRET_WORD_BYTES)
-            word = give(folder / file, new + "\n").decode().strip()
-            words[domain] = hash_password(word)
+            password = give(folder / file, new + "\n").decode().strip()
+            hashes[domain] = hash_password(password)
             if not spec.broker(domain).own:  # to register at an external broker
                 accounts = self.folder / f"accounts-{domain}.csv"
                 accounts.touch(0o600)
                 with accounts.open("a") as listed:
-                    listed.write(f"{party.device_id or name},{word}\n")
-        self._change(party, words=words)
+                    listed.write(f"{party.device_id or name},{password}\n")
+        self._change(party, words=hashes)
         for domain, file in tls_keys(spec, party).items():
             key = load_pem_private_key(give(folder / file, key_pem(new_key()).decode()), None)
             self._issue(name, domain, key.public_key())
@@ -375,9 +375,9 @@ class FleetSite:
         scratch.rename(folder.folder)
 
     def _extend_trust(self) -> None:
-        folder, said, spec = self._trust_folder, self._trust_folder.delegated(), self._spec
-        new = [cell for cell in spec.cells if cell and cell not in said.cells]
-        domains = [domain for domain in spec.domains if domain not in said.authorities]
+        folder, held, spec = self._trust_folder, self._trust_folder.delegated(), self._spec
+        new = [cell for cell in spec.cells if cell and cell not in held.cells]
+        domains = [domain for domain in spec.domains if domain not in held.authorities]
         if not new and not domains:
             return
         if any((folder.folder / "pending").glob("*.json")):
@@ -423,7 +423,7 @@ class FleetSite:
                 note = Move.make(own, site.epoch, _sealing(party), cell, number)
                 self._change(party, move=note.to_plain())
 
-    def _resettle(self, names: list[str]) -> None:
+    def _update_domains(self, names: list[str]) -> None:
         """Give parties certificates and accounts of exactly their current domains."""
         left: set[str] = set()
         for party in self._still(names):
@@ -434,9 +434,9 @@ class FleetSite:
                 if domain not in party.certificates:
                     pem = _of_side(party.certificates, domain)
                     self._issue(party.name, domain, _public_key(pem))
-            words = {}
+            hashes = {}
             for domain in password_domains(self._spec, party):
-                words[domain] = party.words.get(domain) or _of_side(party.words, domain)
+                hashes[domain] = party.words.get(domain) or _of_side(party.words, domain)
                 if domain not in party.words and not self._spec.broker(domain).own:
                     what = f"needs an account at the broker of {domain}, whose password it has"
                     fix = "set certificates, or revoke it and add a device of another name"
@@ -444,7 +444,7 @@ class FleetSite:
             issued = self._record.parties[party.name]
             kept = {domain: issued.certificates[domain] for domain in domains}
             left |= set(issued.certificates) - set(kept)
-            self._change(issued, certificates=kept, words=words)
+            self._change(issued, certificates=kept, words=hashes)
         self._list_revoked(*left)
 
     # --- inside: bundles ---
@@ -500,8 +500,8 @@ class FleetSite:
             device_id=party.device_id,
         )
         write_bundle(folder, inventory, files, self._site_key())
-        text, said = files[SITE_FILE].decode(), believes(spec, party, facts)
-        self._change(party, files=digests, sequence=number, text=text, believes=said)
+        text, believed = files[SITE_FILE].decode(), believes(spec, party, facts)
+        self._change(party, files=digests, sequence=number, text=text, believes=believed)
 
     # --- inside: keys ---
 

@@ -136,7 +136,7 @@ class BrokerEntry(Hosted):
         """Return this entry with unset keys taken from `shared`, except owner and address."""
         apart = ("listen", "public", "also", "url", "ca_file", "profile", "host")
         kept = {key: getattr(shared, key) for key in type(self).model_fields if key not in apart}
-        return self.model_copy(update={**kept, **_said(self)})
+        return self.model_copy(update={**kept, **_set_keys(self)})
 
     @property
     def address(self) -> str:
@@ -290,7 +290,7 @@ class FleetSpec(Block):
 
     def proxy_of(self, cell: str) -> ProxyEntry:
         own = self.cells[cell].proxy if cell in self.cells else None
-        return self.proxy if own is None else self.proxy.model_copy(update=_said(own))
+        return self.proxy if own is None else self.proxy.model_copy(update=_set_keys(own))
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -320,8 +320,8 @@ class FleetSpec(Block):
         yield from self._claim_mixes()
         listed = [(f"devices.list.{n}.data", d.data) for n, d in enumerate(self.devices.list)]
         for at, data in (("devices.data", self.devices.data), *listed):
-            if said := unstated_header(data or {}):
-                yield Mix((f"{at}.header", f"{at}.source"), said)
+            if problem := unstated_header(data or {}):
+                yield Mix((f"{at}.header", f"{at}.source"), problem)
         if self.renew_days >= self.certificate_days:
             text = f"would renew every time, as they hold {self.certificate_days} days; lower it"
             yield Mix(("renew_days", "certificate_days"), text)
@@ -357,7 +357,7 @@ class FleetSpec(Block):
             yield Mix((f"{at}.url", f"{at}.listen"), "is another's broker; drop listen and public")
 
 
-def _said(block: Block) -> dict[str, Any]:
+def _set_keys(block: Block) -> dict[str, Any]:
     return {key: getattr(block, key) for key in block.model_fields_set}
 
 
@@ -400,11 +400,14 @@ def devices_of(spec: FleetSpec, where: str) -> list[ListedDevice]:
             known = ", ".join(one for one in spec.cell_names if one) or "none"
             fix = f"add it to cells, or use one of them: {known}"
             raise UsageError(f"there is no cell '{cell[:64]}'", where=f"{place} ({name})", fix=fix)
-        said = {"role": values.get("role") or spec.devices.role, "host": values.get("host") or None}
+        given = {
+            "role": values.get("role") or spec.devices.role,
+            "host": values.get("host") or None,
+        }
         try:
             DataSource.model_validate_json(json.dumps(data), strict=True)
             found[name] = ListedDevice.model_validate(
-                {"name": name, "cell": cell, "data": data, **said}
+                {"name": name, "cell": cell, "data": data, **given}
             )
         except ValidationError as error:
             first = error.errors()[0]

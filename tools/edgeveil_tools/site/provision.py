@@ -44,7 +44,7 @@ from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import of_cell, side_of, users_text
 from edgeveil_tools.site.brokers import BrokerProcess, Engine, give, spec_of, write_private
-from edgeveil_tools.site.bundles import site_text, with_owners_word
+from edgeveil_tools.site.bundles import keep_owner_settings, site_text
 from edgeveil_tools.site.fleet_spec import FLEET_FILE
 
 Settings = dict[str, Any]
@@ -415,7 +415,7 @@ def _write(spec: SiteSpec) -> Site:
 
 def _kept(file: Path, new: Settings) -> Settings:
     """Merge new settings with the owner's or operator's in the existing file."""
-    found = with_owners_word(new, file)
+    found = keep_owner_settings(new, file)
     if "cloud" in new and file.exists():
         before = parsed(read(file), str(file)).value.get("cloud") or {}
         if before.get("test_data"):
@@ -461,11 +461,11 @@ def _passwords(spec: SiteSpec, device_ids: list[str]) -> dict[str, dict[str, str
         else:
             of_cells = zip(spec.numbers, device_ids, strict=True)
             users |= {f"edge-{n}": one for n, one in of_cells if spec.cell_of(n) in cells}
-        words = found[domain] = {}
+        passwords = found[domain] = {}
         for name, user in users.items():
             give(folder / name, secrets.token_urlsafe(24) + "\n")
-            words[user] = read_password(folder / name) or ""
-        write_private(folder / f"{domain}-broker.users", users_text(words))
+            passwords[user] = read_password(folder / name) or ""
+        write_private(folder / f"{domain}-broker.users", users_text(passwords))
     return found
 
 

@@ -170,9 +170,9 @@ def restore(
         with OwnFolder(state):
             if _is_used(state) != used:  # another restore was faster
                 raise _in_use(state)
-            _go_on(role, new)
+            _renew_proxy(role, new)
             if used:
-                state.rename(_beside(state, 1))
+                state.rename(_kept_folder(state, 1))
             else:
                 (state / LOCK_FILE).unlink()
                 state.rmdir()
@@ -204,7 +204,7 @@ def _scratch(state: Path) -> Iterator[Path]:
     try:
         if not mine:
             raise UsageError("another restore works there", where=str(state), fix="wait for it")
-        kept = _beside(state, 0)
+        kept = _kept_folder(state, 0)
         if (folder / STATE).exists():
             if not state.exists() and kept.exists():
                 kept.rename(state)
@@ -303,7 +303,7 @@ def _link(ledger: Path, query: str, *values: Any) -> Any:
         return None
 
 
-def _go_on(role: str, new: Path) -> None:
+def _renew_proxy(role: str, new: Path) -> None:
     """Begin a proxy's new lineage, end unused claims, and put its uploads back."""
     if role != "proxy":
         return
@@ -321,7 +321,7 @@ def _go_on(role: str, new: Path) -> None:
                 db.execute(statement)
 
 
-def _beside(state: Path, following: int) -> Path:
+def _kept_folder(state: Path, following: int) -> Path:
     """Return the newest kept folder, or the one `following` numbers after it."""
     name = f"{state.name}-before-restore-"
     ends = [path.name.removeprefix(name) for path in state.parent.glob(f"{name}*")]

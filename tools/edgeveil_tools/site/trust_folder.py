@@ -103,12 +103,12 @@ class TrustFolder:
         """Make the root; `cells` are their proxies' keys, `site` is the key that moves devices."""
         if self.folder.exists() and any(self.folder.iterdir()):
             raise UsageError("is not empty", where=str(self.folder), fix="name a new folder")
-        _check_apart(roles, cells)
+        _check_distinct(roles, cells)
         ends = now_utc() + self._root_days
         root = make_root(1, [key.public() for key in keys], threshold, ends)
         for name in ("keys", "metadata", "pending"):
             (self.folder / name).mkdir(mode=0o700, parents=True)
-        said = Delegated(
+        delegations = Delegated(
             1,
             now_utc() + self._days,
             {name: RoleKey(key) for name, key in roles.items()},
@@ -119,7 +119,7 @@ class TrustFolder:
         for number, key in enumerate(keys, 1):
             save_root_key(self.folder / "keys" / f"root-{number}.key", key, self._passphrase)
         what = {"threshold": threshold, "keys": len(keys)}
-        self._publish(root, make_delegations(said), keys, "init", what)
+        self._publish(root, make_delegations(delegations), keys, "init", what)
 
     def rotate_role(self, role: str, key: VerifyKey | None, *, cell: str = "") -> Missing:
         """Give `role` a new key and epoch; of a cell only the proxy's rosters have a key.
@@ -177,9 +177,9 @@ class TrustFolder:
         self._check_nothing_pending()
         version = self.trusted().root_version + 1
         root = make_root(version, keys, threshold, now_utc() + self._root_days)
-        said = make_delegations(next_delegations(self.delegated(), now_utc() + self._days))
+        delegations = make_delegations(next_delegations(self.delegated(), now_utc() + self._days))
         what = {"root": version, "keys": len(keys)}
-        return self._publish(root, said, self.secret_keys(), action, what)
+        return self._publish(root, delegations, self.secret_keys(), action, what)
 
     def sign(self) -> Missing:
         found = {
@@ -189,15 +189,17 @@ class TrustFolder:
         if not found:
             fix = "make a change first"
             raise UsageError("nothing is pending", where=str(self.folder), fix=fix)
-        what, said = {"documents": [*found]}, found.pop(_DELEGATIONS)
+        what, delegations = {"documents": [*found]}, found.pop(_DELEGATIONS)
         root = next(iter(found.values()), None)
-        return self._publish(root, said, self.secret_keys(), "sign", what)
+        return self._publish(root, delegations, self.secret_keys(), "sign", what)
 
     def pending(self) -> tuple[bytes | None, Delegated | None]:
         """Return the root and the delegations that lack signatures, each or None."""
         raw = {path.name: path.read_bytes() for path in (self.folder / "pending").glob("*.json")}
-        said = raw.pop(_DELEGATIONS, None)
-        return next(iter(raw.values()), None), read_delegations(said) if said else None
+        delegations = raw.pop(_DELEGATIONS, None)
+        return next(iter(raw.values()), None), read_delegations(
+            delegations
+        ) if delegations else None
 
     def secret_keys(self) -> list[SigningKey]:
         files = sorted((self.folder / "keys").glob("*.key"))
@@ -207,17 +209,17 @@ class TrustFolder:
 
     def _delegate(self, action: str, what: Mapping[str, Any], **changed: Any) -> Missing:
         self._check_nothing_pending()
-        said = next_delegations(self.delegated(), now_utc() + self._days, **changed)
-        _check_apart(
-            {name: one.key for name, one in said.roles.items()},
-            {name: one.rosters.key for name, one in said.cells.items()},
+        delegations = next_delegations(self.delegated(), now_utc() + self._days, **changed)
+        _check_distinct(
+            {name: one.key for name, one in delegations.roles.items()},
+            {name: one.rosters.key for name, one in delegations.cells.items()},
         )
-        return self._publish(None, make_delegations(said), self.secret_keys(), action, what)
+        return self._publish(None, make_delegations(delegations), self.secret_keys(), action, what)
 
     def _publish(
         self,
         root: Metadata[Any] | None,
-        said: Metadata[Any],
+        delegations: Metadata[Any],
         signers: Sequence[SigningKey],
         action: str,
         what: Mapping[str, Any],
@@ -225,7 +227,7 @@ class TrustFolder:
         """Sign and log documents; publish them if fully signed, else leave all pending."""
         before = self.trusted().roots if self.bundle_file.exists() else ()
         new = (document_bytes(root),) if root else ()
-        documents = {_DELEGATIONS: (said, new or before[-1:])}
+        documents = {_DELEGATIONS: (delegations, new or before[-1:])}
         if root:
             documents = {f"{root.signed.version}.root.json": (root, before[-1:] + new), **documents}
         missing, raw = {}, {}
@@ -263,7 +265,7 @@ class TrustFolder:
             raise UsageError("a change awaits signatures", where=str(pending), fix=fix)
 
 
-def _check_apart(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKey]) -> None:
+def _check_distinct(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKey]) -> None:
     """Refuse a proxy's key that is the cloud's or another cell's."""
     proxies = {PROXY_ROLE: roles[PROXY_ROLE], **{f"cell {n}": key for n, key in cells.items()}}
     fix = "name the key of the proxy's own: edgeveil keys"

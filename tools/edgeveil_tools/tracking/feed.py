@@ -71,8 +71,8 @@ class _Feed(threading.Thread):
                 method, *arguments = self._items.get()
                 getattr(tracker, method)(*arguments)
         except BaseException as error:  # whatever libraries of others raise, SystemExit too
-            said = str(error).strip().partition("\n")[0] or type(error).__name__
-            self.give_up(hidden(said)[:200], "see that it answers, and may be written to")
+            text = str(error).strip().partition("\n")[0] or type(error).__name__
+            self.give_up(hidden(text)[:200], "see that it answers, and may be written to")
 
 
 class Tracking:
@@ -83,7 +83,7 @@ class Tracking:
     ) -> None:
         parameters = {**dict(flat(job)), **dict(flat(planned, "planned."))}
         self._feeds = [_Feed(target, name, parameters) for target in targets]
-        self._told, self._figures = 0, dict[str, float]()  # of the newest tested model
+        self._reported, self._figures = 0, dict[str, float]()  # of the newest tested model
 
     def take(self, event: Mapping[str, Any]) -> None:
         if event["type"] == "exchange_committed":
@@ -95,7 +95,7 @@ class Tracking:
     def complaints(self) -> list[str]:
         """Return new lines to show; one per tracker, once."""
         found = [line for feed in self._feeds for line in feed.complaints]
-        new, self._told = found[self._told :], len(found)
+        new, self._reported = found[self._reported :], len(found)
         return new
 
     def close(
