@@ -231,7 +231,7 @@ class Cloud:
 
     def _no_cloud(self) -> UsageError:
         return UsageError(
-            "what answers there is no cloud", where=self.url, fix="check the address and its port"
+            "the server is not a cloud", where=self.url, fix="check the address and its port"
         )
 
     def _request(
@@ -270,7 +270,7 @@ class Cloud:
                 answer = connection.getresponse()
                 return answer, answer.read()
         except ssl.SSLCertVerificationError as error:
-            what = f"its certificate is not to be trusted: {error.verify_message}"
+            what = f"its certificate is not trusted: {error.verify_message}"
             fix = "name its authority by EDGEVEIL_CA_FILE, and the host as in its certificate"
             raise UsageError(what, where=self.url, fix=clock_advice(error) or fix) from error
         except (OSError, HTTPException) as error:
@@ -296,7 +296,7 @@ class Cloud:
         wanted = proof(token, nonce).encode()
         given = (one.encode("utf-8", "replace") for one in proofs if isinstance(one, str))
         if not any(hmac.compare_digest(one, wanted) for one in given):
-            what = "what answers there does not know the token, which was not sent"
+            what = "the server does not know the token, which was not sent"
             fix = "pass a token file of this cloud's state_dir; or something else holds the port"
             raise UsageError(what, where=self.url, fix=fix)
 
@@ -332,7 +332,7 @@ class HttpAddress:
         files = {"CA": ca_file, "CERT": cert_file, "KEY": key_file}
         given = [f"EDGEVEIL_{name}_FILE" for name, path in files.items() if path is not None]
         if given and not url.startswith("https://"):
-            what = f"{given[0]} is of TLS, which this address does not speak"
+            what = f"{given[0]} needs TLS, which this address does not use"
             raise UsageError(what, where=_shown(url), fix="use https://, or leave it out")
         if url.startswith("unix:"):
             path = Path(url.removeprefix("unix:")).expanduser()

@@ -74,7 +74,7 @@ def _of_table(path: Path, label: str | None, devices: int | None) -> Iterator[st
     elif chosen.numeric:
         yield f"      number: {_ends(chosen.span)}   # {OF_NUMBER}: its range"
     else:
-        remark = f"{len(chosen.texts)} texts stand there: name the classes"
+        remark = f"{len(chosen.texts)} different texts: name the classes"
         yield f'      classes: ["no", "yes"]   # {remark}'
     if not named:
         yield "    # the file has no line that names its columns: these names are made up"
@@ -126,7 +126,7 @@ def _category(look: _Look) -> Iterator[str]:
         yield f"    # {_text(look.name)} is left out: {why}"
         return
     once = sum(count == 1 for count in look.texts.values())
-    remark = f"   # {once} of them stand in one record alone" if once else ""
+    remark = f"   # {once} of them occur in only one record" if once else ""
     yield f"    - name: {_text(look.name)}{remark}"
     yield from _wrapped("      category: ", sorted(look.texts))
 

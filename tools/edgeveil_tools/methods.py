@@ -69,7 +69,13 @@ def command(args: argparse.Namespace) -> int:
         return check(args)
     if args.names[:1] == ["digest"]:
         return digests(args)
-    found = _chosen(entries(), args.names)
+    found = entries()
+    known = {entry.name for entry in found} | {entry.family for entry in found}
+    for name in args.names:
+        if name not in known:
+            raise UsageError(f"unknown name '{name[:64]}'", fix=nearest(name[:64], sorted(known)))
+    if args.names:
+        found = [one for one in found if not {one.name, one.family}.isdisjoint(args.names)]
     return answer(args, _listed(found), {"names": [asdict(entry) for entry in found]})
 
 
@@ -159,14 +165,6 @@ def _distribution(part: Part) -> str | None:
     """Return the distribution that provides the part; None for EdgeVeil's own."""
     plugin = plugins.plugin_of(part.family, part.name)
     return None if plugin is None else f"{plugin.distribution} {plugin.version}"
-
-
-def _chosen(found: list[Entry], names: list[str]) -> list[Entry]:
-    known = {entry.name for entry in found} | {entry.family for entry in found}
-    for name in names:
-        if name not in known:
-            raise UsageError(f"unknown name '{name[:64]}'", fix=nearest(name[:64], sorted(known)))
-    return [e for e in found if not names or e.name in names or e.family in names]
 
 
 def _shown(entry: Entry, width: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,7 +88,12 @@ def _drawing(digit: int, rng: np.random.Generator) -> Float64:
     jitter = rng.uniform(*_JITTER)
     stretch = np.array([np.exp(rng.uniform(*np.log(_ASPECT))), 1.0])
     pen = np.exp(rng.uniform(*np.log(_PEN)))
-    points = np.concatenate([_curve(p, rng, jitter) * stretch for p in _strokes(shape)])
+    strokes = (
+        # control points (k, 2) in parts of a digit's height
+        np.array([[float(v) for v in point.split(",")] for point in stroke.split()]) / 100
+        for stroke in shape.split("|")
+    )
+    points = np.concatenate([_curve(p, rng, jitter) * stretch for p in strokes])
     extent = float(np.ptp(points, axis=0).max()) + pen
     points, pen = points * (INK / extent), pen * (INK / extent)
     points += (SIDE - 1) / 2 - (points.min(axis=0) + points.max(axis=0)) / 2
@@ -98,12 +102,6 @@ def _drawing(digit: int, rng: np.random.Generator) -> Float64:
     distance = np.sqrt((across + (rows.reshape(-1, 1) - points[:, 1]) ** 2).min(axis=1))
     ink: Float64 = np.clip(pen / 2 + 0.5 - distance, 0, 1).reshape(SIDE, SIDE)
     return ink
-
-
-def _strokes(shape: str) -> Iterator[Float64]:
-    """Yield control points (k, 2) of each stroke, in parts of a digit's height."""
-    for stroke in shape.split("|"):
-        yield np.array([[float(v) for v in point.split(",")] for point in stroke.split()]) / 100
 
 
 def _curve(control: Float64, rng: np.random.Generator, jitter: float) -> Float64:

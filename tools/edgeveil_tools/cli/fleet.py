@@ -94,7 +94,7 @@ def _change_lines(changes: list[PartyChange]) -> Iterator[str]:
         for line in difference.splitlines():
             yield f"    {line}"
     if any(change.what == "unplanned" for change in changes):
-        yield "What is no longer in the fleet file stays: take it out with edgeveil site revoke."
+        yield "Parties no longer in the fleet file stay: remove them with edgeveil site revoke."
 
 
 def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChange]) -> int:
@@ -106,7 +106,7 @@ def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChang
         ]
     if any(change.what in ("new", "changed", "renewed") for change in changes):
         lines += [
-            f"\nHand each party its folder of {site.bundles}, whose COMMANDS.md says what to do.",
+            f"\nHand each party its folder of {site.bundles}, whose COMMANDS.md lists the steps.",
             f"They are signed by {site.fingerprint} (--site at a first installation).",
             "Then take the bundles away: new parties' keys are in them, and nowhere else.",
         ]

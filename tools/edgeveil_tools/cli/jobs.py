@@ -32,10 +32,10 @@ _REPORTED = {
 
 def show_command(args: argparse.Namespace) -> int:
     if args.track and not args.watch:
-        fix = "add --watch: what a job comes to is logged as it goes"
-        raise UsageError("follows no job", where="--track", fix=fix)
+        fix = "add --watch"
+        raise UsageError("tracks only a job that is followed", where="--track", fix=fix)
     if args.id is None and args.watch:
-        raise UsageError("follows one job", where="--watch", fix="name its ID")
+        raise UsageError("follows a single job", where="--watch", fix="name its ID")
     if args.watch:
         return watch(args.id, cloud_of(args, AWAY_S), as_json=args.json, track=args.track)
     cloud = cloud_of(args)

@@ -117,7 +117,7 @@ def _prediction_lines(found: Predictions) -> Iterator[str]:
             area = share_text(found.errors["auc"])
             yield f"AUC {area}, {figures_text(found.errors)} on the records that have a label"
         if not found.alarms:
-            yield "no threshold is known: the scores tell an order, the most unusual has the most"
+            yield "no threshold is known: the scores rank records, the most unusual first"
     elif found.errors is not None:
         rmse = leading_text(RMSE, found.errors["rmse"], found.errors)
         errors = f"MAE {found.errors['mae']:.4g}, RMSE {rmse}"

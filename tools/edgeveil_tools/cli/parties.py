@@ -47,7 +47,7 @@ def cloud(args: argparse.Namespace) -> int:
             store = store_of(site)
             store.accept_registry()
             store.close()
-        print("the next roster is taken, of whatever registry it is", file=sys.stderr)
+        print("the next roster is accepted, of any registry", file=sys.stderr)
     return run(site)
 
 
@@ -123,9 +123,9 @@ def keys(args: argparse.Namespace) -> int:
     site = load_site(args.config)
     role, state_dir = role_of(site), getattr(site, "state_dir", None)
     if args.token and role != "cloud":
-        raise UsageError("is of a cloud", where="--token", fix="name the cloud's site file")
+        raise UsageError("is only of a cloud", where="--token", fix="name the cloud's site file")
     if args.out and role != "edge":
-        raise UsageError("is of a device", where="--out", fix="leave it out")
+        raise UsageError("is only of a device", where="--out", fix="leave it out")
     if role == "edge":
         return _device_keys(args)
     if state_dir is None:
@@ -243,7 +243,7 @@ def restore(args: argparse.Namespace) -> int:
     lines = [f"{done.role} {done.owner} is as it was at {done.made}"]
     if done.role == "proxy":
         lines += [
-            "Revoke again who was revoked since, then let the root vouch for its registry:",
+            "Revoke again all devices revoked since, then let the root vouch for its registry:",
             "edgeveil trust rotate DIR registry LINEAGE, as `edgeveil proxy devices` prints it.",
             "Jobs under masks that were under way pause or fail: submit them anew.",
         ]
@@ -285,7 +285,7 @@ def _make_claims(args: argparse.Namespace) -> int:
     if not 0 < args.valid_h <= 24 * 366:
         raise UsageError("is no number of hours", where="--valid-h", fix="use 1 up to a year")
     if args.out is not None and args.out.exists():
-        text = "is there, and may hold claims that nobody has yet"
+        text = "exists, and may hold claims not yet handed out"
         raise UsageError(text, where=str(args.out), fix="name another file")
     site = _proxy_site(args.config)
     if site.claims is None:

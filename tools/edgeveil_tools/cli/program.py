@@ -29,8 +29,8 @@ from edgeveil_tools.cli.successors import successor
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
 _EXAMPLES = """\
 first steps:
-  edgeveil check                                what this machine has and lacks
-  edgeveil init --out my-job                    a job that plays right away
+  edgeveil check                                check this machine
+  edgeveil init --out my-job                    write a job that is ready to run
   edgeveil run my-job/job.yaml --out out/mine
 
 `edgeveil COMMAND --help` explains a command with examples.
@@ -47,9 +47,9 @@ EXTRAS = {
 }
 """The extra that a command, or all commands of a group, need; default: `tools`."""
 COMMON = (
-    (("--json",), "print one JSON object: command, ok, and what was asked for"),
+    (("--json",), "print one JSON object: command, ok and the result"),
     (("-v", "--verbose"), "log more"),
-    (("-q", "--quiet"), "log errors alone, no hints"),
+    (("-q", "--quiet"), "log only errors, no hints"),
     (("--version",), "print the version"),
 )
 """Options of every command, before or after its name."""

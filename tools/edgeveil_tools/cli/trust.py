@@ -97,7 +97,7 @@ def rotate(args: argparse.Namespace) -> int:
     if args.what == "root":
         return _rotate_root(args, folder)
     if value is None:
-        raise UsageError("names no value", where=args.what, fix="add the KEY.pub or lineage")
+        raise UsageError("needs a value", where=args.what, fix="add the KEY.pub or lineage")
     if args.what != "registry":
         key = None if value == "none" else VerifyKey.load(Path(value))
         return _answer_change(args, folder, folder.rotate_role(args.what, key, cell=args.cell))

@@ -324,7 +324,7 @@ def refuse_unplayable(job: Job, run: LocalRun, *, keep: bool = False) -> None:
     if keep:
         raise UsageError("a simulation has no keys, ledgers or stores", where="--keep", fix=fix)
     if job.round.mode == "buffered":
-        what = "is for devices that are late, and in a simulation none is"
+        what = "is for late devices, and a simulation has none"
         raise UsageError(what, where="round.mode: buffered", fix=fix)
     if run.ray_address is not None:
         imported_ray(RAY_KEY)

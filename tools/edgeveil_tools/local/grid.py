@@ -116,7 +116,7 @@ def run_grid(
     for number, one in enumerate(runs):
         trained = reference if number % seeds == 0 else False  # it hardly depends on the seed
         if run_one(one, stream, failures, reference=trained, track=track, **how) == INTERRUPTED:
-            print("Interrupted; the same command goes on", file=stream)
+            print("Interrupted; repeat the command to continue", file=stream)
             return INTERRUPTED
     rows = compared([result for one in runs if (result := one.done)])
     if rows:

@@ -214,7 +214,7 @@ def play(
             log.tracking = Tracking(track, f"{loaded.job}-seed-{settings.seed}", plain, log.planned)
         failure: EdgeVeilError | KeyboardInterrupt | None = None
         try:
-            with signals(_interrupt):
+            with signals(signal.default_int_handler):
                 fleet.play()
         except (EdgeVeilError, KeyboardInterrupt) as error:
             failure = error
@@ -314,10 +314,6 @@ def signals(
     finally:
         for number, earlier in before:
             signal.signal(number, earlier)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 # --- the command ---

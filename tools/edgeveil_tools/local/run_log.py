@@ -200,9 +200,9 @@ class RunLog:
         why = why.partition(BY_ITSELF)[0].rstrip(" ,;")
         why = f"the job paused: {why}" if self.record.ended == "paused" else why
         raise JobFailed(
-            f"{why}; first of all, {declined}" if declined else why,
+            f"{why}; the first refusal: {declined}" if declined else why,
             where=job,
-            fix=f"What each party said is in {self._out / 'logs'}",
+            fix=f"See the logs in {self._out / 'logs'}",
         )
 
     @property

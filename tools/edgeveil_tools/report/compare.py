@@ -54,8 +54,10 @@ _HEAD = ("run", "seeds", "status", "", "without noise", "training", "inference",
 
 def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) -> int:
     """Run `edgeveil report`: redraw the page of one run, or write one that compares several."""
-    found = [one for folder in folders for one in _results(folder)]
-    results = [Result.load(folder) for folder in found]
+    results: list[Result] = []
+    for folder in folders:
+        below = [] if (folder / "result.json").exists() else sorted(folder.rglob("result.json"))
+        results += [Result.load(one) for one in [path.parent for path in below] or [folder]]
     page = out or (results[0].report if len(results) == 1 else Path(COMPARISON))
     rows = compared(results)
     with writing(page, "name a file that you may write to with --out"):
@@ -69,11 +71,6 @@ def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) 
     else:
         print(page)
     return 0
-
-
-def _results(folder: Path) -> list[Path]:
-    below = [] if (folder / "result.json").exists() else sorted(folder.rglob("result.json"))
-    return [path.parent for path in below] or [folder]
 
 
 @dataclass(frozen=True)

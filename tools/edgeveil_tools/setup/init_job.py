@@ -30,7 +30,7 @@ def command(args: argparse.Namespace) -> int:
         then = write_from(args.records, folder, args.label)
         hint = "judge each list and range of its schema, then write origin: public"
     elif args.label is not None:
-        raise UsageError("names a column of no file", where="--label", fix="add --from FILE")
+        raise UsageError("needs a file with this column", where="--label", fix="add --from FILE")
     else:
         then, hint = write(args.kind, folder), "README.md beside it says what lies there"
     line = f"wrote {folder / 'job.yaml'}: {hint}. Next:\n\n  {then}"

@@ -228,9 +228,9 @@ class FleetSite:
         record, trust = self.folder / RECORD, self._trust_folder.bundle_file
         if not record.exists() and (self.folder / AUDIT_FILE).exists():
             fix = "restore it from a backup; every party would be made anew without it"
-            raise UsageError("is gone", where=str(record), fix=fix)
+            raise UsageError("is missing", where=str(record), fix=fix)
         if not trust.exists() and any(TRUST_FILE in party.files for party in self.parties):
-            what = "is gone, and who is in place has pinned it"
+            what = "is missing, and installed parties have pinned it"
             fix = "copy the root's trust.json there; its keys may stay where they are"
             raise UsageError(what, where=str(trust), fix=fix)
         devices, held = devices_of(spec, str(file)), {one.name: one.cell for one in self.parties}
@@ -323,7 +323,7 @@ class FleetSite:
             return
         if not isinstance(key, ec.EllipticCurvePublicKey):
             fix = "take the bundle away, and apply again"
-            raise UsageError("is no key that was made here", where=name, fix=fix)
+            raise UsageError("is no key of this site", where=name, fix=fix)
         issue, days = party.issues.get(domain, 0), self._spec.certificate_days
         authority, user = self._authority(domain), party.device_id or name
         if party.kind == "broker":
@@ -438,9 +438,9 @@ class FleetSite:
             for domain in password_domains(self._spec, party):
                 hashes[domain] = party.words.get(domain) or _of_side(party.words, domain)
                 if domain not in party.words and not self._spec.broker(domain).own:
-                    what = f"needs an account at the broker of {domain}, whose password it has"
+                    what = f"needs an account at the broker of {domain}, whose password it"
                     fix = "set certificates, or revoke it and add a device of another name"
-                    raise UsageError(f"{what} alone", where=party.name, fix=fix)
+                    raise UsageError(f"{what} alone has", where=party.name, fix=fix)
             issued = self._record.parties[party.name]
             kept = {domain: issued.certificates[domain] for domain in domains}
             left |= set(issued.certificates) - set(kept)

@@ -306,7 +306,7 @@ class FleetSpec(Block):
             yield from self._broker_mixes(f"{side}_broker", self.broker(side))
         for cell, planned in self.cells.items():
             if not cell and (moved := planned.model_fields_set):
-                text = "is of the cell without a name, whose blocks stand beside cells; move it"
+                text = "belongs to the unnamed cell, which has the blocks beside cells; move it"
                 yield Mix((f"cells..{min(moved)}",), f"{text} there")
                 continue
             for side in SIDES:
@@ -323,10 +323,10 @@ class FleetSpec(Block):
             if problem := unstated_header(data or {}):
                 yield Mix((f"{at}.header", f"{at}.source"), problem)
         if self.renew_days >= self.certificate_days:
-            text = f"would renew every time, as they hold {self.certificate_days} days; lower it"
+            text = f"would renew each time, as they last {self.certificate_days} days; lower it"
             yield Mix(("renew_days", "certificate_days"), text)
         if self.root.threshold > self.root.keys:
-            text = f"{self.root.keys} keys cannot sign so often; lower it, or raise root.keys"
+            text = f"{self.root.keys} keys are too few; lower it, or raise root.keys"
             yield Mix(("root.threshold", "root.keys"), text)
 
     def _claim_mixes(self) -> Iterator[Mix]:

@@ -289,7 +289,7 @@ def _check_ledger(new: Path, state: Path, *, vouched: bool) -> None:
         raise BackupError(what, where=str(state), fix=fix)
     mine = mine or _link(here, "SELECT number, mac FROM links ORDER BY number DESC LIMIT 1")
     if mine and not _link(archived, "SELECT 1 FROM links WHERE number = ? AND mac = ?", *mine):
-        what = f"the ledger in place has gone on to link {mine[0]}, which the archive has not"
+        what = f"the ledger in place continues to link {mine[0]}, which the archive lacks"
         fix = "keep the state that is there, or enrol a new device where its ledger.head is lost"
         raise BackupError(what, where=str(here), fix=fix)
 

@@ -127,7 +127,8 @@ class TrustFolder:
         Without a key the role is revoked: its key becomes one that nobody holds."""
         held, key = self.delegated(), key or SigningKey.generate().public()
         if cell and role != PROXY_ROLE:
-            raise UsageError(f"{role} is of no cell", where=f"--cell {cell}", fix="leave it out")
+            what = f"{role} has no key per cell"
+            raise UsageError(what, where=f"--cell {cell}", fix="leave it out")
         before = held.site if role == SITE_ROLE else held.roles[role]
         if role == PROXY_ROLE:
             before = held.proxy_of(cell).rosters
@@ -271,10 +272,10 @@ def _check_distinct(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKe
     fix = "name the key of the proxy's own: edgeveil keys"
     for name, key in proxies.items():
         if key in (roles["cloud-jobs"], roles["cloud-releases"]):
-            what = "is the cloud's key too; who hides senders must not be who reads uploads"
+            what = "is also the cloud's key; who hides senders must not read uploads"
             raise UsageError(what, where=name, fix=fix)
         if list(proxies.values()).count(key) > 1:
-            what = "is another cell's key too; what one says would count for the other"
+            what = "is also another cell's key; signatures of one would count for the other"
             raise UsageError(what, where=name, fix=fix)
 
 
