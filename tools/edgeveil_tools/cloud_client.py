@@ -311,8 +311,6 @@ class Cloud:
 
 @dataclass(frozen=True)
 class HttpAddress:
-    """The address of an HTTP server; each request has a connection of its own."""
-
     url: str
     host: str = ""
     port: int | None = None

@@ -54,8 +54,6 @@ class LiveDisplay(ABC):
 
 
 class RunDisplay(LiveDisplay):
-    """A run's listener for people: live on a terminal, else a line per event."""
-
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(Console(file=stream, highlight=False))
         self._view: RunProgress | None = None

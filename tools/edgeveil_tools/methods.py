@@ -53,7 +53,6 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Return all names, family by family, in the order of their tables."""
     parts: list[Part] = [table[name] for table in TABLES for name in table]
     texts = [(part, {one.name: getattr(part, one.name) for one in fields(Part)}) for part in parts]
     found = [Entry(family=part.key, plugin=_distribution(part), **words) for part, words in texts]
@@ -162,7 +161,6 @@ def digests(args: argparse.Namespace) -> int:
 
 
 def _distribution(part: Part) -> str | None:
-    """Return the distribution that provides the part; None for EdgeVeil's own."""
     plugin = plugins.plugin_of(part.family, part.name)
     return None if plugin is None else f"{plugin.distribution} {plugin.version}"
 

@@ -239,7 +239,6 @@ def _wave(shape: Sequence[int], chance: np.random.Generator) -> NDArray[np.float
 
 
 def verdict(found: Prospect, plan: Plan) -> list[str]:
-    """Return the sentences to read before the job is submitted."""
     if found.failure:
         return [f"The job fails even in a simulation: {found.failure}"]
     gain, epsilon = found.gain, plan.job.privacy.epsilon

@@ -313,7 +313,6 @@ def privacy_of(
 
 
 def privacy_of_plan(plan: Plan, quote: Quote) -> dict[str, Any]:
-    """Return both guarantees of a plan, given the price of its played part."""
     return privacy_of(quote, plan.epsilon_per_inference, plan.softmax_event().unit)
 
 
@@ -423,7 +422,6 @@ def finite(value: Any) -> Any:
 
 
 def round_row(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a committed round from its event."""
     clusters, averaged = data.get("clusters"), data.get("mean_softmax")
     federated = data.get("federated") or {}
     if clusters and clusters.get("upload") != "sums":

@@ -64,7 +64,6 @@ def facts(path: Path) -> dict[str, Any]:
 
 
 def weight_facts(path: Path) -> dict[str, Any]:
-    """Return digest and size of a state_dict's file; raises DataError."""
     packed = packed_state_dict(path)
     found = unpacked(packed)
     whole = {"path": str(path), "sha256": sha256_hex(packed), "size_bytes": len(packed)}

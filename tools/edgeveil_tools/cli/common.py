@@ -54,8 +54,6 @@ def row(
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that suggests the nearest known option or value."""
-
     later: Callable[[argparse.ArgumentParser], None] | None = None
     """Adds options that are costly to compute, when the command is parsed."""
 

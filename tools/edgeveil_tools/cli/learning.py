@@ -21,7 +21,6 @@ _OVERRIDES = ("broker", "devices", "workers", "seed", "simulate", "data", "accep
 
 
 def check(args: argparse.Namespace) -> int:
-    """Run `edgeveil check`; without files it checks this machine, without an extra's libraries."""
     if args.schema is not None:
         from edgeveil_tools.checks import schema
 

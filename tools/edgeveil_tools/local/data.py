@@ -118,7 +118,6 @@ def is_published(job: Job, run: LocalRun) -> bool:
 
 
 def source(job: Job, run: LocalRun) -> DataSource:
-    """Return the run's records as site files name them; raises UsageError or DataError."""
     name, own = run.data.source or job.data.source, run.data
     path = _folder(name) if name in published_files() and own.path is None else own.path
     found = DataSource(

@@ -99,7 +99,6 @@ class LocalFleet(ABC):
         write_whole(self.out / "model.safetensors", safetensors)
 
     def train_reference(self) -> None:
-        """Train without noise if wanted; a failure does not fail the run."""
         if not self._wants_reference:
             return
         self.log.doing("training the noise-free reference")
@@ -120,8 +119,6 @@ class LocalFleet(ABC):
 
 
 class FleetProcesses(LocalFleet):
-    """Two brokers, a cloud, a proxy and workers that host the devices, each a process."""
-
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._brokers: dict[str, BrokerProcess] = {}
@@ -303,7 +300,6 @@ class Simulation(LocalFleet):
         self.log.take({**named, "type": kind, "data": dict(data)})
 
     def _report(self, number: int, line: str) -> None:
-        """Log a line for a device's owner, and keep the first refusal."""
         logging.getLogger("edgeveil.devices").info(f"box-{number}: {line}")
         if not self._declined and " declined: " in line:
             self._declined = f"box-{number}: {line}"

@@ -133,7 +133,6 @@ def _plain(job: Job) -> dict[str, Any]:
 
 
 def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SiteSpec:
-    """Return the site of a run in `folder`, with default ports, broker and limits."""
     data = source(job, run)
     return SiteSpec(
         folder=folder,

@@ -236,7 +236,6 @@ def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
 
 
 def owners_policy(job: Job, run: LocalRun) -> Policy:
-    """Return the devices' policy: the file that `run` names, else one that allows the job."""
     if run.policy is not None:
         return load_policy(run.policy).with_room(job.data.nominal_records)
     parts = [

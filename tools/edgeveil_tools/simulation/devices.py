@@ -47,8 +47,6 @@ Role = Literal["train", "infer"]
 
 @dataclass(frozen=True)
 class SimulatedFleet:
-    """The site, job and backbones of a worker's devices."""
-
     site: SiteSpec
     canonical: bytes
     backbones: tuple[bytes, ...]

@@ -251,7 +251,6 @@ class HeldArrays(Sequence[Array]):
         self.largest = most  # absolute value in all of them
 
     def added(self, grids: Grids | None) -> ExactSum:
-        """Return the sum, see `edgeveil.parts.aggregation.mean.AddedUp`."""
         return self._rounds.added(self._group, self._numbers, grids)
 
     def integers(self) -> NDArray[np.int64]:

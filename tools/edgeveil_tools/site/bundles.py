@@ -77,7 +77,6 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     given: dict[str, str] = {}
 
     def to_bytes(self) -> bytes:
-        """Return the bytes to sign, with sorted paths."""
         ordered = msgspec.structs.replace(
             self, files=dict(sorted(self.files.items())), given=dict(sorted(self.given.items()))
         )

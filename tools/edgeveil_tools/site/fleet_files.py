@@ -122,8 +122,6 @@ class FleetRecord:
 
 @dataclass(frozen=True)
 class Facts:
-    """Inputs shared by all parties: the record, and `trust.json`."""
-
     record: FleetRecord
     trust: bytes
 
