@@ -130,7 +130,8 @@ def acl_text(rules: tuple[Rule, ...]) -> str:
 def hash_password(password: str) -> str:
     salt = os.urandom(_SALT_BYTES)
     digest = hashlib.pbkdf2_hmac("sha512", password.encode("utf-8"), salt, _ITERATIONS)
-    return f"$7${_ITERATIONS}${_base64(salt)}${_base64(digest)}"
+    salt_text, digest_text = (base64.b64encode(raw).decode("ascii") for raw in (salt, digest))
+    return f"$7${_ITERATIONS}${salt_text}${digest_text}"
 
 
 def password_matches(hashed: str, password: str) -> bool:
@@ -186,7 +187,3 @@ def _hash_parts(hashed: str) -> tuple[int, bytes, bytes] | None:
 
 def _plain(name: str) -> bool:
     return bool(name) and not any(sign in "+#/$:" or sign.isspace() for sign in name)
-
-
-def _base64(raw: bytes) -> str:
-    return base64.b64encode(raw).decode("ascii")

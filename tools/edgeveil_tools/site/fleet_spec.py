@@ -132,12 +132,6 @@ class BrokerEntry(Hosted):
     def own(self) -> bool:
         return self.url is None
 
-    def instead_of(self, shared: BrokerEntry) -> BrokerEntry:
-        """Return this entry with unset keys taken from `shared`, except owner and address."""
-        apart = ("listen", "public", "also", "url", "ca_file", "profile", "host")
-        kept = {key: getattr(shared, key) for key in type(self).model_fields if key not in apart}
-        return self.model_copy(update={**kept, **_set_keys(self)})
-
     @property
     def address(self) -> str:
         if self.url is not None:
@@ -286,7 +280,12 @@ class FleetSpec(Block):
         side, _, cell = domain.partition("-")
         shared: BrokerEntry = getattr(self, f"{side}_broker")
         own: BrokerEntry | None = getattr(self.cells[cell], f"{side}_broker") if cell else None
-        return shared if own is None else own.instead_of(shared)
+        if own is None:
+            return shared
+        # Unset keys are those of the shared broker, except its owner and addresses.
+        apart = ("listen", "public", "also", "url", "ca_file", "profile", "host")
+        kept = {key: getattr(shared, key) for key in BrokerEntry.model_fields if key not in apart}
+        return own.model_copy(update={**kept, **_set_keys(own)})
 
     def proxy_of(self, cell: str) -> ProxyEntry:
         own = self.cells[cell].proxy if cell in self.cells else None

@@ -143,17 +143,13 @@ class SiteSpec:
     def cells_at(self, domain: str) -> tuple[str, ...]:
         return self.cell_names if domain == "cloud" else (domain.partition("-")[2],)
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bound of the proxy's queue at a broker: the credit of all devices."""
-        credit = self.devices * min(self.upload_bytes, NEED_LIMIT * CloudLimits().packet_bytes)
-        return max(BrokerLimits().max_queued_bytes, credit)
-
     # --- site files ---
 
     def broker(self, domain: str) -> Settings:
         files = {"cert_file": f"tls/broker-{domain}.crt", "key_file": f"tls/broker-{domain}.key"}
         websockets = {"websockets_port": self.port(domain, websockets=True)}
+        # The proxy's queue at a broker holds the credit of all devices.
+        credit = self.devices * min(self.upload_bytes, NEED_LIMIT * CloudLimits().packet_bytes)
         return {
             "engine": self.engine,
             "host": self.host,
@@ -163,7 +159,7 @@ class SiteSpec:
             **({"cells": list(self.cells_at(domain))} if self.cells else {}),
             **(websockets if self.websockets else {}),
             **({"tls": files} if self.tls else {}),
-            "limits": {"max_queued_bytes": self.queued_bytes},
+            "limits": {"max_queued_bytes": max(BrokerLimits().max_queued_bytes, credit)},
         }
 
     def cloud(self) -> Settings:
