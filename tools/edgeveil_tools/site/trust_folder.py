@@ -127,8 +127,8 @@ class TrustFolder:
         Without a key the role is revoked: its key becomes one that nobody holds."""
         held, key = self.delegated(), key or SigningKey.generate().public()
         if cell and role != PROXY_ROLE:
-            what = f"{role} has no key per cell"
-            raise UsageError(what, where=f"--cell {cell}", fix="leave it out")
+            where = f"--cell {cell}"
+            raise UsageError(f"{role} has no key per cell", where=where, fix="leave it out")
         before = held.site if role == SITE_ROLE else held.roles[role]
         if role == PROXY_ROLE:
             before = held.proxy_of(cell).rosters
