@@ -420,7 +420,7 @@ COMMANDS = (
     ),
     row(
         "trust",
-        "manage the offline root, which certifies the keys of cloud and proxy",
+        "manage the offline root, which certifies cloud and proxy",
         about="""The root's keys lie on an offline machine. They sign the keys of the cloud and the
         proxy, with an expiry. Every party gets trust.json; after a change hand it to cloud and
         proxy, from which devices get it.
