@@ -948,7 +948,7 @@ def _baseline(found: Mapping[str, Any], key: str, figures: Mapping[str, Any]) ->
 
 
 def _compared(own: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:
-    """Format `0.918 ± 0.018 (always the largest class 0.866)`, from the records' `figures`."""
+    """Format `0.918 ± 0.018 (majority class 0.866)`, from the records' `figures`."""
     baseline = _baseline(own, key, figures)
     return _with_error(own, key) + (f" ({baseline})" if baseline else "")
 

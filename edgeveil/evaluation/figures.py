@@ -202,15 +202,15 @@ def guessing(figures: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def beside_text(name: str, value: float, figures: Mapping[str, Any] | None) -> str:
-    """Return `always the largest class 0.866`, from `guessing`, or ""."""
+    """Return `majority class 0.866`, from `guessing`, or ""."""
     baselines = guessing(figures)
     if name == RMSE and "rmse_of_mean" in baselines:
         mean = baselines["rmse_of_mean"]
-        return f"always the mean {mean:.4g}" + (_WORSE if to_digits(value) > mean else "")
+        return f"mean as guess {mean:.4g}" + (_WORSE if to_digits(value) > mean else "")
     if name != ACCURACY or "largest_class_rate" not in baselines:
         return ""
     rate, balanced = baselines["largest_class_rate"], baselines.get("balanced_accuracy")
-    text = f"always the largest class {rate:.3f}" + (_WORSE if to_places(value) < rate else "")
+    text = f"majority class {rate:.3f}" + (_WORSE if to_places(value) < rate else "")
     return text + ("" if balanced is None else f"; balanced {balanced:.3f}")
 
 

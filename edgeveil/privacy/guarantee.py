@@ -114,8 +114,8 @@ def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
     if shared:
         colluding = "; ".join(f"{which} {colluding_text(one)}" for which, one in shared.items())
         honest = min(one["honest_devices"] for one in shared.values())
-        rows.append(("  counting on", f"{honest} honest devices a sum, cloud and proxy apart"))
-        rows.append(("  if all collude", colluding))
+        rows.append(("  assumes", f"{honest} honest devices per sum, cloud and proxy separate"))
+        rows.append(("  if all others collude", colluding))
     return rows
 
 

@@ -91,7 +91,7 @@ def test_the_released_model_reads_raw_rows_and_prints_values(learned, capsys):
     assert main(["predict", str(model), str(learned / "homes.csv")]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^     1  \d+", out, re.M)
-    assert re.search(r"MAE \d+.*, RMSE \d+.*\(always the mean \d+.*\) on the records that", out)
+    assert re.search(r"MAE \d+.*, RMSE \d+.*\(mean as guess \d+.*\) on the records that", out)
 
 
 def test_a_release_outside_the_range_that_it_tells_is_not_used(learned):
