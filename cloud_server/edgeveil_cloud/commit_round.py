@@ -171,7 +171,7 @@ def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
 
 
 def check_chosen(context: RoundContext, chosen: Sequence[int]) -> None:
-    """Raise TooFewDevices if masked uploads, or those of one set, are below the proxy's floor."""
+    """Raise TooFewDevices if masked uploads are too few for the job, or those of one set are."""
     check_enough(context, len(chosen))
     least = context.min_batch // context.sets
     smallest = min(map(len, dealt(chosen, context.sets)))

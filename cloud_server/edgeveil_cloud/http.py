@@ -40,7 +40,7 @@ _POLL_S = 0.1
 _PAGE = 1000
 ANSWER_S = 30.0
 _LOOK_S = 0.1
-_MAYBE_DONE = "the change may still happen: check before you try again"
+_MAYBE_DONE = "the request may still be carried out: check before you try again"
 
 T = TypeVar("T")
 Audit = Callable[[str, Mapping[str, str]], None]

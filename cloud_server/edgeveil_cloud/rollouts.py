@@ -1,9 +1,9 @@
 """Staged rollout of a release: canary, then all devices, or withdrawn.
 
-`RolloutDriver.look` requests missing steps from the stored state, so that a restart resumes. Canary
-failures withdraw a release; enough good reports by the end of the soak time promote it; otherwise
-its operator decides. It is sealed again for devices admitted later, and after a withdrawal of a
-newer one.
+`RolloutDriver.look` requests missing steps from the stored state, so that a restart resumes. Too
+many canary failures withdraw a release; enough good reports by the end of the soak time promote it;
+otherwise its operator decides. It is sealed again for devices admitted later, and after a
+withdrawal of a newer one. Each change sends a signed statement, renewed before it expires.
 """
 
 from __future__ import annotations

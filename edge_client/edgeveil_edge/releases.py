@@ -74,7 +74,7 @@ class ReleaseStore:
         self._versions = folder / "versions"
 
     def install(self, job: str, onnx: bytes, meta: Mapping[str, Any]) -> InstalledRelease:
-        """Put `onnx` in use durably, unless it was rolled back before. Raises DataError."""
+        """Put `onnx` in use durably, unless in use or rolled back before. Raises DataError."""
         pointer = self._pointer()
         digest = sha256(onnx).hexdigest()
         try:

@@ -297,7 +297,7 @@ def _put_fact(db: sqlite3.Connection, name: str, value: str) -> None:
 
 
 def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut) -> None:
-    """Record an upload and its attempt, unless an acknowledged upload is recorded already."""
+    """Record an attempt, and its receipt unless an acknowledged one exists; keep the newest."""
     at, place = item.at, structs.astuple(item.at)
     db.execute(
         "INSERT INTO receipts VALUES (?, ?, ?, 'stored', ?) ON CONFLICT DO UPDATE"

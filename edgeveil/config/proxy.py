@@ -38,7 +38,7 @@ class ProxyLimits(Block):
     hellos_per_s: float = Field(default=500, gt=0, le=1e6)
     """Greetings answered per second; further devices get a time to retry."""
     device_messages_per_s: float = Field(default=200, gt=0, le=1e6)
-    """Messages accepted per device and second, in bursts of two, beside parts of uploads."""
+    """Messages accepted per device and second, in bursts of two seconds; upload parts are extra."""
     upload_bytes: ByteLimit = 1 << 26
     """Largest upload of one device in one round."""
     lot_bytes: int = Field(default=1 << 20, ge=1, le=1 << 50)

@@ -68,7 +68,7 @@ class Key:
         return cls(raw)
 
     def save(self, path: Path, *, overwrite: bool = False) -> None:
-        """Write the key file atomically. Raises CryptoError, also if the file exists."""
+        """Write the file atomically, a secret with mode 0600. Raises CryptoError if it exists."""
         mode = 0o600 if self.secret else 0o644
         write_key(path, self.tag, self._raw, mode=mode, replace=overwrite)
 

@@ -144,7 +144,7 @@ class Round(Block):
     buffer: int | None = Field(default=None, ge=1, le=10**6, exclude_if=says_nothing(None))
     """Uploads that close a buffered round at once; null: the quorum's share of the selected."""
     deadline_s: Seconds = 30.0
-    """Seconds from the broadcast to the close of the round."""
+    """Most seconds from the broadcast to the close of the round."""
     budget_s: Seconds | None = Field(default=None, examples=[0.5])
     """Public seconds after which every answer is sent; unfinished work counts as no records.
     null: a tenth of deadline_s, at most 60."""

@@ -142,7 +142,7 @@ class LaplaceEvent(_Event):
     """An integer vector plus independent discrete Laplace noise of an exact rational scale.
 
     `sensitivity_steps`: proven L1 change of one unit; `record_sensitivity_steps`: of a device's
-    record."""
+    record; 0: the same."""
 
     sensitivity_steps: int
     scale_numerator: int

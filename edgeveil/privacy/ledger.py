@@ -128,7 +128,10 @@ class Ledger:
         return self._chain.key.noise_key()
 
     def check(self, request: JobRequest, limits: Limits) -> Quote:
-        """Return the *whole* job's quote. Raises `PrivacyError` if it exceeds the budget."""
+        """Return the *whole* job's quote.
+
+        Raises PrivacyError if it exceeds the budget or differs from the job's open request.
+        """
         with self._file.guard():
             return self._checked(request, limits)
 

@@ -134,7 +134,7 @@ class ProxyMemory:
     answered: dict[str, int] = field(default_factory=dict)  # newest answer's number, by device
     earlier: dict[str, int] = field(default_factory=dict)  # `knows` of earlier versions, by device
     unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by round
-    summed: set[bytes] = field(default_factory=set)  # ended jobs, never unmasked again
+    summed: set[bytes] = field(default_factory=set)  # jobs ended or restored: never unmasked
     name: bytes = b""  # differs after this memory was lost or restored from a backup
 
     def round_key(self, at: m.RoundId) -> OpeningKey | None:
@@ -811,7 +811,7 @@ class ProxyRounds:
         raise ProtocolError("unknown_blob")
 
     def delivered(self, ack: m.Ack) -> list[fx.Effect]:
-        """Delete a batch that the cloud holds; keep its seeds if the ack is `closed`."""
+        """Delete a batch that the cloud holds; keep a masked one if the ack is `closed`."""
         if (kept := self._batch(ack.blob)) is None:
             return []
         at, memory = kept.at, self._context.memory

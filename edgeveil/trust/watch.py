@@ -35,7 +35,7 @@ class TrustWatch(Collector):
         self._warned_s, self._logged = -math.inf, ""
 
     def healthy(self) -> bool:
-        """Return whether this process's key is trusted and no trust document has expired."""
+        """Return whether this process's key is trusted by present, unexpired trust documents."""
         return not (self._role.not_delegated or self._trust.problem)
 
     def warnings(self) -> list[str]:

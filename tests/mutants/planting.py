@@ -49,7 +49,7 @@ def plant(mutant: Mutant, checkout: Path) -> tuple[Path, bytes]:
     found.sort(key=lambda node: (node.lineno, node.col_offset))
     if not found or (mutant.nth is None and len(found) > 1) or len(found) < (mutant.nth or 1):
         raise PlantingError(
-            f"{mutant.name}: '{mutant.find}' stands {len(found)} times in {mutant.where}"
+            f"{mutant.name}: '{mutant.find}' occurs {len(found)} times in {mutant.where}"
             + (", nth does not fit" if mutant.nth else ", say which by nth" if found else "")
         )
     node = found[(mutant.nth or 1) - 1]

@@ -135,6 +135,8 @@ COVARIANCE = "covariance"
 
 
 class PcaParameters(FeatureParameters):
+    """The last of a job's `features`: a PCA of the output of the others."""
+
     name: Literal["ldp_fpca", "ldp_pca", "local_pca"]
     """`ldp_fpca`: one basis, from the average of the devices' noised covariances. `ldp_pca`: each
     device uses that of its own noised one. `local_pca`: its own without noise, claimed."""

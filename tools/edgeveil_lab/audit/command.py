@@ -1,7 +1,7 @@
 """`edgeveil audit`: attack every mechanism and compare the proven lower bound on ε with the claim.
 
 A mechanism fails if the ε that the counts prove exceeds the printed ε. A sound mechanism fails
-with probability 1e-6 over all tests of a call."""
+with probability at most 1e-6 over all tests of a call."""
 
 from __future__ import annotations
 

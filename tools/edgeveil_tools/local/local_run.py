@@ -60,7 +60,7 @@ class LocalRun(Block):
     workers: int | None = Field(default=None, ge=1, le=256, examples=[2])
     """Processes that host the devices; null: 2, in a simulation one for each processor."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
-    """Seed of the dealing of records, and where `simulate` is true of the noise. Never of keys."""
+    """Seed of the partition, and where `simulate` is true of the noise. Never of keys."""
     simulate: bool = False
     """Play the job in memory, without brokers and encryption, the noise seeded."""
     ray_address: str | None = Field(default=None, max_length=300, examples=["10.0.0.1:6379"])

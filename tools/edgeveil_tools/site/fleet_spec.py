@@ -325,7 +325,7 @@ class FleetSpec(Block):
             text = f"would renew each time, as they last {self.certificate_days} days; lower it"
             yield Mix(("renew_days", "certificate_days"), text)
         if self.root.threshold > self.root.keys:
-            text = f"{self.root.keys} keys cannot give so many signatures; lower it"
+            text = f"{self.root.keys} keys cannot sign so often; lower it, or raise root.keys"
             yield Mix(("root.threshold", "root.keys"), text)
 
     def _claim_mixes(self) -> Iterator[Mix]:
