@@ -35,10 +35,10 @@ def site(tmp_path):
 
 
 def without_memory(process):
-    """Let a process have no more address space than it has: no thread of it can be started."""
+    """Cap the address space at its size and 4 MiB: no thread (stack: 8 MiB) can be started."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     (size,) = re.findall(r"VmSize:\s+(\d+) kB", status)
-    resource.prlimit(process.pid, resource.RLIMIT_AS, (int(size) * 1024 + (1 << 20), -1))
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (int(size) * 1024 + (4 << 20), -1))
 
 
 # --- a thread that cannot be started ---
