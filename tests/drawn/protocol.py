@@ -11,6 +11,9 @@ from typing import Any, get_args
 
 import msgspec
 
+from edgeveil.config.cloud import CloudLimits
+from edgeveil.config.edge import EdgeLimits
+from edgeveil.config.proxy import ProxyLimits
 from edgeveil.errors import UsageError
 from edgeveil.protocol import cloud_job, device_round, proxy_rounds
 from edgeveil.protocol import messages as m
@@ -32,7 +35,11 @@ FAMILIES = {
     "headers": m.Header,
     "bodies": m.Body,
 }
-BOUNDS = {"device": DeviceSettings, "proxy": ProxySettings, "cloud": CloudSettings}
+BOUNDS = {
+    "device": (DeviceSettings, EdgeLimits),
+    "proxy": (ProxySettings, ProxyLimits),
+    "cloud": (CloudSettings, CloudLimits),
+}
 
 
 def drawing(name: str) -> str:
@@ -72,9 +79,13 @@ def _states(states: StateTable[Any]) -> str:
 
 def _bounds() -> str:
     lines = ["| party | defaults |", "| --- | --- |"]
-    for party, settings in BOUNDS.items():
-        rows = dataclasses.asdict(settings()).items()
-        values = ", ".join(f"`{name}` {_number(value)}" for name, value in rows if value)
+    for party, (settings, limits) in BOUNDS.items():
+        rows = {
+            name: value
+            for name, value in dataclasses.asdict(settings()).items()
+            if value and name not in limits.model_fields
+        }
+        values = ", ".join(f"`{name}` {_number(value)}" for name, value in rows.items())
         lines.append(f"| {party} | {values} |")
     return "\n".join(lines) + "\n"
 
@@ -141,10 +152,8 @@ def _length(least: int | None, most: int | None) -> str:
     return f"[{most}]" if least == most else f"[{least or 0}..{_number(most)}]"
 
 
-def _number(value: float | tuple[str, ...]) -> str:
+def _number(value: float) -> str:
     """Powers of two by name; everything else in figures."""
-    if isinstance(value, tuple):
-        return ", ".join(value) or "none"
     for exponent in (20, 24, 26, 28, 29, 30, 31, 32, 40, 62):
         if value in (2**exponent, 2**exponent - 1):
             return f"2^{exponent}" + ("−1" if value == 2**exponent - 1 else "")
