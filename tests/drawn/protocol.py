@@ -59,16 +59,16 @@ def _states(states: StateTable[Any]) -> str:
     sources, arrows, listed = pairs(list), pairs(list), pairs(list)
     for (before, event), after in states.table.items():
         sources[event, after.value].append(before.value)
-    for (event, after), befores in sources.items():
-        if len(befores) > 3:
-            others = [one.value for one in type(states.start) if one.value not in befores]
-            if len(befores) < len(others):
-                places = "from " + ", ".join(befores)
+    for (event, after), starts in sources.items():
+        if len(starts) > 3:
+            others = [one.value for one in type(states.start) if one.value not in starts]
+            if len(starts) < len(others):
+                places = "from " + ", ".join(starts)
             else:
                 places = "from every state" + " except " * bool(others) + " and ".join(others)
             listed[places, after].append(f"`{event}`")
             continue
-        for before in befores:
+        for before in starts:
             arrows[before, after].append(event)
     lines = ["stateDiagram-v2", f"    [*] --> {states.start.value}"]
     lines += [f"    {a} --> {b}: {', '.join(events)}" for (a, b), events in arrows.items()]
