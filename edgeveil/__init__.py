@@ -3,26 +3,25 @@
     import edgeveil
 
     job = edgeveil.load_job("configs/jobs/quickstart.yaml")
-    print(edgeveil.price(job))                     # what it costs a device, before anything runs
+    print(edgeveil.price(job))                     # its privacy cost for one device
     result = edgeveil.simulate(job)                # a whole fleet in this process
     result.table("rounds")                         # plain rows, for pandas or a loop
 
-| name | what it is for | extra |
+| name | purpose | extra |
 | --- | --- | --- |
 | `load_job`, `Job` | a job file, checked | – |
 | `validate`, `ConfigProblem` | every problem of a configuration file, as objects | – |
-| `price`, `JobPrice` | what a job costs one device: both guarantees, round by round | – |
+| `price`, `JobPrice` | the cost of a job for one device: both guarantees, round by round | – |
 | `run`, `run_async`, `simulate` | a job with a whole fleet on this machine | `tools` |
-| `Result`, `RunProgress` | what a run came to, and how it stands meanwhile | – |
+| `Result`, `RunProgress` | the result of a run, and its progress meanwhile | – |
 | `predict`, `Predictions` | a released model on records | `infer` |
 | `Cloud` | a running cloud: submit, list, watch, resume, cancel, fetch | – |
 | `Device`, `DeviceStatus` | a learning device inside an application of yours | `train-fm` |
-| `errors` | what all of these raise, each with what, where and the fix | – |
+| `errors` | the errors of all of these, each with fault, place and fix | – |
 
-Each name is loaded when it is first asked for, so that `import edgeveil` takes no time and needs no
-library: a name whose extra is missing raises `errors.MissingExtraError`, which names the extra. The
-library itself imports none of what is built on it, the deployables and the tools: the table below
-gives their modules by name, and only who asks for one loads it (docs/adr/0022).
+Each name is loaded at its first use, so `import edgeveil` is fast and needs no library; a name with
+a missing extra raises `errors.MissingExtraError`. The library imports none of the deployables and
+tools built on it: the table below gives their modules as text (docs/adr/0019).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from edgeveil import errors
 from edgeveil.errors import needs_extra
 
-if TYPE_CHECKING:  # the same table once more, for type checkers and editors
+if TYPE_CHECKING:  # the table below, for type checkers and editors
     from edgeveil.errors import ConfigProblem as ConfigProblem
     from edgeveil.jobs import Job as Job
     from edgeveil_edge.embedded import Device as Device
@@ -75,7 +74,7 @@ __all__ = [*_PLACES, "errors"]
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the table, loaded at its first use (PEP 562). Raises MissingExtraError."""
+    """Load a name of the table at its first use (PEP 562). Raises MissingExtraError."""
     if name not in _PLACES:
         raise AttributeError(f"module 'edgeveil' has no attribute '{name}'")
     module, extra = _PLACES[name]

@@ -1,11 +1,11 @@
-"""What administrators did, a line each, chained and signed.
+"""Log of administrators' actions, one per line, chained and signed.
 
     {"number": 1, "time": "2026-01-31T12:00:00Z", "action": "rotate", "what": {…},
      "before": SHA-256 of the line before (hex), "key": 64 hex digits, "signature": 128 hex digits}
 
-A changed, missing or misplaced line is found by whoever has the public keys, lines cut off at the
-end by who remembers the newest number. A process's log (`OwnAuditLog`) is signed with its key of
-the day: the first line of a new one vouches for the last.
+The public keys reveal a changed, missing or misplaced line, the newest number lines cut off at the
+end. A process's log (`OwnAuditLog`) is signed with its current key; the first line of a new key
+names the key before.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _LINE_BYTES = 1 << 16
 
 
 class AuditLogError(EdgeVeilError):
-    """The log is not as its administrators wrote it."""
+    """The log is damaged or was altered."""
 
     exit_code = 2
 
 
 class AuditLog:
-    """The file `path`, signed with `key`; `succeeds`: a new key vouches for the last line's."""
+    """The log at `path`, signed with `key`; `succeeds`: a new key may follow the last line's."""
 
     def __init__(
         self,
@@ -50,27 +50,27 @@ class AuditLog:
         self._path, self._key, self._now, self._succeeds = path, key, now, succeeds
 
     def append(self, action: str, what: Mapping[str, Any]) -> None:
-        """Add a line, durably. Raises OSError, and AuditLogError where the last line is damaged."""
+        """Add a line durably. Raises OSError, and AuditLogError if the last line is damaged."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             last = _last_line(file)
             end = file.tell()
             entry = _entry(last, str(self._path)) if last else None
-            own, taken_up = self._key.public().to_bytes().hex(), b""
+            own, key_change = self._key.public().to_bytes().hex(), b""
             if self._succeeds and entry is not None and entry["key"] != own:
                 last = self._line(last, entry, NEW_KEY, {"before": entry["key"]})
-                taken_up = last + b"\n"
+                key_change = last + b"\n"
                 entry = _entry(last, str(self._path))
             line = self._line(last, entry, action, what)
             if len(line) > _LINE_BYTES:
                 raise AuditLogError("a line would be too long", where=str(self._path))
             try:
-                rest = taken_up + line + b"\n"
-                while rest:
-                    rest = rest[file.write(rest) :]
+                remaining = key_change + line + b"\n"
+                while remaining:
+                    remaining = remaining[file.write(remaining) :]
                 os.fsync(descriptor)
-            except OSError:  # half a line would stand in the way of every later one
+            except OSError:  # half a line would block every later one
                 os.ftruncate(descriptor, end)
                 raise
 
@@ -90,7 +90,7 @@ class AuditLog:
 
 
 def read_audit(path: Path, keys: frozenset[VerifyKey] | None = None) -> list[Mapping[str, Any]]:
-    """All lines, checked, by one of `keys` where given. Raises AuditLogError."""
+    """Return all lines, verified, of `keys` only if given. Raises AuditLogError."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -117,14 +117,13 @@ def read_audit(path: Path, keys: frozenset[VerifyKey] | None = None) -> list[Map
 
 
 class OwnAuditLog:
-    """A process's log: `audit.jsonl` of its state folder, signed by what `key` gives."""
+    """A process's log, `audit.jsonl` in its state folder, signed by the key that `key` returns."""
 
     def __init__(self, state_dir: Path, key: Callable[[], SigningKey]) -> None:
         self._path, self._key = state_dir / AUDIT_FILE, key
 
     def append(self, action: str, what: Mapping[str, Any]) -> None:
-        """Add a line, durably, before what it tells is done. Raises AuditLogError: then it is not
-        to be done."""
+        """Add a line durably before its action. Raises AuditLogError: then do not act."""
         try:
             AuditLog(self._path, self._key(), succeeds=True).append(action, what)
         except OSError as error:
@@ -133,7 +132,7 @@ class OwnAuditLog:
             raise AuditLogError(text, where=str(self._path), fix=fix) from error
 
     def read(self) -> list[Mapping[str, Any]]:
-        """All lines, each by the key of today or one that it succeeds. Raises AuditLogError."""
+        """Return all lines, signed by the current key or predecessors. Raises AuditLogError."""
         found = read_audit(self._path)
         known = {self._key().public().to_bytes().hex()}
         for entry in reversed(found):
@@ -146,7 +145,6 @@ class OwnAuditLog:
 
 
 def _last_line(file: FileIO) -> bytes:
-    """The last line of the file, cut off if never written whole; the file is then at its end."""
     size = file.seek(0, os.SEEK_END)
     start = max(0, size - 2 * _LINE_BYTES - 2)
     file.seek(start)
@@ -162,8 +160,8 @@ def _last_line(file: FileIO) -> bytes:
 
 
 def _payload(entry: Mapping[str, Any]) -> bytes:
-    said = {key: value for key, value in entry.items() if key != "signature"}
-    return json.dumps(said, sort_keys=True).encode()
+    signed = {key: value for key, value in entry.items() if key != "signature"}
+    return json.dumps(signed, sort_keys=True).encode()
 
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
@@ -178,6 +176,6 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
         or set(found) != set(kinds)
         or any(type(found[key]) is not kind for key, kind in kinds.items())
     ):
-        fix = "keep it aside for whoever looks into it; a new one begins without it"
+        fix = "move it away and keep it as evidence; a new log is started"
         raise AuditLogError("holds a line that is damaged", where=where, fix=fix)
     return found

@@ -1,8 +1,8 @@
 """One-time claims, by which an unprepared box becomes a device over the edge broker.
 
 A claim is a signing key that works once, for one name, until it expires. The box signs its own new
-public keys with it; the proxy admits them and answers with a signed certificate. The claim never
-travels. Messages are JSON, at most 8 KiB.
+public keys with it; the proxy admits them and answers with a signed certificate. The claim itself
+is never sent. Messages are JSON, at most 8 KiB.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from edgeveil.crypto.labels import CLAIM, CLAIM_ANSWER, CLAIM_KEY, context
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import CryptoError, EdgeVeilError
 
-USER = "claim"  # at the broker, of every box that has no certificate of its own yet
+USER = "claim"  # broker user of every box without a certificate of its own
 MESSAGE_BYTES = 8192
 _PREFIX = "evclaim1-"
 _FORMAT = "edgeveil-claim-1"
 _POINT_BYTES = 65  # an uncompressed P-256 public key, SEC 1
 _FIX = "ask the proxy's operator for a claim: edgeveil proxy admit --claim"
 
-# A request as every version writes it: what is read of it before it is parsed.
+# The start of a request in every version, read before parsing.
 _HEAD = re.compile(rb'\{"format": "edgeveil-claim-1", "claim": "([0-9a-f]{64})"')
 
 Verdict = Literal["admitted", "waiting", "refused"]
 
 
 def key_id(key: VerifyKey) -> str:
-    """32 hexadecimal digits by which a topic names the key that signs a request."""
+    """Return the 32 hexadecimal digits that name a request's signing key in a topic."""
     return _id_of(key.to_bytes())
 
 
 def claimed_key_id(raw: bytes) -> str:
-    """The `key_id` that a request says it is signed with, unverified; empty: none."""
+    """Return the unverified `key_id` in a request; "" if none."""
     head = _HEAD.match(raw)
     return _id_of(bytes.fromhex(head[1].decode())) if head else ""
 
@@ -49,18 +49,18 @@ def _id_of(key: bytes) -> str:
 
 
 class ClaimError(EdgeVeilError):
-    """A claim is none, or was refused."""
+    """A claim is malformed or was refused."""
 
     exit_code = 2
 
 
 def claim_text(claim: SigningKey) -> str:
-    """What is handed to a box: `evclaim1-` and 43 characters. A secret."""
+    """Return the secret text handed to a box: `evclaim1-` and 43 characters."""
     return _PREFIX + base64.urlsafe_b64encode(claim.to_bytes()).decode().rstrip("=")
 
 
 def claim_key(text: str) -> SigningKey:
-    """The key of a claim's text. Raises ClaimError, which shows none of it."""
+    """Return the key of a claim's text. Raises ClaimError, which shows none of it."""
     bare = text.strip()
     try:
         if not bare.startswith(_PREFIX):
@@ -72,7 +72,7 @@ def claim_key(text: str) -> SigningKey:
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """`tls_key`: P-256, 65 bytes. An admitted device signs a renewal with its identity."""
+    """A request to be admitted; `tls_key` is P-256, 65 bytes."""
 
     claim: VerifyKey
     enrolment: Enrolment
@@ -81,40 +81,38 @@ class ClaimRequest:
 
     @classmethod
     def make(cls, claim: SigningKey, enrolment: Enrolment, tls_key: bytes) -> ClaimRequest:
-        """Signed with the claim."""
         signature = sign(claim, CLAIM, _asked(enrolment, tls_key))
         return cls(claim.public(), enrolment, tls_key, signature)
 
     def verify(self) -> None:
-        """Raise ClaimError or EnrolmentError unless claim and identity vouch for the keys."""
+        """Raise ClaimError or EnrolmentError unless claim and identity signed the keys."""
         if not verify(self.claim, CLAIM, _asked(self.enrolment, self.tls_key), self.signature):
             raise ClaimError("the claim did not sign these keys", fix=_FIX)
         self.enrolment.verify()
 
     @property
     def is_renewal(self) -> bool:
-        """Whether a device asks in its own name, without a claim."""
+        """Whether an admitted device asks, signed with its identity in place of a claim."""
         return self.claim == self.enrolment.identity
 
     def to_bytes(self) -> bytes:
-        """As it travels."""
-        said = {
+        fields = {
             "format": _FORMAT,
             "claim": self.claim.to_bytes().hex(),
             "enrolment": json.loads(self.enrolment.to_line()),
             "tls_key": self.tls_key.hex(),
             "signature": self.signature.hex(),
         }
-        return json.dumps(said).encode()
+        return json.dumps(fields).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> ClaimRequest:
-        """Raises ClaimError; nothing is verified yet."""
-        said = _object(raw, {"format", "claim", "enrolment", "tls_key", "signature"})
+        """Parse a request without verifying it. Raises ClaimError."""
+        fields = _object(raw, {"format", "claim", "enrolment", "tls_key", "signature"})
         try:
-            enrolment = Enrolment.from_json(json.dumps(said["enrolment"]).encode(), "claim")
-            claim = VerifyKey(bytes.fromhex(said["claim"]))
-            tls_key, signature = bytes.fromhex(said["tls_key"]), bytes.fromhex(said["signature"])
+            enrolment = Enrolment.from_json(json.dumps(fields["enrolment"]).encode(), "claim")
+            claim = VerifyKey(bytes.fromhex(fields["claim"]))
+            tls_key, signature = (bytes.fromhex(fields[key]) for key in ("tls_key", "signature"))
         except (ValueError, TypeError, CryptoError, EnrolmentError):
             raise ClaimError("is no request with a claim") from None
         if len(tls_key) != _POINT_BYTES:
@@ -124,7 +122,7 @@ class ClaimRequest:
 
 @dataclass(frozen=True)
 class ClaimAnswer:
-    """`certificate` (PEM) where the device is admitted; `why` where it is not."""
+    """The proxy's answer: `certificate` (PEM) if the device is admitted, else `why`."""
 
     device_id: str
     verdict: Verdict
@@ -132,25 +130,24 @@ class ClaimAnswer:
     certificate: str = ""
 
     def to_bytes(self, proxy: SigningKey) -> bytes:
-        """As it travels, signed by the proxy."""
-        said = {"format": _FORMAT, **vars(self)}
-        signature = sign(proxy, CLAIM_ANSWER, json.dumps(said, sort_keys=True).encode())
-        return json.dumps({**said, "signature": signature.hex()}).encode()
+        fields = {"format": _FORMAT, **vars(self)}
+        signature = sign(proxy, CLAIM_ANSWER, json.dumps(fields, sort_keys=True).encode())
+        return json.dumps({**fields, "signature": signature.hex()}).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes, proxy: VerifyKey) -> ClaimAnswer:
-        """Raises ClaimError for anything but the proxy's own words."""
+        """Parse and verify an answer. Raises ClaimError unless the proxy signed it."""
         keys = {"format", "device_id", "verdict", "why", "certificate", "signature"}
-        said = _object(raw, keys)
+        fields = _object(raw, keys)
         try:
-            signature = bytes.fromhex(said.pop("signature"))
+            signature = bytes.fromhex(fields.pop("signature"))
         except (ValueError, TypeError):
             signature = b""
-        signed = json.dumps(said, sort_keys=True).encode()
+        signed = json.dumps(fields, sort_keys=True).encode()
         if not verify(proxy, CLAIM_ANSWER, signed, signature):
             raise ClaimError("is not signed by the proxy")
-        said.pop("format")
-        return cls(**said)
+        fields.pop("format")
+        return cls(**fields)
 
 
 def _asked(enrolment: Enrolment, tls_key: bytes) -> bytes:
@@ -161,9 +158,9 @@ def _object(raw: bytes, keys: set[str]) -> dict[str, Any]:
     if len(raw) > MESSAGE_BYTES:
         raise ClaimError(f"is over {MESSAGE_BYTES} bytes")
     try:
-        said = json.loads(raw)
+        found = json.loads(raw)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict) or set(said) != keys or said["format"] != _FORMAT:
+        found = None
+    if not isinstance(found, dict) or set(found) != keys or found["format"] != _FORMAT:
         raise ClaimError("is no message about a claim")
-    return said
+    return found

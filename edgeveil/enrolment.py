@@ -1,12 +1,11 @@
 """Enrolments: a device's two public keys, signed by itself, for the proxy's operator.
 
-The file is JSON, at most 4 KiB, with exactly these keys (lower-case hexadecimal); a file for
-many devices has one such object on each line:
+JSON, at most 4 KiB, with exactly these keys; a file for many devices has one object per line:
 
     {"format": "edgeveil-enrolment-1", "identity": 32 bytes, "sealing": 32 bytes,
-     "signature": 64 bytes}
+     "signature": 64 bytes}      # lower-case hexadecimal
 
-`signature` is the identity key's over identity ‖ sealing. It holds no name and no address.
+`signature` is the identity key's over identity ‖ sealing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FIX = "make the file again on the device with `edgeveil keys`"
 
 
 class EnrolmentError(EdgeVeilError):
-    """An enrolment cannot be read, or its keys do not hold together."""
+    """An enrolment is unreadable, or its keys do not match its signature."""
 
     exit_code = 2
 
@@ -44,7 +43,6 @@ class Enrolment:
 
     @classmethod
     def make(cls, identity: SigningKey, opening: OpeningKey) -> Enrolment:
-        """The enrolment of the device that holds these keys."""
         public, sealing = identity.public(), opening.public()
         return cls(public, sealing, sign(identity, ENROLMENT, _payload(public, sealing)))
 
@@ -54,7 +52,7 @@ class Enrolment:
         return self.identity.fingerprint()
 
     def verify(self) -> None:
-        """Raise EnrolmentError unless the identity vouches for both keys and both are usable."""
+        """Raise EnrolmentError unless the identity signed both keys and both are usable."""
         payload = _payload(self.identity, self.sealing)
         if not verify(self.identity, ENROLMENT, payload, self.signature):
             raise EnrolmentError("the identity key did not sign these keys", fix=_FIX)
@@ -65,11 +63,9 @@ class Enrolment:
             raise EnrolmentError(error.what, fix=_FIX) from error
 
     def to_json(self) -> str:
-        """The file's text."""
         return json.dumps(json.loads(self.to_line()), indent=2)
 
     def to_line(self) -> str:
-        """One line of a file of many."""
         plain = {
             "format": FORMAT,
             "identity": self.identity.to_bytes().hex(),
@@ -80,7 +76,7 @@ class Enrolment:
 
     @classmethod
     def from_json(cls, raw: bytes, where: str = "enrolment") -> Enrolment:
-        """Read the file's bytes; the signature is checked by `verify`. Raises EnrolmentError."""
+        """Parse a file without verifying the signature. Raises EnrolmentError."""
         if len(raw) > FILE_BYTES:
             raise EnrolmentError(f"is larger than {FILE_BYTES} bytes", where=where, fix=_FIX)
         try:
@@ -101,7 +97,6 @@ class Enrolment:
 
     @classmethod
     def load(cls, path: Path) -> Enrolment:
-        """Read an enrolment file. Raises EnrolmentError."""
         try:
             with path.open("rb") as file:
                 raw = file.read(FILE_BYTES + 1)
@@ -112,7 +107,7 @@ class Enrolment:
 
     @classmethod
     def load_all(cls, path: Path) -> list[Enrolment]:
-        """Read a file of one enrolment, or of one a line. Raises EnrolmentError."""
+        """Read a file of one enrolment, or of one per line. Raises EnrolmentError."""
         found: list[Enrolment] = []
         try:
             with path.open("rb") as file:
@@ -122,7 +117,7 @@ class Enrolment:
                     else:
                         return [cls.load(path)]
         except OSError:
-            return [cls.load(path)]  # says why
+            return [cls.load(path)]  # raises the error
         return found or [cls.load(path)]
 
 
@@ -133,5 +128,5 @@ def _payload(identity: VerifyKey, sealing: SealingKey) -> bytes:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key is repeated")
     return found

@@ -1,7 +1,4 @@
-"""One root error. Every error says what is wrong, where, and how to fix it.
-
-The class decides the exit code; `str(error)` is the text a user reads.
-"""
+"""One root error, with fault, place and fix. The class decides the exit code."""
 
 from __future__ import annotations
 
@@ -18,16 +15,12 @@ OWN_PACKAGES = (
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 OF_OTHERS_CODE = (Exception, SystemExit)
-"""What code of others may end with: told where it is run, and no end of the process."""
+"""Exceptions of third-party code, reported where it is called so that the process goes on."""
 _PROBLEM = re.compile(r"(?P<file>.+?):(?P<line>\d+) (?P<key>\S*): (?P<text>.*)", re.DOTALL)
 
 
 class EdgeVeilError(Exception):
-    """Root of all errors that a user may see.
-
-    `what` states the fault, `where` the file, line, key or address it concerns,
-    `fix` the next step. Processes that end on one exit with `exit_code`.
-    """
+    """Root of all errors shown to users: `what` is the fault, `fix` the next step."""
 
     exit_code = 1
 
@@ -43,8 +36,7 @@ class EdgeVeilError(Exception):
 
 
 class ConfigProblem(NamedTuple):
-    """One problem of a configuration file: `str(problem)` is `file:line key: text`; without a
-    place, as of a command line's value, `file` is empty and the line 0."""
+    """One problem of a configuration: `file:line key: text`, or text alone without a file."""
 
     file: str
     line: int
@@ -53,7 +45,6 @@ class ConfigProblem(NamedTuple):
 
     @classmethod
     def parse(cls, line: str) -> ConfigProblem:
-        """The problem that `line`, the text of one, speaks of."""
         found = _PROBLEM.fullmatch(line)
         if found is None:
             return cls("", 0, "", line)
@@ -64,7 +55,7 @@ class ConfigProblem(NamedTuple):
 
 
 class ConfigError(EdgeVeilError):
-    """The YAML cannot be used; holds every problem found, one per line."""
+    """The YAML is unusable; `problems` has every problem, one per line."""
 
     exit_code = 2
 
@@ -74,27 +65,24 @@ class ConfigError(EdgeVeilError):
 
     @property
     def places(self) -> list[ConfigProblem]:
-        """The problems taken apart: file, line, key, text."""
         return [ConfigProblem.parse(line) for line in self.problems]
 
 
 class UsageError(EdgeVeilError):
-    """A command or a call asks for something that cannot be done."""
+    """A command or call is invalid."""
 
     exit_code = 2
 
 
 class SystemFault(EdgeVeilError):  # noqa: N818 - the state's name
-    """The machine lacks what may be there the next time: a disk, a file, a port, a thread."""
+    """A resource of the machine is missing but may come back: a disk, a file, a port, a thread."""
 
 
 _WRITTEN = (errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.EISDIR, None)
 
 
 def of_environment(error: BaseException) -> bool:
-    """Whether the machine is what ended a process with `error`: an error of the system or of a
-    database (PEP 249's OperationalError) stands behind it. Such an end has exit code 1 and is tried
-    again, 2 is not."""
+    """Return whether an error of the system or a database (PEP 249) caused `error`: then retry."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, SystemFault) or type(cause).__name__ == "OperationalError":
@@ -106,12 +94,12 @@ def of_environment(error: BaseException) -> bool:
 
 
 class MissingExtraError(UsageError, ImportError):
-    """A library is needed that is installed with an extra of ours; `fix` names the extra."""
+    """A library is missing; `fix` names the extra that installs it."""
 
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Say which extra is missing where a library is; a decorator too. MissingExtraError."""
+    """Convert a missing library to MissingExtraError in a block or decorated function."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -124,35 +112,35 @@ def needs_extra(extra: str) -> Iterator[None]:
 
 
 class BrokerError(EdgeVeilError):
-    """A broker cannot be reached, started, or refuses the credentials."""
+    """A broker is unreachable, cannot be started, or refuses the credentials."""
 
     exit_code = 3
 
 
 class DataError(EdgeVeilError):
-    """A data file or source cannot be read as what it is said to be."""
+    """A data file or source cannot be read in its stated form."""
 
     exit_code = 4
 
 
 class RecordsError(DataError):
-    """Records that cannot be read; a device answers as one without records."""
+    """Unreadable records; the device answers as one without records."""
 
 
 class PrivacyError(EdgeVeilError):
-    """A privacy parameter has no meaning or a budget is exhausted."""
+    """A privacy parameter is invalid or a budget is exhausted."""
 
     exit_code = 5
 
 
 class JobFailed(EdgeVeilError):  # noqa: N818 - the state's name
-    """A job ended without a model; the text says at which round and why."""
+    """A job ended without a model; the text states the round and the reason."""
 
     exit_code = 6
 
 
 class ProtocolError(EdgeVeilError):
-    """A message breaks the protocol. `reason` is the counter's name (a short slug)."""
+    """A message violates the protocol; `reason` is the counter's name (a short slug)."""
 
     exit_code = 7
 
@@ -162,6 +150,6 @@ class ProtocolError(EdgeVeilError):
 
 
 class CryptoError(EdgeVeilError):
-    """A key file, key or ciphertext is not what it must be; a quiet "not for me" is none."""
+    """A key file, key or ciphertext is malformed; a broadcast for other devices is no error."""
 
     exit_code = 8

@@ -1,6 +1,4 @@
-"""Where the C library keeps a process's memory, and that it stays in there; apart, for the process
-that computes and loads no transport.
-"""
+"""Memory settings of the C library, for processes that load no transport too."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ _LARGE_BYTES, _KEPT_BYTES = 2 << 20, 32 << 20
 
 
 def keep_heap() -> None:
-    """Keep blocks below 2 MiB on the heap, and 32 MiB of it free; only with glibc, which otherwise
-    gives blocks of a packet's size back each time. A model stays off it, where it leaves holes."""
+    """Keep blocks below 2 MiB on the heap, and 32 MiB of it free, with glibc."""
     if sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):
@@ -26,7 +23,7 @@ def keep_heap() -> None:
 
 
 def keep_memory_private() -> None:
-    """Let no core be written, nor others of this user read this process's memory (Linux)."""
+    """Disable core dumps, and memory access by the user's other processes (Linux)."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

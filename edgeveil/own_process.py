@@ -1,6 +1,4 @@
-"""Code of others in a process of its own, as it may call `os.abort` or never come back: `run_apart`
-hands it a request and takes a bounded reply. A device's computing process is such a process
-already."""
+"""Run third-party code in a separate process, as it may call `os.abort` or never return."""
 
 from __future__ import annotations
 
@@ -26,30 +24,28 @@ _own = False
 
 
 def declare_own() -> None:
-    """Say that this process exists for code of others: what wants one of its own runs here."""
+    """Mark this process as separate: code that needs one of its own runs here."""
     global _own
     _own = True
 
 
 def is_own() -> bool:
-    """Whether this process exists for code of others."""
     return _own
 
 
 def run_apart(target: str, request: bytes, limit_s: float, where: str) -> bytes:
-    """What the function `module:name` gives for `request`, called in a process of its own.
+    """Return the reply of the function `module:name` to `request`, run in a separate process.
 
-    The process sees this one's modules and environment. Raises DataError: the function's own error
-    (ModuleNotFoundError where a library is missing), or, at `where`, that the process ended or did
-    not end within `limit_s` seconds. What comes back was in the hands of the code that ran there.
-    """
+    Raises DataError: the function's own error (ModuleNotFoundError for a missing library), or, at
+    `where`, a process that ended or exceeded `limit_s`. The code controls the reply: it is
+    untrusted."""
     ours, theirs = os.pipe()
     command = [sys.executable, "-P", "-m", "edgeveil.own_process", target, str(theirs)]
     try:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,  # what the code prints is no output of ours
+            stdout=subprocess.DEVNULL,
             pass_fds=[theirs],
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -66,16 +62,18 @@ def run_apart(target: str, request: bytes, limit_s: float, where: str) -> bytes:
         raise DataError(f"did not end within {limit_s:g} s", where=where, fix=fix) from None
     finally:
         os.close(ours)
-        with suppress(ProcessLookupError):  # those that it started too
+        with suppress(ProcessLookupError):  # the whole group
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
     if reply is None:
-        raise DataError(f"ended the process that it ran in{_how(code)}", where=where)
+        cause = ""
+        if code < 0 and code != -signal.SIGKILL:  # SIGKILL is our own, after its end
+            cause = f" ({signal.Signals(-code).name})"
+        raise DataError(f"ended the process that it ran in{cause}", where=where)
     return _result(reply, where)
 
 
 def _reply(descriptor: int, end_s: float) -> bytes | None:
-    """Head and body, up to the end; None where the process ended first. Raises TimeoutError."""
     found = bytearray()
     with selectors.DefaultSelector() as ready:
         ready.register(descriptor, selectors.EVENT_READ)
@@ -94,24 +92,18 @@ def _reply(descriptor: int, end_s: float) -> bytes | None:
                 return None
 
 
-def _how(code: int) -> str:
-    if code < 0 and code != -signal.SIGKILL:  # killed: by us, as it had ended already
-        return f" ({signal.Signals(-code).name})"
-    return ""
-
-
 def _result(reply: bytes, where: str) -> bytes:
     head, _, body = reply.partition(b"\n")
     try:
-        said = json.loads(head) if len(head) <= _HEAD_BYTES else None
+        fault = json.loads(head) if len(head) <= _HEAD_BYTES else None
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict) or not all(isinstance(text, str) for text in said.values()):
-        raise DataError("gave something else than its reply", where=where)
-    if "missing" in said:
-        raise ModuleNotFoundError(f"No module named {said['missing']!r}", name=said["missing"])
-    if "what" in said:
-        parts = {key: said.get(key, "")[:_TEXT_CHARACTERS] for key in ("what", "where", "fix")}
+        fault = None
+    if not isinstance(fault, dict) or not all(isinstance(text, str) for text in fault.values()):
+        raise DataError("sent a malformed reply", where=where)
+    if "missing" in fault:
+        raise ModuleNotFoundError(f"No module named {fault['missing']!r}", name=fault["missing"])
+    if "what" in fault:
+        parts = {key: fault.get(key, "")[:_TEXT_CHARACTERS] for key in ("what", "where", "fix")}
         raise DataError(parts["what"], where=parts["where"] or where, fix=parts["fix"])
     return body
 
@@ -122,24 +114,24 @@ def _result(reply: bytes, where: str) -> bytes:
 def _serve(target: str, descriptor: int) -> None:
     declare_own()
     request = sys.stdin.buffer.read()
-    said: dict[str, Any] = {}
+    fault: dict[str, Any] = {}
     body = b""
     try:
         module, _, name = target.partition(":")
         run: Callable[[bytes], bytes] = getattr(import_module(module), name)
         body = run(request)
     except EdgeVeilError as error:
-        said = {"what": error.what, "where": error.where, "fix": error.fix}
+        fault = {"what": error.what, "where": error.where, "fix": error.fix}
     except ModuleNotFoundError as error:
-        said = {"missing": error.name or str(error)}
-    said = {key: str(text)[:_TEXT_CHARACTERS] for key, text in said.items()}
-    reply = json.dumps(said).encode() + b"\n" + body
+        fault = {"missing": error.name or str(error)}
+    fault = {key: str(text)[:_TEXT_CHARACTERS] for key, text in fault.items()}
+    reply = json.dumps(fault).encode() + b"\n" + body
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(len(reply).to_bytes(8, "big") + reply)
         stream.flush()
-    os._exit(0)  # its threads and whatever it wants to do at its end do not matter
+    os._exit(0)  # skip its threads and exit handlers
 
 
 if __name__ == "__main__":
-    # By its name: what is declared there is what others import.
+    # Imported by name, as `__main__` would be a second copy of the module.
     import_module("edgeveil.own_process")._serve(sys.argv[1], int(sys.argv[2]))

@@ -1,10 +1,9 @@
-"""Parts of others: what installed distributions declare in the entry-point group `edgeveil.parts`.
+"""Plug-ins: parts that installed distributions declare in the entry-point group `edgeveil.parts`.
 
-An entry point `family.name` (a folder of `edgeveil/parts`) points at the part:
-`"aggregation.norm_mean" = "my_rules.norm_mean:PART"`. Cloud, tools and simulations join all; a
+An entry point `family.name` (a folder of `edgeveil/parts`) references the part:
+`"aggregation.norm_mean" = "my_rules.norm_mean:PART"`. Cloud, tools and simulations load all; a
 device's process first calls `admit` with its owners' `policy.allowed_plugins`, and imports only
-files of the digests in it. One that cannot join is named where its part is asked for and by
-`edgeveil methods`.
+files with those digests. Errors and `edgeveil methods` name a plug-in that cannot be loaded.
 """
 
 from __future__ import annotations
@@ -27,16 +26,14 @@ if TYPE_CHECKING:
     from importlib.metadata import PathDistribution
 
 GROUP = "edgeveil.parts"
-_OF_METADATA = ("METADATA", "entry_points.txt")  # the rest differs between installers
+_OF_METADATA = ("METADATA", "entry_points.txt")  # other files differ between installers
 
 
 class PluginRefusedError(ValueError):
-    """A part that is declared here and may not, or cannot, be used; says why and what to do."""
+    """A declared part that must not, or cannot, be used; the text has reason and fix."""
 
 
 class PluginAllowance(Protocol):
-    """One entry of an owner's `policy.allowed_plugins`."""
-
     @property
     def distribution(self) -> str: ...
     @property
@@ -64,20 +61,20 @@ _watchers: list[Callable[[], None]] = []
 
 
 class Allowance(NamedTuple):
-    """What an owner would write into `policy.allowed_plugins`."""
+    """A suggested entry for `policy.allowed_plugins`."""
 
     distribution: str
     sha256: str
 
 
 def admit(allowed: Iterable[PluginAllowance]) -> None:
-    """Let this process take only plug-ins that owners of its devices allow; repeated, it adds."""
+    """Allow only these plug-ins in this process; repeated calls add to them."""
     _change(_with(allowed))
 
 
 @contextmanager
 def only(allowed: Iterable[PluginAllowance]) -> Iterator[None]:
-    """Inside, no plug-in is taken but these and those admitted before."""
+    """Allow inside only these plug-ins and those admitted before."""
     before = _admitted
     _change(_with(allowed))
     try:
@@ -95,7 +92,7 @@ def _with(allowed: Iterable[PluginAllowance]) -> dict[str, frozenset[str]]:
 
 
 def watch(changed: Callable[[], None]) -> None:
-    """Have `changed` called when other plug-ins may join than before, as for what tables made."""
+    """Call `changed` when the set of allowed plug-ins changes, to rebuild tables."""
     _watchers.append(changed)
 
 
@@ -108,22 +105,22 @@ def _change(admitted: dict[str, frozenset[str]] | None) -> None:
 
 
 def state() -> object:
-    """Equal as long as the same plug-ins may join."""
+    """Return a value that is equal as long as the same plug-ins are allowed."""
     return None if _admitted is None else tuple(sorted(_admitted.items()))
 
 
 def installed() -> tuple[Plugin, ...]:
-    """All parts that installed distributions declare; imports none of them."""
+    """Return all parts that installed distributions declare, without importing them."""
     return _installed(tuple(sys.path))
 
 
 def plugin_of(family: str, name: str) -> Plugin | None:
-    """The plug-in that a joined part came from; None for a part of EdgeVeil's own."""
+    """Return the plug-in of a loaded part; None for a built-in part."""
     return _joined.get((family, name))
 
 
 def complaints(name: str | None = None) -> list[str]:
-    """What is wrong with plug-ins that could not join; with `name` of that alone."""
+    """Return the reasons why plug-ins, or only that named `name`, could not be loaded."""
     folder = Path(__file__).parent / "parts"
     families = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
     fix = f"name the entry point family.name, the family one of {', '.join(families)}"
@@ -136,7 +133,7 @@ def complaints(name: str | None = None) -> list[str]:
 
 
 def refusal(parts: Iterable[tuple[str, str]], allowed: Iterable[PluginAllowance]) -> str:
-    """Why an owner does not let a job with these (family, name) run, or ""."""
+    """Return why an owner does not allow a job with these (family, name), or ""."""
     digests = {(_normal(one.distribution), one.sha256) for one in allowed}
     for family, name in parts:
         plugin = _joined.get((family, name))
@@ -152,7 +149,7 @@ def refusal(parts: Iterable[tuple[str, str]], allowed: Iterable[PluginAllowance]
 
 
 def allowances(parts: Iterable[tuple[str, str]]) -> list[Allowance]:
-    """What an owner would write to allow the plug-ins of these (family, name)."""
+    """Return policy entries that would allow the plug-ins of these (family, name)."""
     found: dict[str, Allowance] = {}
     for family, name in parts:
         for plugin in installed():
@@ -164,7 +161,7 @@ def allowances(parts: Iterable[tuple[str, str]]) -> list[Allowance]:
 
 
 def join(kind: type[Any], built_in: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parts of a family that plug-ins bring, and names that cannot join with reasons."""
+    """Return the parts of a family from plug-ins, and the reasons by name for refused ones."""
     mine = [one for one in installed() if one.family == kind.family]
     joined: dict[str, Any] = {}
     refused: dict[str, str] = {}
@@ -189,7 +186,7 @@ def join(kind: type[Any], built_in: Mapping[str, object]) -> tuple[dict[str, Any
 
 
 def _check_admitted(one: Plugin) -> None:
-    """Raise PluginRefusedError where this process is a device's and no owner allows it."""
+    """Raise PluginRefusedError in a device's process unless an owner allows the plug-in."""
     if _admitted is None:
         return
     found = _admitted.get(_normal(one.distribution))
@@ -201,12 +198,11 @@ def _check_admitted(one: Plugin) -> None:
     except UsageError as error:
         raise PluginRefusedError(f"{one} {error.what}; {error.fix}") from error
     if here not in found:
-        text = f"{one} has other files here than policy.allowed_plugins says, their digest is"
+        text = f"{one} has other files here than policy.allowed_plugins allows, their digest is"
         raise PluginRefusedError(f"{text} {here}; if you trust them, correct sha256")
 
 
 def _part(one: Plugin, kind: type[Any]) -> Any:
-    """The part itself. Raises PluginRefusedError for whatever is wrong with it."""
     module, _, attribute = one.target.partition(":")
     try:
         found: Any = import_module(module)
@@ -241,13 +237,11 @@ def _part(one: Plugin, kind: type[Any]) -> Any:
 
 @lru_cache(maxsize=64)
 def digest(distribution: str) -> str:
-    """SHA-256 (hex) of a distribution's installed files.
+    """Return the SHA-256 (hex) of a distribution's installed files.
 
-    Over what `sha256sum` prints of them, by path from the folder of installation: all that RECORD
-    lists and all in its packages' folders, of the metadata METADATA and entry_points.txt alone, no
-    scripts, no bytecode that Python checks against its source. Raises UsageError where it is not
-    installed, or in editable form.
-    """
+    Hashes `sha256sum` lines by path: all files in RECORD and in its packages' folders, of the
+    metadata METADATA and entry_points.txt, no scripts, no bytecode that Python checks against its
+    source. Raises UsageError unless installed from a wheel."""
     here = _distributions(tuple(sys.path))
     found = next((one for one in here if _name(one) == _normal(distribution)), None)
     if found is None:
@@ -267,8 +261,7 @@ def digest(distribution: str) -> str:
 
 @lru_cache(maxsize=64)
 def code_digest(function: str) -> str:
-    """SHA-256 (hex), as `digest`'s, of the files of the top package or module of `module:function`;
-    imports none. Raises UsageError for what is not found, or no file."""
+    """Return `digest` of the top package's files of `module:function`, without importing it."""
     top = function.partition(":")[0].partition(".")[0]
     try:
         spec = find_spec(top)
@@ -294,14 +287,13 @@ def _digest_of(root: Path, files: Iterable[str]) -> str:
 
 
 def _files(found: PathDistribution, root: Path) -> list[str]:
-    """Paths below `root`, sorted."""
     listed = {str(path) for path in found.files or () if not str(path).startswith(("..", "/"))}
     folders = {path.split("/")[0] for path in listed if "/" in path}
     for folder in folders:
         if not folder.endswith((".dist-info", ".data")):
             below = [root / folder, *(root / folder).rglob("*")]
             link = next((path for path in below if path.is_symlink()), None)
-            if link is not None:  # what it leads to may change, and is not looked at
+            if link is not None:  # its target is not hashed and may change
                 where = link.relative_to(root)
                 raise UsageError(f"holds a link, {where}", fix="install it from a wheel")
             listed |= {path.relative_to(root).as_posix() for path in below if path.is_file()}
@@ -317,7 +309,7 @@ def _counts(root: Path, path: str) -> bool:
     if not (root / path).is_file():
         raise UsageError(f"lacks its file {path}", fix="install it again")
     if folder.endswith("__pycache__") and path.endswith(".pyc"):
-        with (root / path).open("rb") as stream:  # flags 0: checked by the source's time and size
+        with (root / path).open("rb") as stream:  # flags 0: Python checks time and size of source
             return stream.read(8)[4:] != bytes(4)
     return True
 
@@ -341,8 +333,8 @@ def _declared(distribution: PathDistribution) -> list[Plugin]:
 
 @lru_cache(maxsize=4)
 def _distributions(paths: tuple[str, ...]) -> tuple[PathDistribution, ...]:
-    """The distributions that declare parts, the first of each name on the path. Looked at directly:
-    `importlib.metadata` takes as long to load as all that `--help` needs."""
+    """Return the distributions that declare parts, the first of each name on the path."""
+    # Read directly: importing `importlib.metadata` takes as long as all of `--help`.
     marked: list[Path] = []
     for folder in dict.fromkeys(paths):
         for file in sorted(Path(folder or ".").glob("*.dist-info/entry_points.txt")):
@@ -367,5 +359,4 @@ def _name(distribution: PathDistribution) -> str:
 
 
 def _normal(name: str) -> str:
-    """A distribution's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,7 +1,4 @@
-"""Ray, where somebody asked for it: whether it is there, and how a process joins a cluster.
-
-`where` is the key that asked, which errors name.
-"""
+"""Optional Ray: import, address check, connection. `where` is the key that errors name."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ DIAL_S = 5.0
 
 
 class ClusterAway(UsageError):  # noqa: N818 - as StoreAway
-    """Nobody answers at the cluster's address; that may be different later."""
+    """The cluster's address does not answer; a retry may succeed."""
 
 
 def imported_ray(where: str) -> Any:
-    """Ray itself, which tells nobody of its use. Raises UsageError where it is not installed."""
+    """Import Ray with usage reports off. Raises UsageError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -30,7 +27,7 @@ def imported_ray(where: str) -> Any:
 
 
 def check_cluster(address: str | None, where: str) -> None:
-    """Raise ClusterAway where nobody answers at the address, UsageError where it is none."""
+    """Raise ClusterAway if the address does not answer, UsageError if it is malformed."""
     if address in (None, "auto"):
         return
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
@@ -46,7 +43,7 @@ def check_cluster(address: str | None, where: str) -> None:
 
 
 def join_cluster(address: str | None, where: str, processors: int | None = None) -> Any:
-    """Ray, connected; None: one is started here. Raises ClusterAway, UsageError."""
+    """Return Ray, connected; `address` None starts a local one. Raises ClusterAway, UsageError."""
     ray = imported_ray(where)
     check_cluster(address, where)
     own = {"include_dashboard": False, "num_cpus": processors} if address is None else {}
@@ -70,5 +67,4 @@ def join_cluster(address: str | None, where: str, processors: int | None = None)
 
 
 def brief(error: Exception) -> str:
-    """What an error says, on one line."""
     return " ".join(str(error).split())[:200]

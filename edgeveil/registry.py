@@ -1,4 +1,4 @@
-"""Tables of names: the name in a table is the name in the YAML."""
+"""Tables of names; the name in a table is the name in the YAML."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 def known_names(family: str) -> list[str]:
-    """The names of a family of parts that a file may say, those of plug-ins too."""
+    """Return the names of a family of parts that a file may use, including plug-ins."""
     names: list[str] = _table(family).known()
     return names
 
 
 def part_named(family: str, name: str) -> Any | None:
-    """The part of a name, None where there is none, or none that can join."""
+    """Return the part with this name; None if unknown or a plug-in that fails to load."""
     return _table(family).get(name)
 
 
@@ -28,12 +28,9 @@ def _table(family: str) -> Any:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """`did you mean 'x'?` for the closest known name, or the list of all of them.
-
-    One that begins as `name` does is closer than any other; case does not count.
-    """
+    """Return `did you mean 'x'?` for the closest known name, or the list of all names."""
     given, names = name.casefold(), {one.casefold(): one for one in known}
-    begun = [one for one in names if given and one.startswith(given)]
+    begun = [one for one in names if given and one.startswith(given)]  # preferred
     close = get_close_matches(given, begun or names, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{names[close[0]]}'?"
@@ -61,5 +58,4 @@ class Table(Generic[T]):
         return name in self._entries
 
     def names(self) -> list[str]:
-        """All names, in the order they were listed."""
         return list(self._entries)

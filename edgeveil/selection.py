@@ -1,4 +1,4 @@
-"""Who is asked: public keys drawn uniformly from the enrolled ones, without replacement."""
+"""Device selection: public keys drawn uniformly from the enrolled ones, without replacement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeveil.errors import UsageError
 
 
 def uniform(keys: Sequence[bytes], count: int, random: Random | None = None) -> list[bytes]:
-    """`count` different keys, every subset equally likely, in random order. UsageError."""
+    """Return `count` distinct keys, all subsets and orders equally likely. Raises UsageError."""
     if len(set(keys)) != len(keys):
         raise UsageError("a key is listed twice", where="selection", fix="list each key once")
     if not 0 <= count <= len(keys):
@@ -22,11 +22,10 @@ def uniform(keys: Sequence[bytes], count: int, random: Random | None = None) -> 
 
 
 def how_many(devices: int | str, enrolled: int, over_select: float = 1.0) -> int:
-    """Keys to draw: `devices` (a number or "all") times `over_select`, rounded up, at most
-    `enrolled`."""
+    """Return the keys to draw: `devices` (or "all") times `over_select`, at most `enrolled`."""
     return enrolled if isinstance(devices, str) else min(enrolled, rounded_up(devices, over_select))
 
 
 def rounded_up(devices: int, factor: float) -> int:
-    """`devices` times `factor` as it is written, rounded up: 50 times 1.1 is 55, in floats 56."""
+    """Return `devices` times the decimal `factor`, rounded up: 50 · 1.1 is 55, in floats 56."""
     return math.ceil(devices * Fraction(str(factor)))

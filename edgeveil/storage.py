@@ -1,6 +1,6 @@
-"""What must survive lies in files: a SQLite file for state, plain ones for large bytes.
+"""Durable state: SQLite files, and plain files for large bytes.
 
-Writes are on the disk when they return (`synchronous=FULL`); what SQLite says becomes an error that
+Writes are on disk when they return (`synchronous=FULL`); an SQLite error becomes an error that
 names the file and the fix.
 """
 
@@ -32,7 +32,7 @@ _FIXES = {
     sqlite3.SQLITE_IOERR: "check the disk",
 }
 _PRIMARY = 0xFF  # the primary code within an extended one
-# A damaged file's text may be no text at all, even the part of it that SQLite's error quotes.
+# A damaged file may hold invalid UTF-8, which SQLite's error message quotes.
 _FAULTS = (sqlite3.Error, UnicodeDecodeError)
 
 
@@ -41,7 +41,6 @@ class StorageError(EdgeVeilError):
 
 
 def _identity(path: Path | str) -> tuple[int, int] | None:
-    """Device and inode of the file at `path`; None without one."""
     try:
         found = Path(path).stat()
     except OSError:
@@ -50,14 +49,12 @@ def _identity(path: Path | str) -> tuple[int, int] | None:
 
 
 class SqliteFile:
-    """Opens `path` (made with mode 0600) and runs `schema`; `name` is how errors call it.
+    """An SQLite file at `path` (created with mode 0600) with `schema`; errors call it `name`.
 
-    Thread-safe. Every method raises `error` in place of an `sqlite3.Error`; `damaged_fix` is for a
-    file that is no database. `rollback_journal`: no write-ahead log; `secure_delete`: what is
-    deleted is overwritten; without `keep_statements` no statement keeps its last values. With
-    `version` a file of an earlier one is copied to `<file>.before-<version>` and migrated by
-    `steps` (`steps[n]` lead from n to the next), all or none; others are refused.
-    """
+    Thread-safe. Raises `error` in place of `sqlite3.Error`; `damaged_fix` is for a file that is no
+    database. `secure_delete` overwrites deleted data; without `keep_statements` none is cached with
+    its values. With `version` an earlier file is copied to `<file>.before-<version>` and migrated
+    by `steps` (`steps[n]`: from n to n + 1), all or none; other versions are refused."""
 
     def __init__(
         self,
@@ -75,7 +72,7 @@ class SqliteFile:
     ) -> None:
         self._path, self._name, self._error, self._damaged_fix = path, name, error, damaged_fix
         self._lock = threading.RLock()
-        with self._told("used"):
+        with self._converted_errors("used"):
             if str(path) != MEMORY:
                 self._make()
             self._opened = _identity(path)
@@ -90,23 +87,22 @@ class SqliteFile:
             self._prepare(schema, rollback_journal, secure_delete, version, steps or {})
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self.db.close()
 
     def replaced(self) -> bool:
-        """Whether another file stands at the path now, or none: this one is then written unseen."""
+        """Return whether `path` now names another file or none, so that writes would be lost."""
         return self._path != MEMORY and _identity(self._path) != self._opened
 
     @contextmanager
     def guard(self, what: str = "used") -> Iterator[sqlite3.Connection]:
-        """The connection, for this thread alone; `what` was to be done, for the error."""
-        with self._lock, self._told(what):
+        """Hold the connection exclusively; `what` is the attempted action, for the error."""
+        with self._lock, self._converted_errors(what):
             yield self.db
 
     @contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        """All or nothing, durable at the end; nested, a part of the outer one."""
+        """Run an atomic, durable transaction; a nested one joins the outer one."""
         with self.guard("written") as db:
             if db.in_transaction:
                 yield db
@@ -117,16 +113,15 @@ class SqliteFile:
                 db.execute("COMMIT")
             finally:
                 if db.in_transaction:
-                    with suppress(sqlite3.Error):  # the first error is the one to tell
+                    with suppress(sqlite3.Error):  # report the first error
                         db.execute("ROLLBACK")
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """Turn SQLite's error into one that says file, fault and fix."""
+    def _converted_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except EdgeVeilError:
-            raise  # told already
+            raise
         except _FAULTS as error:
             why = "its disk is full" if lacks_room(error, Path(self._path)) else error
             raise self._error(
@@ -134,8 +129,7 @@ class SqliteFile:
             ) from error
 
     def _make(self) -> None:
-        """The file, with its mode from the beginning; the log beside it inherits the mode."""
-        try:
+        try:  # with its final mode, which SQLite copies to its log
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
             what = f"{self._name} cannot be used: {error.strerror}"
@@ -152,7 +146,7 @@ class SqliteFile:
     ) -> None:
         try:
             if version is not None:
-                self._pending(schema, version, steps)  # refuses, before anything is written
+                self._pending(schema, version, steps)  # raises before anything is written
             if not rollback_journal:
                 self.db.execute("PRAGMA journal_mode=WAL")
             self.db.execute("PRAGMA synchronous=FULL")
@@ -167,9 +161,8 @@ class SqliteFile:
             raise
 
     def _pending(self, schema: str, version: int, steps: Mapping[int, str]) -> list[str]:
-        """The scripts that lead from what the file holds to `version`."""
         found = int(self.db.execute("PRAGMA user_version").fetchone()[0])
-        if found == 0 and self._is_empty():  # with a number, its tables were there and are gone
+        if found == 0 and self._is_empty():  # a version without tables means that they were lost
             return [schema] if schema or found != version else []
         missing = range(found, version)
         if found > version or any(number not in steps for number in missing):
@@ -211,7 +204,7 @@ class SqliteFile:
 
 
 def lacks_room(error: BaseException | None, file: Path) -> bool:
-    """Whether SQLite could not open a file, or the log beside it, for want of room."""
+    """Return whether SQLite failed to open a file or its log because the disk is full."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None or code & _PRIMARY != sqlite3.SQLITE_CANTOPEN:
         return False
@@ -223,7 +216,7 @@ def lacks_room(error: BaseException | None, file: Path) -> bool:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """One by one: sqlite3's `executescript` would end the transaction around it."""
+    """Split a script, as sqlite3's `executescript` would commit the surrounding transaction."""
     statement = ""
     for part in script.split(";"):
         statement += part
@@ -238,7 +231,7 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def copy_database(path: Path, copy: Path) -> None:
-    """Copy one moment of a SQLite file, durably, mode 0600. Raises OSError, sqlite3.Error."""
+    """Copy a snapshot of an SQLite file durably, mode 0600. Raises OSError, sqlite3.Error."""
     scratch = copy.with_name(f".{copy.name}.{secrets.token_hex(8)}")
     try:
         os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -247,7 +240,7 @@ def copy_database(path: Path, copy: Path) -> None:
             closing(sqlite3.connect(scratch)) as target,
         ):
             source.backup(target)
-            target.execute("PRAGMA journal_mode=DELETE")  # whole without a log beside it
+            target.execute("PRAGMA journal_mode=DELETE")  # complete without a log file
         with scratch.open("rb") as file:
             os.fsync(file.fileno())
         scratch.replace(copy)
@@ -259,8 +252,7 @@ def copy_database(path: Path, copy: Path) -> None:
 
 
 class FileData:
-    """A plain file's bytes from `offset` on, `size_bytes` (None: to its end), read as they are
-    sliced. Closes a descriptor that is given in place of a path. Raises OSError."""
+    """Bytes of a file from `offset`, `size_bytes` long (None: to the end), read when sliced."""
 
     def __init__(self, path: Path | int, offset: int = 0, size_bytes: int | None = None) -> None:
         flags = os.O_RDONLY | os.O_CLOEXEC
@@ -282,11 +274,10 @@ class FileData:
 
     @property
     def is_unlinked(self) -> bool:
-        """Whether no name leads to the file any more: its room is taken for this object alone."""
+        """Whether the file has no name any more, so that only this object keeps its disk space."""
         return os.fstat(self._file).st_nlink == 0
 
     def digest(self) -> bytes:
-        """SHA-256 of the whole, read a chunk at a time."""
         found = hashlib.sha256()
         for start in range(0, self._size_bytes, CHUNK_BYTES):
             found.update(self[start : start + CHUNK_BYTES])
@@ -294,7 +285,7 @@ class FileData:
 
 
 def write_durably(path: Path, content: bytes, *, mode: int) -> None:
-    """Put a whole file with `mode` in place of `path`, or nothing. Raises OSError."""
+    """Replace the file at `path` atomically and durably. Raises OSError."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o600)
@@ -312,7 +303,7 @@ def write_durably(path: Path, content: bytes, *, mode: int) -> None:
 
 
 def read_private(path: Path, what: str, error: type[EdgeVeilError], most_bytes: int = -1) -> bytes:
-    """A secret's file. Raises `error`, which calls it `what`, where others may read it; OSError."""
+    """Read a secret file. Raises `error` if other users may read it, and OSError."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
             text = f"other users of this machine may read this {what}"
@@ -321,7 +312,7 @@ def read_private(path: Path, what: str, error: type[EdgeVeilError], most_bytes: 
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names that were made, changed or removed in `folder` durable. Raises OSError."""
+    """Make created, renamed or removed names in `folder` durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -330,7 +321,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def file_mark(path: Path) -> tuple[int, ...]:
-    """Differs when a file was changed or replaced; empty where there is none."""
+    """Return a value that changes when the file does; empty if there is none."""
     try:
         found = path.stat()
     except OSError:

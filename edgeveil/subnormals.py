@@ -1,10 +1,10 @@
-"""Subnormal numbers count as zero wherever records are computed with.
+"""Subnormal numbers count as zero wherever records are processed.
 
-An operation on one takes ten to a hundred times as long, so a crafted graph could make one record's
-presence cost time. Each thread has a switch, which threads it starts inherit: "flush to zero" and
-"denormals are zero" (Intel SDM vol. 1, 10.2.3.3 and 10.2.3.4; Arm ARM, FPCR.FZ). It is set where
-the work is done: ONNX Runtime's own option acts on the thread of the first session alone. numpy is
-imported late: its BLAS starts its threads then, which flush if the process does.
+Operations on subnormals take ten to a hundred times as long, so a crafted graph could reveal a
+record's presence by time. Each thread has a switch, which threads it starts inherit: "flush to
+zero" and "denormals are zero" (Intel SDM vol. 1, 10.2.3.3 and 10.2.3.4; Arm ARM, FPCR.FZ). It is
+set around the computation, as ONNX Runtime's own option affects only the first session's thread.
+numpy is imported late, so that the threads its BLAS starts inherit the process's switch.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def flush_subnormals() -> None:
     """Count subnormals as zero in this thread and those it starts. Raises PrivacyError."""
     set_flushing(True)
     if not subnormals_flushed():
-        what = "this processor does not count subnormal numbers as zero, so times tell of records"
+        what = "this processor does not count subnormal numbers as zero, so times reveal records"
         where = f"{platform.system()} on {platform.machine()}"
         raise PrivacyError(what, where=where, fix="use Linux or macOS on x86-64 or 64-bit ARM")
 
 
 def set_flushing(on: bool) -> bool:
-    """Set the calling thread's switch, and say how it stood; nothing is tried out."""
+    """Set the calling thread's switch and return its previous state; the effect is not tested."""
     switch = _SWITCHES.get((platform.system(), platform.machine()))
     library = _library()
     if switch is None or library is None:
@@ -61,7 +61,7 @@ def set_flushing(on: bool) -> bool:
 
 
 def loaded_torch() -> Any:
-    """torch if this process has loaded it; None also while another thread still is at it."""
+    """Return torch if this process has loaded it; None also while another thread is loading it."""
     torch = sys.modules.get("torch")
     spec = getattr(torch, "__spec__", None)
     return None if getattr(spec, "_initializing", False) else torch
@@ -69,7 +69,6 @@ def loaded_torch() -> Any:
 
 @cache
 def _library() -> ctypes.PyDLL | None:
-    """This process's C library, or None where it has no floating-point environment."""
     try:
         library = ctypes.PyDLL(None)
         _ = library.fegetenv, library.fesetenv
@@ -79,17 +78,17 @@ def _library() -> ctypes.PyDLL | None:
 
 
 def subnormals_flushed() -> bool:
-    """Whether subnormal operands and results are zero in this thread, in float32 and float64."""
+    """Return whether subnormal operands and results are zero in this thread (float32, float64)."""
     return not any((value * factor).any() for value, factor in _probes())
 
 
 @cache
 def _probes() -> tuple[tuple[Any, Any], ...]:
-    """Pairs whose product is 0 only where a subnormal operand, or a subnormal result, is zero."""
+    """Return pairs whose product is 0 only if a subnormal operand or result counts as zero."""
     import numpy as np
 
     def smallest(kind: Any) -> Any:
-        # By its bits: written as a number it would be zero already where this thread flushes.
+        # From its bits: a float literal would already be zero in a flushing thread.
         return np.ones(16, f"u{kind().itemsize}").view(kind)
 
     return (
@@ -102,7 +101,7 @@ def _probes() -> tuple[tuple[Any, Any], ...]:
 
 @contextmanager
 def flushed() -> Iterator[None]:
-    """Count subnormals as zero inside; a decorator too. Raises PrivacyError."""
+    """Count subnormals as zero in a block or decorated function. Raises PrivacyError."""
     before = set_flushing(True)
     try:
         if not before:
@@ -115,8 +114,7 @@ def flushed() -> Iterator[None]:
 
 @contextmanager
 def flushed_training() -> Iterator[None]:
-    """As `flushed`, for all of torch's threads: where one that started earlier does not flush,
-    torch works in the calling thread alone until the end."""
+    """Flush in all of torch's threads; use one alone if an older one cannot flush."""
     with flushed():
         torch = loaded_torch()
         threads = torch.get_num_threads() if torch else 1
@@ -133,7 +131,7 @@ def flushed_training() -> Iterator[None]:
 
 
 def torch_threads_flushed() -> bool:
-    """Whether each of torch's threads that the calling one uses counts subnormals as zero."""
+    """Return whether each torch thread that the caller uses counts subnormals as zero."""
     import torch
 
     with torch.no_grad():

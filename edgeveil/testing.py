@@ -1,4 +1,4 @@
-"""What simulations play with: devices' site files, seeded chance, packages that are not sealed."""
+"""Simulation helpers: devices' site files, seeded randomness, packages without encryption."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgeveil.protocol.sealed import Plaintext, Terms, filled
 from edgeveil.selection import uniform
 
 DIGITS = DataSource(name="digits", source="digits")
-NOWHERE = {"url": "mqtt://127.0.0.1:1"}  # a broker that nobody asks for
+NOWHERE = {"url": "mqtt://127.0.0.1:1"}  # a placeholder, never connected to
 
 
 def device_sites(
@@ -32,9 +32,7 @@ def device_sites(
     policy: Policy | None = None,
     seed: int = 7,
 ) -> list[EdgeSite]:
-    """Site files of so many devices, of which the last `infer_only` evaluate alone. Device k (from
-    1) takes share k - 1 of `source`, dealt as `partition` says by `seed`; `classes`: how many a
-    source of one's own has."""
+    """Return site files of devices, the last `infer_only` without training, each with a shard."""
     keys = {"cloud_key_file": Path("cloud.pub"), "proxy_key_file": Path("proxy.pub")}
     share: dict[str, Any] = {"devices": devices, "seed": seed, "classes": classes}
     share["partition"] = partition or Partition()
@@ -56,7 +54,7 @@ def device_sites(
 
 
 class SimulationSeeds:
-    """Everything that chance decides in a simulation, from one number. Nothing of it is private."""
+    """All randomness of a simulation, derived from one seed; nothing of it is private."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -64,19 +62,17 @@ class SimulationSeeds:
         self.shuffle = Random(self._number("shuffle")).shuffle  # noqa: S311
 
     def noise(self, device: int) -> SeededRandom:
-        """The noise of device `device`, from 1: a stream that goes on from round to round."""
+        """Return the noise stream of `device` (from 1), which continues from round to round."""
         return SeededRandom(self._number(f"noise/{device}"))
 
     def draws(self) -> SeededRandom:
-        """What the cloud's aggregation rules draw from."""
         return SeededRandom(self._number("aggregation"))
 
     def split_key(self, device: int) -> bytes:
-        """What places a device's records in its two halves, 32 bytes."""
         return self._digest(f"split/{device}")
 
     def choose(self, devices: Sequence[bytes], count: int) -> list[bytes]:
-        """So many of the devices, which must stand in an order of their own."""
+        """Select `count` devices; the result depends on their order."""
         return uniform(devices, count, self._selection)
 
     def _number(self, what: str) -> int:
@@ -93,9 +89,7 @@ _TAG = b"edgeveil/v1/simulation/not-encrypted"
 
 
 class PlainSealing:
-    """Packages and segments of the same sizes and rules as real ones
-    (`edgeveil.protocol.sealed.Sealing`), nothing encrypted. No configuration can ask for it, and
-    what it makes opens nowhere else."""
+    """Unencrypted stand-in for `protocol.sealed.Sealing`, which no configuration can select."""
 
     def seal_broadcast(
         self,
@@ -106,7 +100,7 @@ class PlainSealing:
         *,
         bucketed: bool = False,
     ) -> tuple[Manifest, bytes, bytes]:
-        """The manifest; recipients and package; the membership tag. In one bucket."""
+        """Return manifest, recipients with package, and membership tag; one bucket."""
         front = self.front(recipients)
         data = b"".join((front, package))
         manifest = terms.manifest(
@@ -120,23 +114,20 @@ class PlainSealing:
         return manifest, data, self.membership(manifest)
 
     def front(self, recipients: Sequence[SealingKey]) -> bytes:
-        """The recipients' keys, in place of stanzas."""
         return b"".join(key.to_bytes() for key in recipients)
 
     def open_broadcast(
         self, key: OpeningKey, manifest: Manifest, data: bytes
     ) -> tuple[bytes, bytes] | None:
-        """(package, membership tag) for one that is listed, None for anybody else."""
+        """Return (package, membership tag) for a listed key, else None."""
         if not self.is_listed(key, manifest, data):
             return None
         return data[manifest.stanza_bytes :], self.membership(manifest)
 
     def membership(self, manifest: Manifest) -> bytes:
-        """The tag of a broadcast, which anybody can tell."""
         return hashlib.sha256(_TAG + manifest.cloud_key + manifest.package_digest).digest()
 
     def is_listed(self, key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool:
-        """Whether the key stands among those that a broadcast is for."""
         own = key.public().to_bytes()
         starts = range(0, manifest.stanza_bytes, KEY_BYTES)
         return any(stanzas[start : start + KEY_BYTES] == own for start in starts)
@@ -144,7 +135,7 @@ class PlainSealing:
     def seal_segment(
         self, manifest: Manifest, group: Group, membership: bytes, tensor: Plaintext
     ) -> bytes:
-        """As many bytes as a sealed segment has: tag, chance (equal tensors differ), tensor."""
+        """Return tag, random bytes (equal tensors differ) and tensor in a sealed segment's size."""
         tag = _segment_tag(manifest.at, manifest.job_digest, group, membership)
         head = tag + os.urandom(SEAL_OVERHEAD_BYTES - len(tag))
         return b"".join((head, filled(tensor, group.padded_bytes)))
@@ -158,7 +149,7 @@ class PlainSealing:
         membership: bytes,
         sealed: bytes,
     ) -> bytes | None:
-        """The padded tensor; None if it was not made for this very round."""
+        """Return the padded tensor; None if it was not made for this round."""
         tag = _segment_tag(at, job_digest, group, membership)
         fits = len(sealed) == SEAL_OVERHEAD_BYTES + group.padded_bytes
         return sealed[SEAL_OVERHEAD_BYTES:] if fits and sealed.startswith(tag) else None

@@ -1,6 +1,4 @@
-"""Secrets that let an owner's programs and browsers in: one a file, for its owner's eyes only; and
-those that stand in a browser for having shown it.
-"""
+"""Secrets that admit an owner's programs and browsers: token files and browser sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _FORM = re.compile(r"[A-Za-z0-9_-]{32,128}")
 
 
 def load_or_make_token(path: Path) -> str:
-    """The token of a file, made with mode 0600 where there is none. Raises UsageError."""
+    """Return the token of a file, created with mode 0600 if missing. Raises UsageError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -36,13 +34,12 @@ def load_or_make_token(path: Path) -> str:
 
 
 def rotate_token(path: Path) -> None:
-    """Put a new token in place of a file's, in one step: nobody ever reads half a token."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, secrets.token_urlsafe(32).encode() + b"\n", mode=0o600)
 
 
 def read_token(path: Path) -> str:
-    """The token of a file that exists; UsageError if it is unfit."""
+    """Return the token of an existing file. Raises UsageError if its mode or form is wrong."""
     if path.stat().st_mode & 0o077:
         raise UsageError("can be read by others", where=str(path), fix=f"chmod 600 {path}")
     token = path.read_text(encoding="ascii", errors="replace").strip()
@@ -53,7 +50,7 @@ def read_token(path: Path) -> str:
 
 
 class ExpiringSecrets(Generic[T]):
-    """Random secrets in memory that expire, kept by their digests; at most `most`."""
+    """Random secrets in memory that expire, at most `most`, stored as digests."""
 
     def __init__(
         self, lasts_s: float, most: int, now_s: Callable[[], float] = time.monotonic
@@ -62,7 +59,6 @@ class ExpiringSecrets(Generic[T]):
         self._held: dict[bytes, tuple[T, float]] = {}
 
     def add(self, value: T) -> str:
-        """A new one, which stands for `value`."""
         while len(self._held) >= self._most:
             del self._held[next(iter(self._held))]
         made = secrets.token_urlsafe(32)
@@ -70,15 +66,13 @@ class ExpiringSecrets(Generic[T]):
         return made
 
     def get(self, secret: str) -> T | None:
-        """What it stands for; None for one that is over or never was."""
+        """Return the secret's value; None if expired or unknown."""
         value, ends_s = self._held.get(secret_digest(secret), (None, 0.0))
         return value if self._now_s() < ends_s else None
 
     def drop(self, secret: str) -> None:
-        """It stands for nothing any more."""
         self._held.pop(secret_digest(secret), None)
 
 
 def secret_digest(text: str) -> bytes:
-    """SHA-256 of a secret as it came."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

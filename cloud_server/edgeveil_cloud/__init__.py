@@ -1,1 +1,1 @@
-"""The cloud: runs jobs, aggregates what the proxy hands over, never sees who sent what."""
+"""The cloud: runs jobs and aggregates shuffled batches, never knowing the sender of a segment."""

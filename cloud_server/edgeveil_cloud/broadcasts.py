@@ -1,4 +1,4 @@
-"""What the cloud broadcasts: a job, a round's model, the release; each sealed and written down."""
+"""The cloud's broadcasts: a job, a round's model, or a release, sealed and recorded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from edgeveil.protocol.sealed import (
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.compute.processes import WorkerProcesses
-from edgeveil_cloud.evaluation import Evaluation, HeldTests, told_federated
+from edgeveil_cloud.evaluation import Evaluation, HeldTests, as_federated
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.rollout_store import Stage, report_digest
 from edgeveil_cloud.round_report import Recorder, model_card, weights_file
@@ -58,27 +58,27 @@ from edgeveil_cloud.validate_batch import kept_unmasks
 if TYPE_CHECKING:
     from edgeveil_cloud.store import Store
 
-_FIGURES_BYTES = 1 << 16  # of a release: its figures, names and what separates its parts
+_FIGURES_BYTES = 1 << 16  # bound for a release's figures, names and separators
 
 
-class Hindered(JobFailed):
-    """It may be different later."""
+class TemporaryFailure(JobFailed):
+    """A job cannot continue now; the cause may pass."""
 
 
-class TooFewDevices(Hindered):
-    """Not enough devices are enrolled, or answered, for a round."""
+class TooFewDevices(TemporaryFailure):
+    """Too few devices are enrolled or answered for a round."""
 
 
-class TooManyDevices(Hindered):
-    """More devices would be asked than a sum under masks, or a batch, has room for."""
+class TooManyDevices(TemporaryFailure):
+    """More devices are selected than a masked sum or a batch can hold."""
 
 
-class UnknownAdmissions(Hindered):
-    """The proxy's roster is stale or refused: a revoked device could be asked."""
+class UnknownAdmissions(TemporaryFailure):
+    """The proxy's roster is stale or refused, so a revoked device could be selected."""
 
 
 Choose = Callable[[Sequence[bytes], int], list[bytes]]
-"""Draws so many of the keys given."""
+"""Draws a number of the given keys."""
 
 
 def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
@@ -86,12 +86,11 @@ def draw(enrolled: Sequence[bytes], count: int) -> list[bytes]:
 
 
 Cohorts = Mapping[str, Sequence[bytes]]
-"""The public keys of devices, by their cell."""
+"""Public keys of devices by cell."""
 
 
 def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, list[bytes]]:
-    """The public keys of a new round, drawn from those of all cells. Raises TooFewDevices, or
-    TooManyDevices: no sum may leave its ring."""
+    """Draw a new round's public keys from all cells; raises TooFewDevices or TooManyDevices."""
     asked, floor = plan.job.selection, plan.job.round.min_batch
     everybody = [key for cell in enrolled.values() for key in cell]
     count = how_many(asked.devices, len(everybody), asked.over_select)
@@ -124,15 +123,16 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
 def _whole_batch(
     drawn: list[bytes], cell: Sequence[bytes], floor: int, choose: Choose
 ) -> list[bytes]:
-    """Those drawn in a cell; where they are below the floor of its batch, either as many as the
-    floor asks for or none, so that on average a device is asked as often as in other cells."""
+    """Return the keys drawn in a cell; if below the floor of its batch, the floor or none.
+
+    The choice is random, so that on average devices of all cells are selected equally often."""
     if len(drawn) >= floor or not drawn:
         return drawn
     if len(cell) < floor or choose(cell[:floor], 1)[0] not in cell[: len(drawn)]:
         return []
     first = set(drawn)
-    rest = [key for key in cell if key not in first]
-    return drawn + choose(rest, floor - len(drawn))
+    others = [key for key in cell if key not in first]
+    return drawn + choose(others, floor - len(drawn))
 
 
 def round_package(context: RoundContext, state: Mapping[str, Array]) -> RoundPackage:
@@ -160,9 +160,9 @@ def seal_round(
     in_all: int | None = None,
     checked: bool = False,
 ) -> tuple[Manifest, bytes, RoundSecret]:
-    """The round's manifest and blob, and the secret that opens its answers; `in_all` devices are
-    asked in all cells (None: there is one). `checked`: its proxy and devices know checks of
-    masks."""
+    """Return the round's manifest, its blob, and the secret that opens its answers.
+
+    `in_all` counts the devices selected in all cells (default: those of this one)."""
     opening = OpeningKey.generate()
     round, job, closes = context.round, context.job, context.closing
     terms = Terms(
@@ -193,7 +193,7 @@ def seal_round(
 
 
 def largest_broadcast(plan: Plan, graph: bytes) -> int:
-    """The most bytes, without stanzas, of a sealed round's package or release of this job."""
+    """Return the largest size, without stanzas, of this job's sealed broadcasts in bytes."""
     import onnx
 
     inputs = [one for one in onnx.load_model_from_string(graph).graph.input if one.name != "x"]
@@ -210,8 +210,6 @@ def largest_broadcast(plan: Plan, graph: bytes) -> int:
 
 @dataclass(frozen=True)
 class BroadcastLimits:
-    """Largest broadcast, part and batch."""
-
     part_bytes: int
     blob_bytes: int = 256 << 20
     batch_bytes: int = 1 << 30
@@ -219,16 +217,13 @@ class BroadcastLimits:
 
 @dataclass
 class RoundMarks:
-    """When the phases of a round under way were reported, and the bytes sent for it."""
-
     times_s: dict[str, float] = field(default_factory=dict)
     sent_bytes: int = 0
 
 
 @dataclass
 class CloudWork:
-    """What sealing and committing share. A release is stale after `valid_s`; `random_bytes` is for
-    aggregation rules; `workers` open batches (None: this process)."""
+    """State shared by sealing and committing; releases expire after `valid_s`."""
 
     store: Store
     test: Records | HeldTests | None
@@ -243,26 +238,24 @@ class CloudWork:
 
     def __post_init__(self) -> None:
         self.jobs, self.evaluation = StoredJobs(self.store), Evaluation(self.test)
-        self.knows: dict[str, int] = {}  # what the proxy and all devices of a cell know
-        # Of each job that runs, by its id on the wire.
+        self.knows: dict[str, int] = {}  # protocol level of a cell's proxy and all its devices
+        # Of running jobs, by wire id.
         self.marks = defaultdict[bytes, RoundMarks](RoundMarks)
 
     def checks_masks(self, cells: Iterable[str]) -> bool:
-        """Whether all proxies and devices of these cells know checks of single masks."""
+        """Return whether all proxies and devices of these cells support checks of single masks."""
         return all(self.knows.get(cell, KNOWS_CHECKS) >= KNOWS_CHECKS for cell in cells)
 
 
 class Sealer:
-    """Seals for the devices that the store knows."""
-
     def __init__(self, work: CloudWork) -> None:
         self._work, self._store, self._jobs = work, work.store, work.jobs
         self._evaluation, self._limits, self._choose = work.evaluation, work.limits, work.choose
-        # Whom each running job was announced to, by cell.
+        # Keys that each running job was announced to, by cell.
         self._cohorts: dict[str, dict[str, tuple[bytes, ...]]] = {}
 
     def job(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
-        """The job and its graph, for every enrolled device: rounds select among these."""
+        """Seal the job and its graph for all enrolled devices, among which rounds select."""
         cohorts = self._enrolled(cells)
         self._cohorts[entry.id] = self._cohorts.get(entry.id, {}) | cohorts
         plan = self._jobs.plan(entry)
@@ -285,8 +278,7 @@ class Sealer:
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def round(self, task: SealRound) -> CellBroadcasts | AskUnmask:
-        """A round's model for the devices selected, sealed for each cell by itself after its
-        secret is stored. Where its masks were asked for, that question again."""
+        """Seal a round's model for each cell; return a pending request for masks instead if any."""
         started_s = self._work.clock()
         enrolled = self._enrolled(task.cells)
         entry = self._jobs.entry(task.job_id)
@@ -331,10 +323,10 @@ class Sealer:
         plan = self._jobs.plan(entry)
         weights = self._evaluation.weights(plan, self._jobs.state(entry))
         last = self._store.last_commit(entry.id)
-        card = model_card(plan, told_federated(last.record.scores if last else None))
+        card = model_card(plan, as_federated(last.record.scores if last else None))
         onnx = bake(self._jobs.graph(entry), weights, card)
         packed = weights_file(plan, weights)
-        del weights  # as large as what is stored
+        del weights  # free memory: as large as the release
         self._store.put_release(entry.id, onnx, packed)
         del packed
         cohorts = self._enrolled(cells)
@@ -348,7 +340,6 @@ class Sealer:
         return self._release(entry, onnx, cohorts, canary if _all_of(canary) else {})
 
     def publication(self, entry: JobEntry, cells: Sequence[str]) -> CellBroadcasts:
-        """A release, sealed (again) for every enrolled device of these cells."""
         cohorts = self._enrolled(cells)
         kept = self._store.release(entry.id)
         if kept is None:
@@ -358,8 +349,7 @@ class Sealer:
     def _release(
         self, entry: JobEntry, onnx: bytes, cohorts: Cohorts, canary: Cohorts
     ) -> CellBroadcasts:
-        """For the canary, or for all; the secret that opens the reports is kept first. The
-        package's bytes are the same each time: a device that has it need not fetch it again."""
+        """Seal for the canary or for all; the package's bytes never change between sealings."""
         plan, opening = self._jobs.plan(entry), OpeningKey.generate()
         rollout = next(one for one in self._store.rollouts.all() if one.job == entry.id)
         source = plan.job.data.source
@@ -380,7 +370,7 @@ class Sealer:
         return CellBroadcasts(dict.fromkeys(cohorts, Broadcast(manifest, data)))
 
     def count_reports(self, task: CountReports) -> ReportsCounted:
-        """Open reports, and count each once; what is not of a device that was asked is dropped."""
+        """Open reports and count each once; drop those not from selected devices."""
         job = self._jobs.name(task.at.job_id)
         found = self._store.rollouts.secret(job, task.at.attempt)
         if found is None:
@@ -398,19 +388,18 @@ class Sealer:
         return ReportsCounted()
 
     def _bucketed(self, cells: Iterable[str]) -> bool:
-        """Not for devices of an earlier version, nor where packets are too small for a bucket."""
+        """Return whether all devices support buckets and a bucket fits into a packet."""
         known = all(self._work.knows.get(cell, 0) >= KNOWS_BUCKETS for cell in cells)
         return known and bucket_bytes(CAPACITY) <= self._limits.part_bytes
 
     def _fitting(self, keys: Sequence[bytes], *, bucketed: bool) -> list[bytes]:
-        """Without those that crowd a bucket, whichever of them chance leaves out."""
+        """Return the keys without random ones that overfill a bucket."""
         if not bucketed or len(fitting(keys)) == len(keys):
             return list(keys)
         return fitting(self._choose(keys, len(keys)))
 
     def _enrolled(self, cells: Sequence[str]) -> dict[str, tuple[bytes, ...]]:
-        """Enrolled devices of those cells that can say it. Raises UnknownAdmissions,
-        TooFewDevices."""
+        """Return devices of cells with a valid roster; raises UnknownAdmissions, TooFewDevices."""
         problems = {cell: self._store.roster_problem(cell) for cell in cells}
         found = {cell: self._store.enrolled(cell) for cell in cells if not problems[cell]}
         if not found:
@@ -429,7 +418,6 @@ class Sealer:
     def _sealed(
         self, entry: JobEntry, kind: str, package: Package, recipients: Cohorts, **terms_of_it: Any
     ) -> tuple[Manifest, bytes, bytes]:
-        """Manifest, blob and membership tag of a broadcast sealed once for all cells."""
         bucketed = self._bucketed(recipients)
         everybody = self._fitting(_all_of(recipients), bucketed=bucketed)
         keys = [SealingKey(raw) for raw in everybody]
@@ -460,7 +448,7 @@ class Sealer:
     def _recipients(
         self, entry: JobEntry, plan: Plan, task: SealRound, enrolled: Cohorts
     ) -> dict[str, list[bytes]]:
-        """Whom this attempt asks: as the first one did, else newly drawn; never a revoked key."""
+        """Return the first attempt's recipients, else newly drawn ones; never a revoked key."""
         first = self._store.round_keys(entry.id, task.round, 1)
         if not first:
             announced = self._cohorts.get(entry.id, {})
@@ -488,7 +476,7 @@ class Sealer:
         raise short[0] if short else nobody
 
     def _check_size(self, plan: Plan, selected: int) -> None:
-        """Raise TooManyDevices before anybody spends budget on a batch that could not be taken."""
+        """Raise TooManyDevices before devices spend budget on a batch above the limit."""
         if selected * plan.upload_bytes > self._limits.batch_bytes:
             raise TooManyDevices(
                 f"{selected} uploads of {plan.upload_bytes} bytes pass the cloud's limit of"
@@ -499,16 +487,17 @@ class Sealer:
 
 
 def _all_of(cohorts: Cohorts) -> list[bytes]:
-    """In the order of their bytes, which says nothing, not even of the cell."""
+    """Return all keys sorted by their bytes, an order that reveals nothing, not even the cell."""
     return sorted(key for keys in cohorts.values() for key in keys)
 
 
 def _asked_again(
     asked: Sequence[bytes], enrolled: Sequence[bytes], opened: bool, floor: int
 ) -> list[bytes]:
-    """Those of a cell that the first attempt asked. Raises TooFewDevices. The same tensors come
-    again. Next to a batch that was opened, one without some of its devices would show which tensors
-    are theirs."""
+    """Return the cell's recipients of the first attempt; raises TooFewDevices.
+
+    Devices resend the same tensors: next to an opened batch, one without some of its devices would
+    show which tensors are theirs."""
     known = set(enrolled)
     again = [key for key in asked if key in known]
     fix = "admit them again, or cancel the job"

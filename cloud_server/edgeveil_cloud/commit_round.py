@@ -1,4 +1,4 @@
-"""The end of a round: a batch is validated, aggregated, evaluated, and committed once."""
+"""Completion of a round: validate, aggregate, evaluate, and commit once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from edgeveil_cloud.evaluation import (
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.round_report import round_event, round_timeline, shown_clusters, shown_mean
 from edgeveil_cloud.store_tables import JobEntry, RoundRecord
-from edgeveil_cloud.stored_jobs import StateWhenAsked, state_after
+from edgeveil_cloud.stored_jobs import LazyState, state_after
 from edgeveil_cloud.validate_batch import (
     JoinedArrays,
     KeptSums,
@@ -55,7 +55,7 @@ from edgeveil_cloud.validate_batch import (
     SpooledBatch,
     ValidatedBatch,
     kept_unmasks,
-    looks_at_none,
+    needs_mean_only,
     pack_kept,
     under_rule,
     unpack_kept,
@@ -65,7 +65,7 @@ from edgeveil_cloud.validate_batch import (
 LOG = logging.getLogger("edgeveil.cloud")
 
 CellSum = tuple[int, Mapping[str, NDArray[np.int64]]]
-"""How many uploads are in a sum, and its segments."""
+"""Number of uploads in a sum, and the sum of each segment."""
 
 
 def aggregate(
@@ -75,9 +75,9 @@ def aggregate(
     random_bytes: RandomBytes = os_random,
     score: Score | None = None,
 ) -> tuple[dict[str, Array], int]:
-    """The method's next state and the number of uploads in it. Raises TooFewDevices. Sums of a
-    preparation round are averaged where the job's rule is not defined on sums, and those of an
-    evaluation always."""
+    """Return the next state and the number of uploads in it; raises TooFewDevices.
+
+    Evaluation rounds, and preparation rounds if the rule is not defined on sums, are averaged."""
     plan, round = context.plan, context.round
     training = {name: arrays for name, arrays in batch.arrays.items() if name != SOFTMAX}
     uploads = uploads_in(batch)
@@ -85,14 +85,14 @@ def aggregate(
     check_enough(context, uploads, plan.rule.least if ruled else 1)
     if not ruled:
         return plan.next_state(state, round, mean(training), uploads), uploads
-    # A rule that looks at no upload turns them towards nothing either.
-    aim = None if looks_at_none(context) else plan.cloud.aim(state, round)
+    # A rule that needs only the mean uses no direction.
+    aim = None if needs_mean_only(context) else plan.cloud.aim(state, round)
     combined = plan.rule.combine(Uploads(training, aim, random_bytes, score))
     return plan.next_state(state, round, combined, plan.rule.counted(uploads)), uploads
 
 
 def uploads_in(batch: ValidatedBatch) -> int:
-    """Uploads that count: those of the least frequent training segment."""
+    """Return the number of counted uploads: those of the least frequent training segment."""
     return min((len(arrays) for name, arrays in batch.arrays.items() if name != SOFTMAX), default=0)
 
 
@@ -102,8 +102,7 @@ def combine_sums(
     sums: Sequence[CellSum],
     random_bytes: RandomBytes = os_random,
 ) -> dict[str, Array]:
-    """The method's next state, of the number of uploads and the exact sums of each set. A rule that
-    is not defined on sums leaves those of a preparation round to the mean of all."""
+    """Return the next state from upload counts and exact sums; same rules as `aggregate`."""
     plan, round, sets = context.plan, context.round, context.sets
     uploads = sum(of_set for of_set, _ in sums)
     means = {
@@ -119,8 +118,7 @@ def combine_sums(
 
 
 def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str, Array]:
-    """The method's next state where no sum counts: what is learned stays, and what later
-    rounds build on is that of devices without records."""
+    """Return the next state if no sum is usable: in preparation as if without records."""
     if context.round.phase == TRAIN or context.round.evaluates:
         return {name: array for name, array in state.items() if name != THRESHOLD}
     specs = [spec for spec in context.segments if spec.bits and spec.name != SOFTMAX]
@@ -129,7 +127,7 @@ def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str,
 
 
 def within_bounds(context: RoundContext, of_set: CellSum) -> bool:
-    """Whether no value of a sum is beyond what its uploads may have. One that is holds garbage."""
+    """Return whether no value exceeds the bound of its uploads; otherwise the sum is garbage."""
     uploads, sums = of_set
     bounds = {spec.name: uploads * (spec.largest or 0) for spec in context.segments if spec.bits}
     return all(bool(np.all(np.abs(sums[name]) <= bounds[name])) for name in sums)
@@ -149,7 +147,7 @@ def joined(batches: Sequence[ValidatedBatch]) -> ValidatedBatch:
 
 
 def joined_sums(by_cell: Sequence[Sequence[CellSum | None]]) -> list[CellSum]:
-    """The exact sums of all cells, set by set; None is a sum that does not count."""
+    """Return the exact sums of all cells, set by set; None marks an unusable sum."""
     result: list[CellSum] = []
     for of_all in zip(*by_cell, strict=True):
         of_set = [one for one in of_all if one is not None]
@@ -163,7 +161,6 @@ def joined_sums(by_cell: Sequence[Sequence[CellSum | None]]) -> list[CellSum]:
 
 
 def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
-    """Raise TooFewDevices for fewer uploads than job and rule need."""
     least = max(context.min_batch, least)
     if uploads < least:
         raise TooFewDevices(
@@ -174,8 +171,7 @@ def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
 
 
 def check_chosen(context: RoundContext, chosen: Sequence[int]) -> None:
-    """Raise TooFewDevices for fewer uploads under masks than the job needs, or for a set of them
-    that is smaller than the proxy unmasks."""
+    """Raise TooFewDevices if masked uploads are too few for the job, or those of one set are."""
     check_enough(context, len(chosen))
     least = context.min_batch // context.sets
     smallest = min(map(len, dealt(chosen, context.sets)))
@@ -207,7 +203,7 @@ def tell_round(
     valid: ValidatedBatch,
     told: Told,
 ) -> tuple[RoundRecord, dict[str, Any]]:
-    """A round as the store keeps it, and as its event tells of it; its model is tested here."""
+    """Test a round's model; return the round's stored record and its event."""
     round, plan, answers = context.round, context.plan, told.answers
     vectors, counts = list(valid.arrays.get(SOFTMAX, ())), valid.arrays.get(COUNTS, ())
     scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, told.uploads)
@@ -216,13 +212,13 @@ def tell_round(
     uploaded = scores.to_dict() if scores else averaged.to_dict() if averaged else None
     kept = dict(uploaded or federated or by_sums or {})
     tested = evaluation.tested(context, graph, state)
-    if tested and (beside := guessing(tested.figures)):
-        kept[GUESSING] = beside
-    # The round's own event has them, but for what follows from a threshold.
+    if tested and (guesses := guessing(tested.figures)):
+        kept[GUESSING] = guesses
+    # The training round's event has these figures, except those that depend on a threshold.
     again = round.evaluates and THRESHOLD not in state
     figures = tested.figures if tested and not again else None
     schema = plan.job.data.schema_
-    if figures and schema is not None and schema.label.names:  # without any label there are none
+    if figures and schema is not None and schema.label.names:  # absent without labels
         figures = {**figures, "classes": list(schema.label.names)}
     record = RoundRecord(
         index=round.index,
@@ -240,7 +236,7 @@ def tell_round(
         "causes": dict(answers.causes),
         "offline": answers.offline,
         "federated": federated,
-        "cells": dict(told.cells) if any(told.cells) else None,  # they have names
+        "cells": dict(told.cells) if any(told.cells) else None,  # if cells have names
         "discarded": shown_discarded(context, told.discarded) if told.discarded else None,
     }
     event = {
@@ -258,7 +254,7 @@ def tell_round(
 
 
 def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
-    """Sums beyond their public bound: uploads in them, and their price all the same."""
+    """Return the event data of sums beyond their public bound, with the price already paid."""
     quote = price(context.price(trains=True), context.job.privacy.delta)
     return {
         "uploads": uploads,
@@ -270,8 +266,7 @@ def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
 
 @dataclass
 class OpenedBatches:
-    """An attempt's opened batches, of `asked` devices; `files`: those whose masks are to be
-    checked."""
+    """An attempt's opened batches, of `asked` devices; `files` are those with masks to check."""
 
     at: RoundId
     batches: Mapping[str, Batch]
@@ -281,7 +276,7 @@ class OpenedBatches:
 
     @property
     def misfits(self) -> dict[str, Misfits]:
-        """Uploads that no honest device sends, by cell, where the proxy hears of them."""
+        """Uploads, by cell, that no honest device sends; reported to the proxy."""
         return {
             cell: Misfits(self.at, self.batches[cell].blob.digest, choice(of.misfits, of.masked))
             for cell, of in self.valid.items()
@@ -293,13 +288,13 @@ class OpenedBatches:
         for of_it in self.valid.values():
             refused.update(of_it.refused)
         answers = RoundAnswers.of(self.asked, self.batches.values(), dict(refused))
-        what = f"{error.what} ({answers})"
-        why = TooFewDevices(what, where=error.where, fix=error.fix)
+        text = f"{error.what} ({answers})"
+        why = TooFewDevices(text, where=error.where, fix=error.fix)
         return TooFewUploads(str(why), answers, self.misfits)
 
 
 class RoundCommitter:
-    """Commits batches; the second time it only says again what was committed."""
+    """Commits batches; a repeated call returns the earlier commit."""
 
     def __init__(self, work: CloudWork) -> None:
         self._work, self._store, self._jobs = work, work.store, work.jobs
@@ -311,11 +306,12 @@ class RoundCommitter:
         return entry, RoundContext.of(self._jobs.plan(entry), at.round)
 
     def open_arrived(self, batch: Batch, data: SpooledBatch, cell: str) -> None:
-        """Open and add up what has arrived of a round's stream. Raises JobFailed or StoreError. The
-        result is used with the batch that begins with these very bytes, or not at all. Numbers
-        under masks say nothing: which batch it is need not be noted before."""
+        """Open and sum the arrived part of a masked stream; raises JobFailed or StoreError.
+
+        Only used with the batch that begins with these bytes. Masked numbers reveal nothing, so the
+        batch need not be recorded before."""
         if data.digest != batch.stream:
-            return  # another one came
+            return  # another batch replaced it
         if data.front is None or data.front.broken:
             at = batch.at
             entry, context = self._round(at)
@@ -330,8 +326,9 @@ class RoundCommitter:
     def commit(
         self, batches: Mapping[str, Batch], data: Callable[[str, Batch], SpooledBatch]
     ) -> RoundCommit | AskChecks | AskUnmask | TooFewUploads:
-        """Open what `data` gives of each cell's batch and commit all; of a round under masks keep
-        the sums, after its masks were checked. Raises JobFailed or StoreError."""
+        """Open each cell's batch and commit the round, or request checks or masks if it is masked.
+
+        `data` returns a cell's spooled batch. Raises JobFailed or StoreError."""
         started_s, at = self._work.clock(), next(iter(batches.values())).at
         entry, context = self._round(at)
         kept = self._store.kept_sums(entry.id, at.round)
@@ -368,7 +365,7 @@ class RoundCommitter:
                 return self._keep_sums(entry, context, opened)
             self._opened[at.job_id] = opened
             return AskChecks(checks)
-        everything, before = joined(list(opened.valid.values())), StateWhenAsked(self._jobs, entry)
+        everything, before = joined(list(opened.valid.values())), LazyState(self._jobs, entry)
         try:
             score = self._evaluation.score(context, self._jobs.graph(entry), before)
             state, uploads = aggregate(context, before, everything, self._work.random_bytes, score)
@@ -380,13 +377,12 @@ class RoundCommitter:
         )
 
     def check(self, task: TakeChecks) -> AskUnmask | TooFewUploads:
-        """Leave out uploads whose masks are not those of their seeds, and keep the sums of the
-        others. Raises JobFailed, StoreError or ProtocolError `wrong_mask_checks`."""
+        """Drop uploads with wrong masks and store the sums; raises JobFailed or ProtocolError."""
         at = task.at
         entry, context = self._round(at)
         opened = self._opened.pop(at.job_id, None)
         if opened is None or opened.at != at:
-            raise JobFailed("what was opened of this attempt is gone")
+            raise JobFailed("the opened batches of this attempt are lost")
         for cell, data in opened.files.items():
             of_it = opened.valid[cell]
             if of_it.uploads is not None and cell in task.checks:
@@ -400,8 +396,7 @@ class RoundCommitter:
     def _keep_sums(
         self, entry: JobEntry, context: RoundContext, opened: OpenedBatches
     ) -> AskUnmask | TooFewUploads:
-        """Keep the sums of the cells that have enough, unless none has: each sum is seen by itself,
-        so that the floor holds in each."""
+        """Store the sums of cells that reach the floor; each cell's sum is seen by itself."""
         found, short, at = dict[str, KeptSums](), list[TooFewDevices](), opened.at
         for cell, of_it in opened.valid.items():
             try:
@@ -416,7 +411,7 @@ class RoundCommitter:
         return AskUnmask(kept_unmasks(sums), opened.misfits)
 
     def finish(self, task: TakeMasks) -> RoundCommit:
-        """Take the masks away and commit what was kept. Raises JobFailed or StoreError."""
+        """Unmask the stored sums and commit the round; raises JobFailed or StoreError."""
         started_s, at = self._work.clock(), task.at
         entry, context = self._round(at)
         raw = self._store.kept_sums(entry.id, at.round)
@@ -489,8 +484,8 @@ class RoundCommitter:
             discarded,
         )
         if discarded:
-            told_of_it = shown_discarded(context, discarded)
-            LOG.warning("sums_discarded", extra={"exchange": context.round.label, **told_of_it})
+            data = shown_discarded(context, discarded)
+            LOG.warning("sums_discarded", extra={"exchange": context.round.label, **data})
         record, event = tell_round(context, self._evaluation, graph, state, valid, told)
         done = self._store.commit_round(
             entry.id,
@@ -513,7 +508,7 @@ class RoundCommitter:
     def _absorbed(
         self, at: RoundId, accepted: Sequence[bytes], context: RoundContext
     ) -> RoundCommit:
-        # Each of an upload's segments would be in a piece of its own: then the whole is one.
+        # Pieces would separate the segments of one upload, so several groups use one piece.
         floor = context.min_batch if len(context.groups) == 1 else len(accepted)
         knows = self._work.knows.values()
         least = floor if knows and min(knows) >= KNOWS_RECORDS else None

@@ -1,4 +1,4 @@
-"""The job queue's driver: what HTTP asks for, and which jobs the machine runs next."""
+"""The job queue's driver: requests from HTTP, and the choice of the next job."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from edgeveil_cloud.store_tables import JobEntry, StoreAway
 from edgeveil_cloud.stored_jobs import wire_id
 
 LOOK_S = 0.5
-GO_ON_S = 10.0  # between two tries to let a job go on by itself
-TELL_AGAIN = 16  # as many ends as a proxy keeps
+RESUME_S = 10.0  # between attempts to resume a paused job
+ENDS_REPEATED = 16  # ended jobs that a proxy stores
 
 
 class Control:
-    """Submits, cancels, resumes and starts jobs: at most `running` at once, the most urgent first.
-    A job that waits for devices holds up none behind it. What ran when the process ended goes on,
-    however many."""
+    """Starts jobs, at most `running` at once, by priority; waiting jobs block no others.
+
+    After a restart all jobs that ran resume. `able` returns whether so many bytes can be written.
+    """
 
     def __init__(
         self,
@@ -49,7 +50,6 @@ class Control:
         validity: ReleaseValidity | None = None,
         able: Callable[[int], bool] = lambda room_bytes: True,
     ) -> None:
-        """`able`: whether the machine takes what is written, and so many bytes of a batch."""
         self._store, self._host, self._machine = store, host, machine
         self._runner, self._python_models = runner, python_models
         self.rollouts = RolloutDriver(
@@ -57,17 +57,15 @@ class Control:
         )
         self._poke = asyncio.Event()
         self._most = running
-        self._waiting: dict[str, int] = {}  # jobs that lack devices, and how many there were
-        self._given: set[str] = set()  # the jobs that the machine was given, while they run
-        self._cancelled: set[str] = set()  # running jobs that are to be cancelled
+        self._waiting: dict[str, int] = {}  # jobs that lack devices, and the number enrolled
+        self._given: set[str] = set()  # running jobs started on the machine
+        self._cancelled: set[str] = set()  # running jobs to cancel
         self._able = able
-        self._tried_s: dict[str, float] = {}  # of paused jobs: when one was last to go on
-        self._rehearsed = b""  # the job that was found possible last
+        self._tried_s: dict[str, float] = {}  # paused jobs: time of the last resumption
+        self._rehearsed = b""  # digest of the last job that passed its rehearsal
 
     def submit(self, job_yaml: str) -> str:
-        """Validate and queue; the job's id. Raises ConfigError with every problem, DataError if
-        a backbone was not put before or some stage would fail on made-up records, JobFailed if
-        this cloud's own records do not fit."""
+        """Validate and queue a job; return its id. Raises ConfigError, DataError or JobFailed."""
         plan = self.check(job_yaml)
         job, untested = plan.job, self._host.evaluation.untested(plan)
         entry = self._store.submit_job(
@@ -79,7 +77,7 @@ class Control:
         return entry.id
 
     def check(self, job_yaml: str) -> Plan:
-        """The job's plan, or what `submit` raises of the job itself; seconds, on any thread."""
+        """Validate and rehearse a job in seconds, on any thread; raises as `submit`."""
         plan = parse_plan(job_yaml)
         job = plan.job
         if runs_python(job.model) and not self._python_models:
@@ -93,15 +91,15 @@ class Control:
         plan = plan.with_artifacts(found)
         self._host.evaluation.check(plan)
         if job.digest() != self._rehearsed:
-            # Devices play their own half before they price it; here torch would stay in memory.
+            # Devices rehearse their half before pricing it; here torch would stay in memory.
             rehearse_job(plan, self._host.limits, devices=False)
             self._rehearsed = job.digest()
         return plan
 
     def cancel(self, job: str) -> None:
-        """Cancel a job that has not ended. Raises UnknownJob, or StoreError if it has."""
+        """Cancel a job; raises UnknownJob, or StoreError if it has ended."""
         entry = self._store.job(job)
-        # A job that ran before a restart may wait for devices now, unknown to the machine.
+        # After a restart a running job may wait for devices, unknown to the machine.
         if entry.status == "running" and job in self._given:
             self._cancelled.add(job)
             self._runner.post(fx.Command(CancelJob(wire_id(job))))
@@ -111,7 +109,7 @@ class Control:
             self._runner.post(fx.Command(RepeatEnd(wire_id(job), "cancelled")))
 
     def resume(self, job: str) -> None:
-        """Let a paused job go on at its round. Raises UnknownJob, or StoreError if it is not."""
+        """Resume a paused job at its round; raises UnknownJob, or StoreError if not paused."""
         self._store.resume(job)
         self._given.discard(job)
         self._poke.set()
@@ -120,12 +118,10 @@ class Control:
         return self.rollouts.shown(job)
 
     def withdraw(self, job: str) -> None:
-        """Have devices leave a release. Raises UnknownJob, or StoreError where there is none."""
         self.rollouts.withdraw(job)
         self._poke.set()
 
     def promote(self, job: str) -> None:
-        """Bring a release to all devices now. Raises as `withdraw`, and of a withdrawn one."""
         self.rollouts.promote(job)
         self._poke.set()
 
@@ -133,17 +129,17 @@ class Control:
         counts = self._store.counts()
         jobs = [
             {
-                "job": self._host.jobs.name(course.job_id),
-                "state": course.state.value,
-                "round": course.round,
-                "attempt": course.attempt,
+                "job": self._host.jobs.name(run.job_id),
+                "state": run.state.value,
+                "round": run.round,
+                "attempt": run.attempt,
             }
-            for course in self._machine.courses.values()
+            for run in self._machine.courses.values()
         ]
         first = jobs[0] if jobs else {"state": CloudState.IDLE.value, "job": None, "round": None}
         return {
             "time_s": time.time(),
-            **{name: first[name] for name in ("state", "job", "round")},  # of the oldest
+            **{name: first[name] for name in ("state", "job", "round")},  # of the oldest job
             "jobs": jobs,
             "most_running": self._most,
             "enrolled": counts.enrolled,
@@ -153,22 +149,22 @@ class Control:
         }
 
     async def run(self) -> None:
-        self.tell_ends()
+        self.repeat_ends()
         while True:
             self.look()
             self._poke.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._poke.wait(), LOOK_S)
 
-    def tell_ends(self) -> None:
-        """Say again how the newest jobs ended: the process may have died before it was heard."""
-        for old in [entry for entry in self._store.jobs() if entry.ended][-TELL_AGAIN:]:
+    def repeat_ends(self) -> None:
+        """Repeat the ends of the newest jobs, which a crash may have kept from the proxies."""
+        for old in [entry for entry in self._store.jobs() if entry.ended][-ENDS_REPEATED:]:
             self._runner.post(fx.Command(RepeatEnd(wire_id(old.id), old.status)))
 
     def look(self) -> None:
         self.rollouts.look()
         self._cancel_paused()
-        self._go_on()
+        self._resume_due()
         entries = self._store.next_jobs()
         self._given &= {entry.id for entry in entries if entry.status == "running"}
         for entry in entries:
@@ -193,11 +189,10 @@ class Control:
             if status == "paused":
                 self.cancel(job)
 
-    def _go_on(self) -> None:
-        """Resume what paused for want of a link, the machine, the store or a fresh roster, once
-        that is back; a proxy that is silent is asked for a sign."""
+    def _resume_due(self) -> None:
+        """Resume paused jobs once the cause of their pause has passed."""
         now_s, waiting = time.monotonic(), self._store.jobs("paused")
-        tried_s = {job: at_s for job, at_s in self._tried_s.items() if now_s - at_s < GO_ON_S}
+        tried_s = {job: at_s for job, at_s in self._tried_s.items() if now_s - at_s < RESUME_S}
         due = [one for one in waiting if goes_on(one.reason) and one.id not in tried_s]
         unreached = self._machine.unreached
         for entry in due:
@@ -206,7 +201,7 @@ class Control:
                 if not self._reaches_enough(entry) or not self._able(self._room_bytes(entry)):
                     continue
                 self.resume(entry.id)
-            except StoreAway as error:  # what it paused for may last
+            except StoreAway as error:  # the cause may persist
                 LOG.warning("job_cannot_go_on", extra={"job": entry.id, "why": error.what})
                 continue
             LOG.info("job_goes_on", extra={"job": entry.id})
@@ -215,7 +210,7 @@ class Control:
         self._tried_s = tried_s
 
     def _reaches_enough(self, entry: JobEntry) -> bool:
-        """Whether all cells are reached, or those that are have devices enough."""
+        """Return whether all cells, or enough devices in the reachable ones, can be reached."""
         cells = set(self._machine.keys).difference(self._machine.unreached)
         if STALE_ROSTER in entry.reason:
             cells = {cell for cell in cells if not self._store.roster_problem(cell)}
@@ -225,7 +220,7 @@ class Control:
             return bool(cells)
         there = sum(one.enrolled for one in self._store.devices() if one.cell in cells)
         plan, _ = self._host.jobs.plan_or_why(entry)
-        return plan is None or there >= self._wanted(entry, plan)  # once resumed it says why
+        return plan is None or there >= self._wanted(entry, plan)
 
     def _room_bytes(self, entry: JobEntry) -> int:
         if DISK not in entry.reason:
@@ -238,8 +233,7 @@ class Control:
         return asked * plan.upload_bytes
 
     def _ready(self, entry: JobEntry) -> bool:
-        """Whether to start it now: it can select as many as it asks for, which is said once while
-        it cannot. A job that this version cannot plan fails, and not the cloud."""
+        """Return whether enough devices are enrolled, logging changes; fail unreadable jobs."""
         plan, why = self._host.jobs.plan_or_why(entry)
         if plan is None:
             LOG.error("job_unreadable", extra={"job": entry.id})
@@ -256,8 +250,7 @@ class Control:
         return enrolled >= wanted
 
     def _wanted(self, entry: JobEntry, plan: Plan) -> int:
-        """Devices that the job asks for at least: at its start also as many as all of its
-        batches need, where each answers `max_participations` of them."""
+        """Return the devices needed: at first start enough for all batches of the job."""
         job = plan.job
         wanted = max(job.selection.min_devices, job.round.min_batch)
         if job.round.mode != "buffered" and self._store.last_commit(entry.id) is None:

@@ -1,7 +1,4 @@
-"""The database under the store, SQLite or any other by URL, and its transactions.
-
-One method of the store is one transaction; a database that went away is waited for.
-"""
+"""The store's database, SQLite or any other by URL, and its transactions."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ from edgeveil_cloud.store_tables import StoreAway, StoreError
 
 LOG = logging.getLogger("edgeveil.cloud")
 MEMORY = "sqlite://"
-CONNECT_S = 5  # a server that does not take or keep up a connection for so long is away
-AWAY_S = 30.0  # how long a transaction is tried again while the database does not answer
+CONNECT_S = 5  # timeout of connecting to and talking with a server
+AWAY_S = 30.0  # how long a transaction is retried while the database does not answer
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 
 P = ParamSpec("P")
@@ -38,7 +35,7 @@ T = TypeVar("T")
 
 
 def open_engine(url: str) -> sa.Engine:
-    """An engine for `url`, ready for use. Raises StoreError if it cannot be opened."""
+    """Return a usable engine for `url`; raises StoreError if it cannot be opened."""
     try:
         parsed = sa.make_url(url)
         engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _server(parsed)
@@ -73,24 +70,24 @@ def _server(url: sa.URL) -> sa.Engine:
 
 def _sqlite(url: sa.URL) -> sa.Engine:
     if url.database not in (None, "", ":memory:"):
-        # The file holds round keys: it must never exist with another mode, not even briefly.
+        # The file holds round keys, so it must never exist with another mode, even briefly.
         path = Path(str(url.database))
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         path.chmod(0o600)
-    # A statement that is kept for its next use keeps the values of its last one: a model, a secret.
+    # Cached statements would keep their last values in memory: models and secrets.
     options = {"check_same_thread": False, "timeout": 10, "cached_statements": 0}
     engine = sa.create_engine(url, poolclass=StaticPool, connect_args=options)
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # transactions are begun below, and only there
+        connection.isolation_level = None  # only `begin` below starts transactions
         for pragma in (
             "journal_mode=WAL",
             "synchronous=FULL",
             "secure_delete=ON",  # a deleted round key is overwritten
             "foreign_keys=ON",
-            "cache_size=-512",  # KiB; a larger one would take hundreds of rounds to fill
+            "cache_size=-512",  # in KiB; a larger cache would grow for hundreds of rounds
         ):
             connection.execute(f"PRAGMA {pragma}")
 
@@ -102,9 +99,10 @@ def _sqlite(url: sa.URL) -> sa.Engine:
 
 
 def forget_old_pages(engine: sa.Engine) -> None:
-    """Drop SQLite's write-ahead log: it still holds the pages from before a deletion. Another
-    process that reads the file, or a full disk, puts it off to the next commit. On a database
-    server deleted rows stay until its own vacuum and log rotation."""
+    """Truncate SQLite's write-ahead log, which still holds deleted pages.
+
+    A concurrent reader or a full disk delays this to the next commit. On database servers deleted
+    rows remain until vacuum and log rotation."""
     if engine.dialect.name == "sqlite":
         connection = engine.raw_connection()
         try:
@@ -115,7 +113,7 @@ def forget_old_pages(engine: sa.Engine) -> None:
 
 
 def cause(error: BaseException) -> str:
-    """What SQLite says, which holds no data; of another driver, whose text may, the class."""
+    """Return SQLite's error text; of other drivers, whose text may quote data, the class."""
     original = getattr(error, "orig", None)
     if original is not None and type(original).__module__ == "sqlite3":
         return str(original)
@@ -142,15 +140,13 @@ def _shown(url: str) -> str:
 
 
 class Database:
-    """A database for the threads of one process; `away` while a transaction waits for its return.
-    `committed` is called after each commit."""
+    """A database for the threads of one process; calls `committed` after each commit."""
 
     def __init__(self, url: str, committed: Callable[[], None]) -> None:
         self.engine, self.lock = open_engine(url), threading.RLock()
         self.committed, self.away = committed, False
 
     def note(self, error: sa.exc.SQLAlchemyError | None) -> None:
-        """How the last transaction went; each change is logged once."""
         away = error is not None and _away(error)
         if error is not None and away and not self.away:
             LOG.warning("store_away", extra={"error": cause(error)})
@@ -162,8 +158,7 @@ class Database:
 def transaction(
     method: Callable[Concatenate[Any, sa.Connection, P], T],
 ) -> Callable[Concatenate[Any, P], T]:
-    """Give a method the connection, of its `_database`, in a transaction, committed at its return.
-    Where the connection breaks, all of it is done anew, for `AWAY_S` at most. Raises StoreError."""
+    """Run a method in a transaction, retried for `AWAY_S` if the connection breaks."""
 
     @functools.wraps(method)
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -177,8 +172,8 @@ def transaction(
                 except sa.exc.SQLAlchemyError as error:
                     on.note(error)
                     if not on.away or time.monotonic() + wait_s > end_s:
-                        on.away = False  # nobody waits for it
-                        raise _told(error, on.engine.url) from error
+                        on.away = False  # no transaction is waiting any more
+                        raise _store_away(error, on.engine.url) from error
                 else:
                     on.note(None)
                     return result
@@ -189,13 +184,13 @@ def transaction(
 
 
 def _away(error: sa.exc.SQLAlchemyError) -> bool:
-    """Whether the database server is not there (any more), or not yet."""
+    """Return whether the error means that the database server is unreachable."""
     if not isinstance(error, sa.exc.DBAPIError) or type(error.orig).__module__ == "sqlite3":
         return False
     return error.connection_invalidated or isinstance(error, sa.exc.OperationalError)
 
 
-def _told(error: sa.exc.SQLAlchemyError, url: sa.URL) -> StoreAway:
+def _store_away(error: sa.exc.SQLAlchemyError, url: sa.URL) -> StoreAway:
     if _away(error):
         return StoreAway(
             f"the database did not answer for {AWAY_S:.0f} s ({cause(error)})",
@@ -213,15 +208,15 @@ def _told(error: sa.exc.SQLAlchemyError, url: sa.URL) -> StoreAway:
 
 REVISIONS = Path(__file__).parent / "migrations"
 FIRST = "0001"
-_ALONE = threading.Lock()  # Alembic keeps what it works on in its module
+_ALONE = threading.Lock()  # Alembic keeps its state in a module
 _EARLIER = {"0001": 2, "0002": 3, "0003": 4, "0004": 5}  # `info.version` of earlier programs
 
 
 def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:
-    """Upgrade within the caller's transaction; `folder` holds the revisions. A database without a
-    revision is empty, or older than revisions: its tables are those of the first one. A SQLite file
-    is copied beside it before it is changed; of a server its operator makes the copy. Raises
-    StoreError for a database of a later program, and where the copy cannot be made."""
+    """Upgrade the schema within the caller's transaction, by the revisions in `folder`.
+
+    SQLite files are copied first; servers are backed up by their operators. Raises StoreError for a
+    database of a later program, or if the copy fails."""
     config = Config()
     config.set_main_option("path_separator", "os")
     config.set_main_option("script_location", str(folder).replace("%", "%%"))
@@ -237,7 +232,7 @@ def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:
             version = db.scalar(sa.select(tables.info.c.version))
             if version != _EARLIER.get(found or FIRST, tables.VERSION):
                 raise _other(str(version), str(tables.VERSION))
-            if found is None:
+            if found is None:  # older than revisions: it has the first one's tables
                 command.stamp(config, FIRST)
                 found = FIRST
             if found != head:
@@ -260,7 +255,7 @@ def _copy(db: sa.Connection, head: str) -> None:
         return
     copy = Path(f"{name}.before-{head}")
     try:
-        # Of what was committed: the connection's own transaction is not seen from outside.
+        # The copy holds committed data only, without this connection's transaction.
         copy_database(Path(str(name)), copy)
     except OSError as error:
         raise StoreError(

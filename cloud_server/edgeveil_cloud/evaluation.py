@@ -1,4 +1,4 @@
-"""How good a round's model is, as far as the cloud can tell."""
+"""Evaluation of a round's model and of the devices' uploads by the cloud."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, noise_law
 
 LOG = logging.getLogger("edgeveil.cloud")
-_TESTS_KEPT = 8  # of jobs that run beside each other
+_TESTS_KEPT = 8  # for concurrent jobs
 
 
 class HeldTests:
-    """The cloud's labelled records by data set, each read as a job's schema reads it. Raises
-    DataError for files that are missing, or that neither numbers nor a schema could read."""
+    """The cloud's labelled records by data set; raises DataError if files cannot be read."""
 
     def __init__(self, blocks: Sequence[DataSource]) -> None:
         self._blocks = tuple(blocks)
@@ -50,9 +49,7 @@ class HeldTests:
     def of(
         self, source: str, schema: DataSchema | None, shape: tuple[int, ...], classes: int | None
     ) -> Records | None:
-        """Records that models of a job are tested on: the first set of its data set that fits
-        and is not empty, None where there is none of that name. Raises DataError where none of
-        that name fits."""
+        """Return a job's first non-empty test set, or None; raises DataError if none fits."""
         misfit: DataError | None = None
         for at, block in enumerate(self._blocks):
             if block.name != source:
@@ -88,7 +85,7 @@ def _labelled(records: Records) -> Records:
 
 
 def in_form(records: Records, shape: tuple[int, ...], classes: int | None) -> Records:
-    """Records in this shape; DataError for another number of values or a label beyond `classes`."""
+    """Reshape records; raises DataError for another size or a label beyond `classes`."""
     if not len(records) or math.prod(records.x.shape[1:]) == math.prod(shape):
         if classes is not None:
             others = records.y[(records.y < 0) | (records.y >= classes)]
@@ -107,9 +104,9 @@ def in_form(records: Records, shape: tuple[int, ...], classes: int | None) -> Re
 
 
 class Evaluation:
-    """Tests models on the cloud's own records, where it has some of the job's data set. A rule that
-    scores uploads has the first of them, and the models are tested on the others. `test`: of any
-    data set, as far as their form fits; or sets that each belong to one."""
+    """Tests models on the cloud's records; a rule that scores uploads uses the first of them.
+
+    `test` is one set for all jobs of its form, or sets by data set."""
 
     def __init__(self, test: Records | HeldTests | None) -> None:
         self._test = test
@@ -117,7 +114,7 @@ class Evaluation:
         self._held: dict[object, HeldOutTest] = {}  # by graph and records
 
     def untested(self, plan: Plan) -> str:
-        """Why models of a job are tested on nothing, though the cloud has test records; else ""."""
+        """Return why a job's models are not tested although there are test records, or ""."""
         if not isinstance(self._test, HeldTests) or self._fitting(plan) is not None:
             return ""
         source = plan.job.data.source
@@ -128,8 +125,7 @@ class Evaluation:
         )
 
     def check(self, plan: Plan) -> None:
-        """Raise JobFailed where the test records do not fit the job, or its rule has none to
-        score on."""
+        """Raise JobFailed if the test records do not fit the job, or are too few for its rule."""
         found = self._looked_up(plan)
         if isinstance(found, DataError) and isinstance(self._test, HeldTests):
             raise JobFailed(
@@ -164,14 +160,13 @@ class Evaluation:
         return right
 
     def weights(self, plan: Plan, state: Mapping[str, Array]) -> dict[str, Array]:
-        """The graph's weights; what each holder of records computes itself is of the test's."""
+        """Return the graph's weights; those that record holders compute come from the test set."""
         return {**plan.model_weights(state), **own_weights(plan.context, self._fitting(plan))}
 
     def tested(
         self, context: RoundContext, graph: bytes, state: Mapping[str, Array]
     ) -> ModelScore | None:
-        """How the model after a training round does on the test records. None without test records,
-        or where the job is about records of another form."""
+        """Return the model's score; None outside training rounds and without test records."""
         plan = context.plan
         test = self._fitting(plan)
         if test is None or context.round.number == 0:
@@ -195,7 +190,6 @@ class Evaluation:
         return None if isinstance(found, DataError) else found
 
     def _looked_up(self, plan: Plan) -> Records | DataError | None:
-        """The cloud's records of the job's data set and form, or why they do not fit."""
         data = plan.job.data
         classes = data.classes if plan.job.measure == ACCURACY else None
         return self._read_of(data.source, data.schema_, data.input_shape, classes)
@@ -209,7 +203,6 @@ class Evaluation:
                 return test.of(source, schema, shape, classes)
             if test is None:
                 return None
-            # Those of a run's own file.
             found = in_form(test if classes is None else _labelled(test), shape, classes)
             return found if len(found) else None
         except DataError as error:
@@ -219,7 +212,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class MeanSoftmax:
-    """Mean (classes,) of the inferences of `uploads` devices, and the deviation of its noise."""
+    """Mean inference (classes,) over `uploads` devices, with its noise's standard deviation."""
 
     mean: tuple[float, ...]
     uploads: int
@@ -230,8 +223,7 @@ class MeanSoftmax:
 
 
 def mean_softmax(context: RoundContext, found: list[Array], uploads: int) -> MeanSoftmax | None:
-    """The mean of one round's inferences: of `found` ones, or of the sums in `found` that
-    `uploads` devices' were dealt into. None where it is not asked for, or none came."""
+    """Return the mean of single inferences, or of sums over `uploads` devices; None if absent."""
     if not context.round.infer or not context.job.unsupervised.of_all or not found:
         return None
     if context.plan.sums_inferences:
@@ -250,8 +242,7 @@ FEDERATED = "FEDERATED"  # the `eval_type` of figures on the devices' own record
 def federated_figures(
     context: RoundContext, found: Sequence[Array], uploads: int
 ) -> dict[str, Any] | None:
-    """Figures of the counts of `uploads` devices on their own evaluation records; None in an
-    round that asks for none, and where none count."""
+    """Return figures from the evaluation counts of `uploads` devices; None in other rounds."""
     if context.round.phase != EVALUATE or not found:
         return None
     figures = context.plan.evaluation.figures(found, uploads)
@@ -261,29 +252,27 @@ def federated_figures(
 def cluster_figures(
     context: RoundContext, state: Mapping[str, Array], found: Sequence[Array], uploads: int
 ) -> dict[str, Any] | None:
-    """Cluster scores from the sums of `uploads` devices, in the `state` after them, led by the
-    one that the job names; None in a round that asks for none, and where none count."""
+    """Return cluster scores from the sums of `uploads` devices; None in other rounds."""
     if context.round.phase != CLUSTER or not found:
         return None
     asked, wanted = context.plan.cluster_sums, context.job.unsupervised.eval_type
-    told = asked.about({CENTROIDS: state[ABOUT]}).figures(found, uploads)
+    figures = asked.about({CENTROIDS: state[ABOUT]}).figures(found, uploads)
     leading = wanted.removesuffix("_SCORE").lower()
     return {
         "eval_type": wanted,
         "upload": "sums",
-        "score": told[leading],
-        "score_deviation": told[f"{leading}_deviation"],
-        "reason": HIDDEN if told[leading] is None else "",
-        **told,
+        "score": figures[leading],
+        "score_deviation": figures[f"{leading}_deviation"],
+        "reason": HIDDEN if figures[leading] is None else "",
+        **figures,
     }
 
 
-def told_federated(scores: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def as_federated(scores: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return scores if scores and scores.get("eval_type") == FEDERATED else None
 
 
 def clusters(context: RoundContext, vectors: list[Array]) -> ClusterScores | None:
-    """Scores of the inferences uploaded in one round; None where none were asked for."""
     if not context.round.infer or context.job.unsupervised.of_all:
         return None
     plan, wanted = context.plan, context.job.unsupervised

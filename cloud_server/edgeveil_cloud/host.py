@@ -1,4 +1,4 @@
-"""What the cloud's process does for its machine: seal, commit, release, record."""
+"""The effects of the cloud's machine: seal, commit, release, record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgeveil.protocol.cloud import (
 from edgeveil.protocol.messages import Batch
 from edgeveil.protocol.transfer import GrantPut, PutTaken, ShowBlob
 from edgeveil.transport.blob_store import StoreBeside, taken
-from edgeveil_cloud.broadcasts import BroadcastLimits, CloudWork, Hindered, Sealer
+from edgeveil_cloud.broadcasts import BroadcastLimits, CloudWork, Sealer, TemporaryFailure
 from edgeveil_cloud.commit_round import RoundCommitter
 from edgeveil_cloud.compute.processes import ComputeError
 from edgeveil_cloud.evaluation import HeldTests
@@ -35,17 +35,17 @@ from edgeveil_cloud.store_tables import StoreAway, StoreError
 from edgeveil_cloud.validate_batch import BatchSpool, SpooledBatch
 
 LOG = logging.getLogger("edgeveil.cloud")
-EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # what a job's events tell
-MARKS = ("held", "batch")  # of a round's phases
+EVENTS = ("job_started", "batch", "round_repeated", "all_declined")  # stored as a job's events
+MARKS = ("held", "batch")  # reports timed as a round's phases
 
-_USED_UP = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # no error of the disk's
+_USED_UP = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not disk errors
 
 
 class CloudHost:
-    """The cloud's work; everything it decides is in the store before the machine goes on.
-    `spool_dir` holds the batches under way (None: the system's folder for temporary files); `moved`
-    gives the cell that each device was moved to; `not_believed` says why nobody would take this
-    cloud's releases, or "". The others are as in `CloudWork`."""
+    """Performs the cloud's work; decisions are stored before the machine continues.
+
+    `spool_dir` (default: the system's temporary folder) holds batches; `moved` returns devices'
+    cells; `not_believed` why releases would be refused, or "". Others are as in `CloudWork`."""
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ class CloudHost:
     ) -> None:
         work = CloudWork(store, test, limits, **more)
         self._blobs, self._not_believed, self._moved = blobs, not_believed, moved
-        self.spare: Callable[[Callable[[], None]], object] = bool  # gets what can be done ahead
+        self.spare: Callable[[Callable[[], None]], object] = bool  # runs a call early
         self._store, self._clock, self._marks = store, work.clock, work.marks
         self.jobs, self.evaluation, self.limits = work.jobs, work.evaluation, limits
         self._spool_dir = spool_dir
         self._spools: dict[tuple[bytes, str], BatchSpool] = {}  # of each job in each cell
         self._knows, self.checks_masks = work.knows, work.checks_masks
         self._sealer, self._committer = Sealer(work), RoundCommitter(work)
-        self._all_declined: set[bytes] = set()  # jobs whose last round it was
-        self._advised: dict[bytes, str] = {}  # the last reason that came with its own way out
+        self._all_declined: set[bytes] = set()  # jobs whose last round all devices declined
+        self._advised: dict[bytes, str] = {}  # last reason that includes its own fix
 
     def store(self, item: object) -> None:
-        """Durable before the next effect; a batch's parts are on the disk, and need not last."""
+        """Store an item durably; parts of a batch need not survive a crash."""
         match item:
             case ct.BatchPart(job_id=job_id, cell=cell):
                 self._spool_of(job_id, cell).put(item)
@@ -97,8 +97,8 @@ class CloudHost:
         self._store.take_roster(mark, roster.expires_s, cell)
         self._knows[cell] = roster.knows
         if claimed:
-            told = {"cell": cell, "devices": claimed}
-            LOG.warning("devices_of_another_cell_are_claimed", extra=told)
+            data = {"cell": cell, "devices": claimed}
+            LOG.warning("devices_of_another_cell_are_claimed", extra=data)
 
     def _left(self, left: ct.JobStatus) -> None:
         entry, job_id = self.jobs.entry(left.job_id), left.job_id
@@ -123,10 +123,9 @@ class CloudHost:
         advice = reasons.pause_advice(reason)
         return f"{advice}, {reasons.RESUME}{job}" if reasons.resume_follows(advice) else advice
 
-    together = nullcontext  # the machine's effects of one step are no transaction here
+    together = nullcontext  # no transaction over the effects of one step
 
     def report(self, report: fx.Report) -> None:
-        """Into the log, and into the job's events where a person follows the job."""
         data: Mapping[str, Any] = report.data
         LOG.info(report.what, extra=dict(data))
         if report.at is None:
@@ -140,8 +139,7 @@ class CloudHost:
             self._all_declined.add(job_id)
 
     def _lacks_checks(self, task: ct.SealJob | ct.SealRound) -> bool:
-        """Whether the masks of this job's single uploads could not be checked in all cells: one
-        device's wrong mask would end it, at every other's price."""
+        """Return whether one wrong mask could end this job, at the expense of all other devices."""
         masked = self.jobs.plan(self.jobs.entry(task.job_id)).job.aggregation.secure
         return masked and not self.checks_masks(task.cells)
 
@@ -149,12 +147,12 @@ class CloudHost:
         return self._spools.setdefault((job_id, cell), BatchSpool(self._spool_dir))
 
     def perform(self, task: object) -> object:
-        """Do one task of a running job. What may be different later is `Obstacle`."""
+        """Do one task of a running job; return `Obstacle` for a failure that may pass."""
         try:
             return self._perform(task)
         except StoreAway as error:
             return ct.Obstacle(f"{reasons.STORE} ({error.what})")
-        except (Hindered, StoreError, ComputeError) as error:
+        except (TemporaryFailure, StoreError, ComputeError) as error:
             self._advised[job_of(task) or b""] = str(error) if error.fix else ""
             return ct.Obstacle(str(error))
         except OSError as error:

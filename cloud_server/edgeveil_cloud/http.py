@@ -1,10 +1,9 @@
-"""The cloud's HTTP control: jobs and releases, and the models they made, on a thread of its own.
+"""The cloud's HTTP control of jobs, releases and models, on its own thread.
 
-Bound to 127.0.0.1 by default. Everything but `/healthz` and `/v1/hello` wants `Authorization:
-Bearer <token>` of enough scope: `read` for jobs, status and metrics, `submit` for what changes a
-job or takes its model away; or the certificate of a client that the site file names; or a
-browser's cookie (`http_guard`). Answers are JSON; an error is `{"what": …, "fix": …}`, a refused
-job `{"problems": [...]}`.
+Binds to 127.0.0.1 by default. All paths but `/healthz` and `/v1/hello` require a scope: `read` for
+jobs, status and metrics, `submit` for changes and models. It is proved by `Authorization: Bearer
+<token>`, a client certificate named in the site file, or a browser's cookie (`http_guard`). Answers
+are JSON; errors are `{"what": …, "fix": …}`, refused jobs `{"problems": [...]}`.
 """
 
 from __future__ import annotations
@@ -41,17 +40,14 @@ _POLL_S = 0.1
 _PAGE = 1000
 ANSWER_S = 30.0
 _LOOK_S = 0.1
-_MAYBE_DONE = "what was asked for may still be done: look before you ask again"
+_MAYBE_DONE = "the request may still be carried out: check before you try again"
 
 T = TypeVar("T")
 Audit = Callable[[str, Mapping[str, str]], None]
 
 
-async def ask_here(question: Callable[[], T]) -> T:
-    return question()
-
-
-def unaudited(_action: str, _what: Mapping[str, str]) -> None: ...
+async def run_here(call: Callable[[], T]) -> T:
+    return call()
 
 
 def make_app(
@@ -60,15 +56,15 @@ def make_app(
     tokens: Tokens,
     health: Health | None = None,
     metrics: Metrics | None = None,
-    ask: Ask = ask_here,
+    ask: Ask = run_here,
     clients: Mapping[str, Scope] | None = None,
-    audit: Audit = unaudited,
+    audit: Audit = lambda _action, _details: None,
     at: ListenAt | None = None,
     facts: CloudFacts | None = None,
 ) -> HttpServer:
-    """The server of a cloud that is to listen `at`; not started. `control` is used on the cloud's
-    event loop, but for `check`. `clients` maps names in certificates to scopes; `audit` is called
-    in a thread before a job is changed; `facts` are shown on the pages."""
+    """Return an unstarted server; `control`, except `check`, runs on the cloud's event loop.
+
+    `clients` maps certificate names to scopes; `audit` runs in a thread before changes."""
     own = _Routes(store, control, tokens, metrics or Metrics(), ask, audit)
     guard = RequestGuard(tokens, clients or {}, at or ListenAt())
     pages = PageRoutes(store, control, guard, ask, facts)
@@ -122,7 +118,7 @@ class _Routes:
     audit: Audit
 
     async def hello(self, request: Request) -> Response:
-        """Proves to a client, before it shows its token, that this process knows the token."""
+        """Prove knowledge of the tokens to a client before it sends one."""
         nonce = request.query.get("nonce", [""])[0]
         if not NONCE.fullmatch(nonce):
             raise ConfigError(["nonce: must be 32 random bytes in hex"])
@@ -149,7 +145,7 @@ class _Routes:
         return Response.of_json({"id": job}, 201)
 
     async def backbone(self, request: Request) -> Response:
-        """Keep a feature extractor (ONNX) or first weights (safetensors) under their digest."""
+        """Store a feature extractor (ONNX) or first weights (safetensors)."""
         graph = bytearray()
         async for chunk in request.chunks():
             graph += chunk
@@ -221,18 +217,18 @@ class _Routes:
         await self.ask(lambda: getattr(self.control, how)(request.parameters["id"]))
         return await self.release(request)
 
-    # --- what they share ---
+    # --- shared ---
 
     async def _entry(self, request: Request) -> JobEntry:
         return await self.ask(lambda: self.store.job(request.parameters["id"]))
 
     async def _change(
-        self, request: Request, action: str, change: Callable[[], T], **what: str
+        self, request: Request, action: str, change: Callable[[], T], **details: str
     ) -> T:
-        """Write down who is about to do what, then do both, also where the client leaves."""
+        """Audit a change, then make it, even if the client disconnects."""
 
         async def both() -> T:
-            await asyncio.to_thread(self.audit, action, {**what, "by": request.by})
+            await asyncio.to_thread(self.audit, action, {**details, "by": request.by})
             return await self.ask(change)
 
         return await asyncio.shield(both())
@@ -246,7 +242,7 @@ def _unknown_model(entry: JobEntry) -> EdgeVeilError:
 
 
 def _summary(entry: JobEntry) -> dict[str, Any]:
-    """A job for JSON; with shared noise also its planned `privacy`."""
+    """Return a job as JSON, with planned `privacy` if it has shared noise."""
     shown = {**entry.__dict__, "digest": entry.digest.hex()}
     shown |= planned_of_shared(entry.canonical)
     del shown["canonical"]
@@ -268,17 +264,15 @@ def _number(request: Request, name: str, low: float, high: float) -> float:
 
 
 class ControlDesk:
-    """Takes questions to the cloud's own event loop, which alone touches store and machine. Refuses
-    at once while the database is away (`away()`), and what has no answer in `ANSWER_S`."""
+    """Runs calls on the cloud's event loop; raises StoreAway after `ANSWER_S` or while `away()`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, away: Callable[[], bool]) -> None:
         self._loop, self._away = loop, away
 
-    async def __call__(self, question: Callable[[], T], /) -> T:
-        """What `question` returns or raises, or StoreAway."""
+    async def __call__(self, call: Callable[[], T], /) -> T:
         if self._away():
             raise StoreAway("the database does not answer", fix="try again when it is back")
-        there = asyncio.run_coroutine_threadsafe(ask_here(question), self._loop)
+        there = asyncio.run_coroutine_threadsafe(run_here(call), self._loop)
         answer = asyncio.wrap_future(there)
         end_s = asyncio.get_running_loop().time() + ANSWER_S
         while not (await asyncio.wait([answer], timeout=_LOOK_S))[0]:
@@ -292,8 +286,6 @@ class ControlDesk:
 
 
 class HttpThread:
-    """A server on an event loop of its own, from `start` to `stop`."""
-
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -303,11 +295,10 @@ class HttpThread:
 
     @property
     def url(self) -> str:
-        """Address for clients on this machine; empty while it is not served."""
+        """Address for clients on this machine; "" while not serving."""
         return self._server.url if self._server is not None else ""
 
     async def start(self, server: HttpServer, host: str | ListenAt, port: int = 0) -> None:
-        """Serve. Raises UsageError if the port cannot be had."""
         self._thread.start()
         try:
             self._server = await self._there(server.start(host, port))
@@ -321,8 +312,8 @@ class HttpThread:
             self._server = None
             self._end()
 
-    async def _there(self, what: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(what, self._loop))
+    async def _there(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,15 +1,14 @@
-"""Who may ask what of the cloud's HTTP control: by token, by certificate, or by a browser's cookie.
+"""Authorization of the cloud's HTTP control: by token, client certificate, or browser cookie.
 
-A token lies in a file that only the cloud's owner can read, one for each scope. A browser shows it
-once and gets a cookie: a random number whose meaning is in this process's memory alone. It ends
-with the process, after `KEEP_S`, at log-out, and when its token is rotated; scripts and other
-sites' requests do not get it (HttpOnly, SameSite=Strict).
+Each scope has a token in a file readable only by the cloud's owner. A browser exchanges a token for
+a cookie: a random number known to this process only. The cookie ends with the process, after
+`KEEP_S`, at log-out, and when its token is rotated; scripts and other sites' requests cannot use it
+(HttpOnly, SameSite=Strict).
 
-A browser sends cookies and certificates by itself, whoever's page asked it to. So a request that
-changes anything counts, shown by a browser, only where the browser says that the cloud's own page
-asked (`Origin`, `Sec-Fetch-Site`); with a cookie only with the header `X-EdgeVeil: 1` too, which no
-other site's page can set. And where the cloud listens on this machine alone, its pages answer under
-the machine's own names alone: another site's name that leads here (DNS rebinding) shows nothing.
+Browsers send cookies and certificates also for other sites' pages. So a browser's changing request
+needs proof of the cloud's own page (`Origin`, `Sec-Fetch-Site`), and with a cookie also the header
+`X-EdgeVeil: 1`, which other sites cannot set. If the cloud listens on this machine only, pages are
+served only under the machine's own names, against DNS rebinding.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ PROOF_PATH = "/v1/hello"
 NONCE = re.compile(r"[0-9a-f]{64}")
 OWN_PAGE = "x-edgeveil"
 KEEP_S = 12 * 3600.0
-MOST_SESSIONS = 256  # the oldest gives way
-TRIES, TRIES_S = 10, 60.0  # wrong tokens from one address in so long
-_ADDRESSES = 1024  # that are told apart; beyond, all others count as one
+MOST_SESSIONS = 256  # beyond, the oldest ends
+TRIES, TRIES_S = 10, 60.0  # wrong tokens per address and period
+_ADDRESSES = 1024  # counted separately; all others count as one
 _PROOF_LABEL = b"edgeveil/http-control-proof/1\0"
 
 
@@ -45,7 +44,7 @@ _PROOF_LABEL = b"edgeveil/http-control-proof/1\0"
 
 
 class Scope(IntEnum):
-    """What the bearer of a token may do; each scope includes those below."""
+    """Permission of a token; each scope includes those below."""
 
     READ = 1
     SUBMIT = 2
@@ -62,12 +61,11 @@ TOKEN_FILES: Mapping[Scope, str] = {
     Scope.ADMIN: "http.token",
 }
 Tokens = Callable[[], Mapping[Scope, str]]
-"""The tokens that are good now."""
+"""Returns the currently valid tokens."""
 
 
 class TokenFolder:
-    """The tokens of a state folder, as their files are now: one that has become unfit or is gone
-    lets nobody in. Raises UsageError when made, if others can read a file or it holds no token."""
+    """The current tokens; raises UsageError if a file is readable by others or empty at start."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -87,19 +85,19 @@ def load_or_make_token(state_dir: Path, scope: Scope = Scope.ADMIN) -> str:
 
 
 def rotate_token(state_dir: Path, scope: Scope) -> Path:
-    """Put a new token in place of a scope's; returns its file. A running cloud takes it at once."""
+    """Replace a scope's token and return its file; takes effect at once."""
     path = state_dir / TOKEN_FILES[scope]
     tokens.rotate_token(path)
     return path
 
 
 def proof(token: str, nonce: str) -> str:
-    """Prove to whoever knows `token` that the one who answers `nonce` knows it too (hex)."""
+    """Return proof (hex) that the server which answers `nonce` knows `token`."""
     return hmac.new(token.encode(), _PROOF_LABEL + nonce.encode(), hashlib.sha256).hexdigest()
 
 
 def _scope_of(token: str, known: Mapping[Scope, str]) -> Scope | None:
-    """The highest scope of a token, compared with each in a time that reveals nothing."""
+    """Return a token's highest scope, by constant-time comparison with each."""
     given = token.encode("utf-8", "surrogateescape")
     found = [s for s, one in known.items() if hmac.compare_digest(given, one.encode())]
     return max(found, default=None)
@@ -111,7 +109,7 @@ def _scope_of(token: str, known: Mapping[Scope, str]) -> Scope | None:
 class BrowserSessions:
     def __init__(self, tokens: Tokens, now_s: Callable[[], float] = time.monotonic) -> None:
         self._tokens = tokens
-        # A cookie's scope, and the digest of the token that was shown for it.
+        # Scope of a cookie, and digest of the token it was exchanged for.
         self._held = ExpiringSecrets[tuple[Scope, bytes]](KEEP_S, MOST_SESSIONS, now_s)
 
     def begin(self, token: str) -> tuple[str, Scope] | None:
@@ -138,7 +136,7 @@ class FailedTries:
         self._tries: dict[str, deque[float]] = {}
 
     def wait_s(self, address: str) -> float:
-        """Seconds until this address may try again; 0: now."""
+        """Return the seconds until this address may try again; 0 is now."""
         old_s = self._now_s() - TRIES_S
         for one, tries in list(self._tries.items()):
             while tries and tries[0] <= old_s:
@@ -159,56 +157,55 @@ class FailedTries:
 
 
 @dataclass(frozen=True)
-class Asker:
+class Caller:
     by: str
     scope: Scope
 
 
 class RequestGuard:
-    """Lets requests through by scope. `clients` are names in certificates."""
+    """Authorizes requests by scope; `clients` maps names in certificates to scopes."""
 
     def __init__(self, tokens: Tokens, clients: Mapping[str, Scope], at: ListenAt) -> None:
         self._tokens, self._clients, self._at = tokens, clients, at
         self._sessions = BrowserSessions(tokens)
-        self._own_names_alone = at.socket is None and is_loopback(at.host)
+        self._own_names_only = at.socket is None and is_loopback(at.host)
         self.wanted: dict[Route, Scope | None] = {}
-        self.pages: set[Route] = set()  # for browsers: under the machine's own names alone
+        self.pages: set[Route] = set()  # served only under the machine's own names
 
     def refuse(self, request: Request) -> Response | None:
-        """An answer for whom the route is not meant. Asked before anything else, so that a
-        stranger cannot learn which jobs exist."""
-        if request.route in self.pages and not self._goes_by_name(request):
+        """Return a refusal or None; called first, so that strangers do not learn the jobs' ids."""
+        if request.route in self.pages and not self._has_own_name(request):
             return refusal(
                 403,
-                "the cloud listens on this machine alone and has not the name in this address",
+                "the cloud listens on this machine only, and this address has another name",
                 "open http://127.0.0.1 with its port; else set http.host and http.tls",
             )
         least = self.wanted[request.route] if request.route is not None else Scope.READ
         if least is None:
             return None
-        asker = self.asker(request)
-        if asker is None:
+        caller = self.caller(request)
+        if caller is None:
             return refusal(401, "the token is missing or wrong", f"pass {_files_of(least)}")
-        if asker.scope < least:
-            wants, has = f"wants a token of scope '{least.label}'", f"has '{asker.scope.label}'"
+        if caller.scope < least:
+            wants, has = f"wants a token of scope '{least.label}'", f"has '{caller.scope.label}'"
             what = f"this {wants}, the one given {has}"
             return refusal(403, what, f"pass {_files_of(least)}")
         if (why := self._foreign(request)) is not None:
             return refusal(403, why, "ask from the cloud's own page, or with a token")
-        request.keep()  # strangers' connections make room for others, this one does not
-        request.by = asker.by
+        request.keep()  # only unauthorized connections are dropped when all are in use
+        request.by = caller.by
         return None
 
-    def asker(self, request: Request) -> Asker | None:
-        """Who asks, by the highest scope of all that was shown; None for a stranger."""
+    def caller(self, request: Request) -> Caller | None:
+        """Return the client with the highest scope it proved, or None for a stranger."""
         names = [one for one in request.certificate_names if one in self._clients]
-        found = [Asker(f"certificate {one}", self._clients[one]) for one in names]
+        found = [Caller(f"certificate {one}", self._clients[one]) for one in names]
         if (given := self._bearer(request)) is not None:
-            found.append(Asker(f"token {given.label}", given))
+            found.append(Caller(f"token {given.label}", given))
         cookie = request.cookie(self._cookie_name(request))
-        logged_in = self._sessions.scope(cookie) if cookie and self._goes_by_name(request) else None
+        logged_in = self._sessions.scope(cookie) if cookie and self._has_own_name(request) else None
         if logged_in is not None:
-            found.append(Asker(f"page {logged_in.label}", logged_in))
+            found.append(Caller(f"page {logged_in.label}", logged_in))
         return max(found, key=lambda one: one.scope, default=None)
 
     def _bearer(self, request: Request) -> Scope | None:
@@ -216,26 +213,25 @@ class RequestGuard:
         return _scope_of(token, self._tokens()) if kind == "Bearer" else None
 
     def _foreign(self, request: Request) -> str | None:
-        """Why a browser may have sent this for another site; None where it did not."""
         if request.method in ("GET", "HEAD") or self._bearer(request) is not None:
-            return None  # no browser sends a token by itself
+            return None  # browsers never add a token by themselves
         if not request.is_same_origin:
             return "this came from another site's page"
         if request.cookie(self._cookie_name(request)) and request.headers.get(OWN_PAGE) != "1":
             return "the header X-EdgeVeil is missing"
         return None
 
-    def _goes_by_name(self, request: Request) -> bool:
-        return not self._own_names_alone or request.is_for_this_machine
+    def _has_own_name(self, request: Request) -> bool:
+        return not self._own_names_only or request.is_for_this_machine
 
     def _cookie_name(self, request: Request) -> str:
-        """One for each port: browsers keep cookies by host alone."""
+        """Return a name per port, since browsers scope cookies by host only."""
         port = request.host.rpartition(":")[2]
         named = f"edgeveil-cloud-{port}" if port.isdecimal() else "edgeveil-cloud"
         return f"__Host-{named}" if self._at.tls is not None else named
 
     def log_in(self, request: Request, token: str) -> str | None:
-        """A `Set-Cookie` header for a token; None where it is not good."""
+        """Return a `Set-Cookie` header, or None for an invalid token."""
         begun = self._sessions.begin(token)
         if begun is None:
             return None
@@ -243,7 +239,6 @@ class RequestGuard:
         return self._header(request, begun[0], KEEP_S)
 
     def log_out(self, request: Request) -> str:
-        """End the session; the `Set-Cookie` header that removes the cookie."""
         self._sessions.end(request.cookie(self._cookie_name(request)))
         return self._header(request, "", 0)
 

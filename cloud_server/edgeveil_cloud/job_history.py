@@ -1,7 +1,4 @@
-"""A job's events, summed up one by one: small however many there are.
-
-Events are those of the cloud's HTTP (`/jobs/{id}/events`) and of a run's `events.jsonl`.
-"""
+"""Incremental summary, of bounded size, of a job's events from HTTP or `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ from edgeveil.evaluation.figures import GUESSING, guessing, leading
 from edgeveil.pages.parts import thinned
 from edgeveil.parts.round import EVALUATIONS
 
-KEPT_EVENTS = 200  # that a page shows
+KEPT_EVENTS = 200  # shown on a page
 KEPT_ATTEMPTS = 100
-MOST_POINTS = 400  # of one evaluation's picture
-EVALUATIONS_KEPT = 6  # the first one's points and those of the newest
+MOST_POINTS = 400  # per evaluation
+EVALUATIONS_KEPT = 6  # the first and the newest
 _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")
 _RELEASED = ("release_promoted", "release_withdrawn")
 _LONG = ("vectors", "labels")
@@ -26,10 +23,10 @@ _ROW = ("phase", "number", "attempt", "uploads", "accuracy", "loss", "seconds")
 
 @dataclass(frozen=True)
 class EvaluationPoints:
-    """What one round's evaluation uploaded, or MOST_POINTS rows of it: `points` of `rows`."""
+    """Uploads of one round's evaluation, at most MOST_POINTS: `points` of `rows`."""
 
     round: int
-    scores: Mapping[str, Any]  # as `exchange_committed` has them, without rows and labels
+    scores: Mapping[str, Any]  # as in `exchange_committed`, without rows and labels
     points: list[list[float]]
     labels: list[int]
     rows: int
@@ -37,14 +34,14 @@ class EvaluationPoints:
 
 @dataclass
 class JobHistory:
-    """Takes the events in their order; the same one again changes nothing."""
+    """Takes events in order; a repeated event changes nothing."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)  # of committed rounds
+    rows: list[dict[str, Any]] = field(default_factory=list)  # committed rounds
     scores: list[dict[str, Any]] = field(default_factory=list)
     means: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[EvaluationPoints] = field(default_factory=list)
     attempts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_ATTEMPTS))
-    void: Counter[str] = field(default_factory=Counter)  # segments that did not count, by reason
+    void: Counter[str] = field(default_factory=Counter)  # refused segments by reason
     causes: Counter[str] = field(default_factory=Counter)  # of declines
     last: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     release: list[str] = field(default_factory=list)
@@ -55,11 +52,10 @@ class JobHistory:
     events: int = 0
     seq: int = 0
     doing: str = ""
-    privacy: Mapping[str, Any] | None = None  # as the job's end said
+    privacy: Mapping[str, Any] | None = None  # from the job's last end or pause
     _selected: int | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """The next event, as JSON has it; of unknown types only the name is kept."""
         seq = int(event.get("seq") or 0)
         if seq and seq <= self.seq:
             return
@@ -86,7 +82,7 @@ class JobHistory:
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """Committed training rounds alone."""
+        """Committed training rounds only."""
         return [row for row in self.rows if row["number"] and row["phase"] not in EVALUATIONS]
 
     @property
@@ -97,7 +93,7 @@ class JobHistory:
     def _committed(self, data: Mapping[str, Any]) -> dict[str, Any]:
         uploads, selected = int(data["uploads"]), self._selected
         found, own = data.get("clusters"), data.get("federated") or None
-        if own:  # its first figure, with its error
+        if own:  # only its leading figure, with its error
             led = str(own.get("leading", ""))
             names = ("leading", led, f"{led}_deviation") if led else ()
             own = {name: own[name] for name in names}
@@ -115,7 +111,7 @@ class JobHistory:
                 for name in ("causes", "bytes", "epsilon", "timeline", "cells")
             },
             "federated": own,
-            # Scores from sums; those of uploads come with the uploads.
+            # Only scores from sums; others are in `evaluations`.
             "clusters": found if found and found.get("upload") == "sums" else None,
         }
         self.rows.append(row)

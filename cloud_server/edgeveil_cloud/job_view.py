@@ -1,9 +1,7 @@
-"""One job for whoever looks: as a row of the list, live at the cloud or beside a run, or frozen as
-the report of a run.
+"""The page of one job: live at the cloud, beside a local run, or frozen as a report.
 
-`job_view` makes plain JSON in the form of `edgeveil.pages.parts`, which `static/job_view.js` draws.
-Every statement of privacy on a page is made here: an ε only where it is proven, accuracy never
-without both guarantees, and both with their δ, unit and status.
+All privacy statements of pages are made here: ε only if proven, accuracy only with both guarantees,
+and guarantees with δ, unit and status. `static/job_view.js` draws the JSON.
 """
 
 from __future__ import annotations
@@ -63,15 +61,15 @@ from edgeveil.privacy.guarantee import (
 )
 from edgeveil.protocol.cloud_reasons import declined_text
 from edgeveil.units import byte_text, seconds_text
-from edgeveil_cloud.evaluation import told_federated
+from edgeveil_cloud.evaluation import as_federated
 from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.round_report import summary_of
 from edgeveil_cloud.store_tables import ENDED, JobEntry, JobGlimpse, RoundRecord
 
-NUMBERED = 60  # points of a panel with their cluster's number
-FIRST_ROWS = 25  # of a table, until more are asked for
+NUMBERED = 60  # largest panel whose points show their cluster's number
+FIRST_ROWS = 25  # of a table before it is expanded
 MOST_ROWS = 200  # of the table of rounds
-COLLUSION = "collusion"  # training's ε if all others collude
+COLLUSION = "collusion"  # key of training's ε if all others collude
 TONES: Mapping[str, Tone] = {"completed": "good", "failed": "bad", "paused": "warn"}
 HOPS = (
     ("cloud_to_proxy", "cloud → proxy"),
@@ -86,13 +84,13 @@ STEPS = (
     ("absorb_s", "open, aggregate, test", "green"),
 )
 _CLOUDS_RECORDS = "on records the cloud holds"
-# Counts, and what no model moves.
+# Counts, and figures that no model changes.
 _NO_FIGURES = ("unusable", "normal", "anomalous", "largest_class_rate", "rmse_of_mean")
-_BY_DEVICES = (  # figures that devices' counts may give
+_BY_DEVICES = (  # figures that devices' counts can yield
     *("accuracy", "balanced_accuracy", "macro_f1", "rmse", "mae"),
     *("auc", "detection_rate", "false_alarm_rate", "precision", "f1", "threshold"),
 )
-_UNUSABLE = {  # what a record without a usable answer lacks, and how it counts
+_UNUSABLE = {  # of a record without a usable answer: what is missing, and how it counts
     ACCURACY: ("probability", "wrong"),
     RMSE: ("value", "far off"),
     AUC: ("score", "wrong"),
@@ -101,9 +99,9 @@ _UNUSABLE = {  # what a record without a usable answer lacks, and how it counts
 
 @dataclass(frozen=True)
 class RunPart:
-    """What only a run on one machine knows of its job, as `result.json` has it. `held`: the section
-    on who holds what; `measured_on`: "" for a published set's test records, else why the figures
-    are for the owner's eyes alone."""
+    """Facts known only to a run on one machine, as in `result.json`.
+
+    `measured_on` is "" for published test records, else why figures are for the owner only."""
 
     devices: int = 0
     infer_only: int = 0
@@ -122,8 +120,7 @@ class RunPart:
 
 @dataclass(frozen=True)
 class JobDetails:
-    """A job without its events. `privacy` has both guarantees, as planned while `planned`, else as
-    spent; `half` is half of the range of a label that is a number."""
+    """A job without its events; `privacy` is planned while `planned`, otherwise spent."""
 
     name: str
     status: str
@@ -140,12 +137,11 @@ class JobDetails:
     shuffle: Sequence[str] = ()
     aggregation_note: str = ""
     measure: str = ACCURACY  # leads its figures
-    half: float | None = None
+    half: float | None = None  # half of the range of a numeric label
     run: RunPart = RunPart()
 
     @classmethod
     def of_entry(cls, entry: JobEntry, cells: int = 1) -> JobDetails:
-        """Of a stored job, whose canonical bytes this version may be unable to plan."""
         names = ("name", "id", "status", "reason", "started_at", "ended_at")
         own = {name: getattr(entry, name) for name in names}
         return replace(facts_of(entry.canonical, cells), **own)
@@ -153,7 +149,7 @@ class JobDetails:
 
 @lru_cache(maxsize=512)
 def facts_of(canonical: bytes, cells: int = 1) -> JobDetails:
-    """A job by its canonical bytes; without a name where this version cannot plan it."""
+    """Return details from canonical bytes; the name is "" if this version cannot plan them."""
     try:
         return facts_of_plan(compile_canonical(canonical), cells)
     except (EdgeVeilError, ValueError, LookupError, TypeError, AttributeError):
@@ -161,7 +157,6 @@ def facts_of(canonical: bytes, cells: int = 1) -> JobDetails:
 
 
 def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
-    """A job by its plan, before anything has happened."""
     whole = len(plan.all_rounds)
     return JobDetails(
         plan.job.job,
@@ -179,7 +174,7 @@ def facts_of_plan(plan: Plan, cells: int = 1) -> JobDetails:
 
 
 def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
-    """`privacy` of a job with shared noise, as planned: its events lack both ε of training."""
+    """Return planned `privacy` of a job with shared noise, whose events lack both ε of training."""
     try:
         shared = json.loads(canonical)["privacy"].get("noise") == "shared"
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -192,15 +187,15 @@ def planned_of_shared(canonical: bytes) -> Mapping[str, Any]:
 
 
 def row_of(glimpse: JobGlimpse) -> dict[str, Any]:
-    """JSON-able. Both guarantees are as planned until the job has ended, then as spent."""
+    """Return the job's list row; guarantees are planned until the job has ended, then spent."""
     entry, newest = glimpse.entry, glimpse.newest
-    facts, told = facts_of(entry.canonical), glimpse.life.data if glimpse.life else {}
-    spent = told.get("privacy") if entry.ended else None
+    facts, end = facts_of(entry.canonical), glimpse.life.data if glimpse.life else {}
+    spent = end.get("privacy") if entry.ended else None
     names = ("id", "name", "status", "priority", "submitted_at", "started_at", "ended_at")
     privacy = spent or facts.privacy or {}
     return {
         **{name: getattr(entry, name) for name in names},
-        "reason": why_it_stands(glimpse),
+        "reason": status_reason(glimpse),
         "method": facts.method,
         "exchange": newest.index if newest else 0,
         "exchanges": facts.all_rounds,
@@ -216,25 +211,24 @@ def row_of(glimpse: JobGlimpse) -> dict[str, Any]:
 
 
 def record_figure(canonical: bytes, record: RoundRecord) -> str:
-    """What leads the figures of one committed round, by name, or ""."""
-    told = evaluation_text({"federated": told_federated(record.scores), "clusters": record.scores})
-    if told:
-        return told
+    """Return name and value of a committed round's leading figure, or ""."""
+    text = evaluation_text({"federated": as_federated(record.scores), "clusters": record.scores})
+    if text:
+        return text
     facts = facts_of(canonical)
     led = _led(facts, record)
     return f"{facts.measure} {led}" if led else ""
 
 
 def _led(facts: JobDetails, record: RoundRecord | None) -> str:
-    """The value that leads a tested round's figures, or ""."""
     if record is None:
         return ""
     value = leading_stored(facts.measure, record.accuracy, record.loss, facts.half)
     return "" if value is None else leading_text(facts.measure, value, record.scores)
 
 
-def why_it_stands(glimpse: JobGlimpse) -> str:
-    """Why a job does not go on, and what to do; "" where it runs or is done."""
+def status_reason(glimpse: JobGlimpse) -> str:
+    """Return why a job is not running and the fix, or ""."""
     entry, life = glimpse.entry, glimpse.life
     if entry.status != "queued":
         return entry.reason
@@ -254,17 +248,14 @@ def why_it_stands(glimpse: JobGlimpse) -> str:
 
 
 def job_view(facts: JobDetails, events: Iterable[Mapping[str, Any]] | JobHistory) -> Json:
-    """The page of one job."""
     if isinstance(events, JobHistory):
         return _View(facts, events).whole()
-    course = JobHistory()
-    course.take_all(events)
-    return _View(facts, course).whole()
+    history = JobHistory()
+    history.take_all(events)
+    return _View(facts, history).whole()
 
 
 class _Guarantee:
-    """Training's or inference's."""
-
     def __init__(self, privacy: Mapping[str, Any], which: str) -> None:
         part = self.part = privacy[which]
         self.text, self.unit = guarantee_text(privacy, which), str(part["unit"])
@@ -287,29 +278,34 @@ def _guarantee_card(name: str, one: _Guarantee, *, planned: bool, simulated: boo
 
 
 class _View:
-    def __init__(self, facts: JobDetails, course: JobHistory) -> None:
-        self._facts, self._course, self._run = facts, course, facts.run
+    def __init__(self, facts: JobDetails, history: JobHistory) -> None:
+        self._facts, self._history, self._run = facts, history, facts.run
         self._ended = facts.status in ENDED
         privacy, self._planned = facts.privacy, facts.planned
-        if self._planned and course.privacy is not None:
-            privacy, self._planned = course.privacy, False
+        if self._planned and history.privacy is not None:
+            privacy, self._planned = history.privacy, False
         self._guarantees = {
             which: _Guarantee(privacy, which)
             for which in ("training", "inference")
             if privacy is not None
         }
-        self._rows = [self._proven(row) for row in course.rows]
-        self._before = course.phases  # names of rounds, as far as they do not follow
-        if any(row["phase"] in EVALUATIONS for row in course.rows):
-            self._before = [short_label(row["phase"], row["number"]) for row in course.rows]
-        told = [row["led"][0] for row in course.rounds if row["led"][1] is not None]
-        self._measure = facts.measure if facts.measure != ACCURACY or not told else told[-1]
-        self._tested = [row for row in course.rounds if self._measured(row) is not None]
+        self._rows = [self._proven(row) for row in history.rows]
+        self._before = history.phases  # names of rounds outside the numbering
+        if any(row["phase"] in EVALUATIONS for row in history.rows):
+            self._before = [short_label(row["phase"], row["number"]) for row in history.rows]
+        measures = [row["led"][0] for row in history.rounds if row["led"][1] is not None]
+        self._measure = facts.measure if facts.measure != ACCURACY or not measures else measures[-1]
+        self._tested = [row for row in history.rounds if self._measured(row) is not None]
         self._simulated = facts.run.simulated
         self._shared = any(COLLUSION in row["epsilon"] for row in self._rows)
 
     def whole(self) -> Json:
         facts, run = self._facts, self._run
+        how = {"planned": self._planned, "simulated": self._simulated}
+        guarantees = [
+            _guarantee_card(f"{which} guarantee", one, **how)
+            for which, one in self._guarantees.items()
+        ]
         sections = (
             self._accuracy,
             self._figures,
@@ -331,7 +327,7 @@ class _View:
             "badge": {"text": facts.status, "tone": TONES.get(facts.status, "")},
             "lines": self._lines(),
             "progress": self._progress(),
-            "cards": [self._cards(), self._guarantee_cards()],
+            "cards": [self._cards(), guarantees],
             "sections": [made for one in sections if (made := one()) is not None],
             "footer": " · ".join(f"{name} {text}" for name, text in run.versions.items())
             or facts.id,
@@ -344,7 +340,7 @@ class _View:
         if run.devices:
             only = f", {run.infer_only} of them only evaluate" if run.infer_only else ""
             parts.append(f"{run.devices} devices{only}")
-        rounds, phases = counted(len(self._course.rounds), "round"), len(self._course.phases)
+        rounds, phases = counted(len(self._history.rounds), "round"), len(self._history.phases)
         after = f" after {counted(phases, 'preparation round')}" if phases else ""
         parts.append(rounds + after)
         seconds = run.seconds
@@ -357,9 +353,9 @@ class _View:
         found = [said(" · ".join(parts))]
         if run.simulated:
             engine = f" (engine {run.engine})" if run.engine else ""
-            what = f"Simulated{engine}, encryption off, noise seeded: it protects nobody"
-            found.append(said(what, "warn"))
-        found += [said(f"The release: {reason}") for reason in self._course.release]
+            text = f"Simulated{engine}, encryption off, noise seeded: it protects nobody"
+            found.append(said(text, "warn"))
+        found += [said(f"The release: {reason}") for reason in self._history.release]
         if facts.reason:
             found.append(said(facts.reason, "soft" if facts.status == "completed" else "bad"))
         return found
@@ -367,23 +363,23 @@ class _View:
     def _progress(self) -> Json | None:
         if self._ended or not self._facts.all_rounds:
             return None
-        done, of, doing = len(self._rows), self._facts.all_rounds, self._course.doing
-        rounds = f"round {len(self._course.rounds)} of {self._facts.rounds}"
+        done, of, doing = len(self._rows), self._facts.all_rounds, self._history.doing
+        rounds = f"round {len(self._history.rounds)} of {self._facts.rounds}"
         return {"done": done, "of": of, "text": f"{rounds}: {doing}" if doing else rounds}
 
     def _cards(self) -> list[Json]:
-        run, rounds = self._run, self._course.rounds
+        run, history, rounds = self._run, self._history, self._history.rounds
         last = rounds[-1] if rounds else None
         measured = f"on {run.measured_on}" if run.measured_on else _CLOUDS_RECORDS
         name = f"final {self._measure}" if self._ended else f"{self._measure} now"
         if self._measure == RMSE:
             measured = f"in the label's unit, {measured}"
         value = self._measured(last) if last else None
-        if value is not None and (told := beside_text(self._measure, value, self._course.guessing)):
-            measured = f"{told}; {measured}"
+        if value is not None and (guess := beside_text(self._measure, value, history.guessing)):
+            measured = f"{guess}; {measured}"
         found = [card(name, self._text(value), measured)]
-        if self._course.federated:
-            found.append(self._federated_card(self._course.federated[-1]))
+        if history.federated:
+            found.append(self._federated_card(history.federated[-1]))
         if run.reference:
             note = "same records, no privacy"
             note += f": {run.reference_note}" if run.reference_note else ""
@@ -405,26 +401,21 @@ class _View:
     def _federated_card(self, own: Mapping[str, Any]) -> Json:
         name = "{} on the devices' own records"
         if "leading" not in own:
-            note = f"the noise hides all there is, after round {own['round']}"
+            note = f"the noise hides every figure, after round {own['round']}"
             return card(name.format(self._measure), "–", note)
         note = (
             f"noised counts of about {own['records']:,.0f} records after round {own['round']}; ±"
             " one standard error, by the noise alone"
         )
         key = str(own["leading"])
-        if told := _beside(own, key, own):
-            note = f"{told}; {note}"
-        return card(name.format(words(key)), _with_error(own, key), note)
-
-    def _guarantee_cards(self) -> list[Json]:
-        how = {"planned": self._planned, "simulated": self._simulated}
-        found = self._guarantees.items()
-        return [_guarantee_card(f"{which} guarantee", one, **how) for which, one in found]
+        if guess := _baseline(own, key, own):
+            note = f"{guess}; {note}"
+        return card(name.format(display_name(key)), _with_error(own, key), note)
 
     # --- accuracy ---
 
     def _measured(self, row: Mapping[str, Any]) -> float | None:
-        """What leads the figures after a round; RMSE and AUC also follow from the loss."""
+        """Return a round's leading figure; RMSE and AUC may follow from the loss."""
         name, found = row["led"]
         value: float | None = found if name == self._measure else None
         if value is not None:
@@ -439,7 +430,7 @@ class _View:
         title, reference = f"{measure} by round", run.reference
         federated = {
             one["round"]: (one[one["leading"]], one[f"{one['leading']}_deviation"])
-            for one in self._course.federated
+            for one in self._history.federated
             if one.get("leading") == self._measure.lower()
         }
         tested = {row["number"]: self._measured(row) for row in self._tested}
@@ -478,12 +469,12 @@ class _View:
         return section("accuracy", title, parts, before=[said(text), note])
 
     def _figures(self) -> Json | None:
-        found = self._course.figures
+        found = self._history.figures
         if not found:
             return None
         text_of = "{:.4g}".format if "rmse" in found else figure_text
         rows = [
-            [words(name), text_of(value)]
+            [display_name(name), text_of(value)]
             for name, value in found.items()
             if type(value) in (int, float) and name not in _NO_FIGURES
         ]
@@ -496,7 +487,7 @@ class _View:
             of = [*called, *map(str, range(len(called), len(crossed)))]
             label, axes = "Records by true and predicted class", ("true class", "predicted class")
             parts.append(heat(label, crossed, of, of, axes))
-        at = self._course.figures_round
+        at = self._history.figures_round
         text = f"Of the model after round {at}, on the records that {self._measure} is measured on."
         unusable = int(found.get("unusable") or 0)
         answer, count = _UNUSABLE[self._measure]
@@ -506,20 +497,19 @@ class _View:
         return section("figures", title, parts, before=before)
 
     def _federated(self) -> Json | None:
-        """The newest evaluation on the devices' own records, beside the cloud's test."""
-        if not self._course.federated:
+        if not self._history.federated:
             return None
-        own, title = self._course.federated[-1], "On the devices' own records"
+        own, title = self._history.federated[-1], "On the devices' own records"
         number = own["round"]
         if "leading" not in own:
-            said_so = f"After round {number} the counts were nothing but noise: no figure is told."
-            return section("federated", title, [], before=[said(said_so, "warn")])
-        by_cloud = dict(self._course.figures)
-        rounds = {row["number"]: row for row in self._course.rounds}
+            text = f"After round {number} the counts were nothing but noise: no figure is shown."
+            return section("federated", title, [], before=[said(text, "warn")])
+        by_cloud = dict(self._history.figures)
+        rounds = {row["number"]: row for row in self._history.rounds}
         by_cloud["accuracy"] = rounds.get(number, {}).get("accuracy")
-        guessed = self._course.guessing
+        guessed = self._history.guessing
         rows = [
-            [words(name), _compared(own, name, own), _compared(by_cloud, name, guessed)]
+            [display_name(name), _compared(own, name, own), _compared(by_cloud, name, guessed)]
             for name in _BY_DEVICES
             if name in own
         ]
@@ -527,8 +517,8 @@ class _View:
         text = (
             f"Of the model after round {number}. Each device counted on its own evaluation records"
             f" and added noise, of a standard deviation of {own['count_deviation']:.3g} records in"
-            " each count of the sum; ± is one standard error by this noise alone. What the noise"
-            " hides is not told."
+            " each count of the sum; ± is one standard error by this noise alone. Figures that the"
+            " noise hides are not shown."
         )
         if "threshold" in own:
             text += (
@@ -544,14 +534,13 @@ class _View:
         ]
         parts = [
             table("Figures", ["figure", "devices' own records", "the cloud's test"], rows),
-            _per_class(classes, self._course.figures.get("classes") or []),
+            _per_class(classes, self._history.figures.get("classes") or []),
         ]
         return section("federated", title, parts, before=[said(text)])
 
     # --- privacy ---
 
     def _proven(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A round without the ε that no proof stands behind."""
         proven = {
             which for which, one in self._guarantees.items() if one.part["status"] == "proven"
         }
@@ -584,7 +573,7 @@ class _View:
         )
         return section("epsilon", "Privacy by plan", parts, before=[said(text)])
 
-    # --- who answered ---
+    # --- answers ---
 
     def _answers(self) -> Json | None:
         if not self._rows:
@@ -595,17 +584,17 @@ class _View:
             if any(values):
                 found.append(series(name, values, colour, "count", dash=name == "selected"))
         parts = [self._by_row("Answers by round", found)]
-        void = {why.replace("_", " "): n for why, n in self._course.void.most_common(12)}
+        void = {why.replace("_", " "): n for why, n in self._history.void.most_common(12)}
         for label, counts, colour in (
             ("Segments that did not count, by reason", void, "red"),
-            ("Declines of all rounds, by cause", dict(self._course.causes.most_common()), "red"),
+            ("Declines of all rounds, by cause", dict(self._history.causes.most_common()), "red"),
             ("Uploads of each cell in the last round", self._rows[-1].get("cells"), "blue"),
         ):
             if counts:
                 names = sorted(counts) if colour == "blue" else list(counts)
                 rows = [(name, float(counts[name]), f"{counts[name]:,}") for name in names]
                 parts.append(bars(label, rows, colour))
-        if attempts := self._course.attempts:
+        if attempts := self._history.attempts:
             columns = ("selected", "uploaded", "declined", "absent")
             body = [
                 [str(one["round"]), *(_count(one.get(name)) for name in columns), str(one["why"])]
@@ -620,11 +609,11 @@ class _View:
     # --- evaluation ---
 
     def _clusters(self) -> Json | None:
-        scores = self._course.scores
+        scores = self._history.scores
         if not scores:
             return None
         rows = [[str(one["round"]), cluster_text(one)] for one in scores[-MOST_ROWS:]]
-        told = table("Scores", ["round", "scores"], rows, text=[1], first=FIRST_ROWS)
+        by_round = table("Scores", ["round", "scores"], rows, text=[1], first=FIRST_ROWS)
         newest = scores[-1]
         if newest.get("upload") == "sums":
             text = (
@@ -636,8 +625,8 @@ class _View:
                 " distances to centroids."
             )
             title = "Clusters of the devices' records"
-            return section("clusters", title, [told], before=[said(text)])
-        shown, text = self._course.evaluations, ""
+            return section("clusters", title, [by_round], before=[said(text)])
+        shown, text = self._history.evaluations, ""
         if shown:
             text = (
                 "Each point is one uploaded softmax vector after its noise, projected to the two"
@@ -645,12 +634,12 @@ class _View:
             )
         if any(one["eval_type"] == "SILHOUETTE_SCORE" for one in scores):
             text += " Silhouettes near 0 mean that noise hides most of the structure."
-        parts = [_cluster_picture(shown), told]
+        parts = [_cluster_picture(shown), by_round]
         title = "What devices uploaded for evaluation"
         return section("clusters", title, parts, before=[said(text.strip()) if text else None])
 
     def _averages(self) -> Json | None:
-        means = self._course.means
+        means = self._history.means
         if not means:
             return None
         text = (
@@ -700,7 +689,7 @@ class _View:
         rows = [(name, float(hops[key]), byte_text(hops[key])) for key, name in HOPS if key in hops]
         return section("bytes", "Bytes by hop", [bars("Bytes by hop", rows)], before=[said(text)])
 
-    # --- what it means ---
+    # --- meaning ---
 
     def _seen(self) -> Json | None:
         if not self._facts.seen:
@@ -800,7 +789,7 @@ class _View:
         return section("rounds", "Rounds", [found], before=[note])
 
     def _events(self) -> Json | None:
-        last = self._course.last
+        last = self._history.last
         if not last:
             return None
         proven = set(self._rows[-1]["epsilon"]) if self._rows else set()
@@ -809,7 +798,7 @@ class _View:
             {"time": one["time"] or None, **_event_line(one["type"], one["data"], units)}
             for one in reversed(last)
         ]
-        found = events(rows, self._course.events - len(last))
+        found = events(rows, self._history.events - len(last))
         return section("events", "Events", [found])
 
 
@@ -817,7 +806,6 @@ class _View:
 
 
 def _per_class(found: Sequence[Mapping[str, Any]], called: Sequence[str]) -> Json | None:
-    """Precision, recall and F1, a row for each class, by name as far as they are `called` so."""
     if not found:
         return None
     rows = [
@@ -833,7 +821,7 @@ def _per_class(found: Sequence[Mapping[str, Any]], called: Sequence[str]) -> Jso
 
 
 def _cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:
-    """The points of all evaluations in one projection, so that they can be compared."""
+    """Draw all evaluations in one projection, so that they can be compared."""
     if not shown:
         return None
     stacked = np.concatenate([np.asarray(one.points, np.float64) for one in shown])
@@ -842,11 +830,11 @@ def _cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:
         part = points[start : start + len(one.points)]
         start += len(one.points)
         there, score = np.flatnonzero(np.isfinite(part).all(axis=1)), one.scores.get("score")
-        told = "no score" if score is None else f"{score:.2f}".replace("-0", "−0")
+        value = "no score" if score is None else f"{score:.2f}".replace("-0", "−0")
         few = "" if len(part) == one.rows else f", {len(part)} of {one.rows} points"
         panels.append(
             {
-                "title": f"round {one.round} · {told}{few}",
+                "title": f"round {one.round} · {value}{few}",
                 "points": [[round(float(v), 4) for v in row] for row in part[there]],
                 "labels": [int(one.labels[k]) for k in there],
                 "numbered": one.rows <= NUMBERED,
@@ -862,23 +850,22 @@ def _cluster_picture(shown: Sequence[EvaluationPoints]) -> Json | None:
 
 
 def _event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) -> Json:
-    """An event in a line; `units` of the guarantees that are proven."""
     tone: Tone = ""
     if kind == "exchange_committed":
         text = _committed_text(data, units)
     elif kind == "broadcast":
         of = str(data.get("kind", "job"))
-        what = data.get("round") if of == "round" else f"the {of}"
-        text = f"{what} sent to {_count(data.get('selected'))} devices"
+        name = data.get("round") if of == "round" else f"the {of}"
+        text = f"{name} sent to {_count(data.get('selected'))} devices"
     elif kind == "batch":
-        text = f"round {data.get('round')}: {_count(data.get('uploads'))} uploads came"
+        text = f"round {data.get('round')}: {_count(data.get('uploads'))} uploads received"
     elif kind == "round_repeated":
         text, tone = f"round {data.get('round')} again: {data.get('why', '')}", "warn"
     elif kind == "job_waiting":
         enrolled, wanted = data.get("enrolled"), data.get("wanted")
         text, tone = f"waits for devices: {enrolled} are enrolled, it asks for {wanted}", "warn"
     else:
-        text = words(kind)
+        text = display_name(kind)
         text += f": {data['reason']}" if data.get("reason") else ""
         tone = TONES.get(kind.removeprefix("job_"), "")
     return {"text": text, "tone": tone}
@@ -888,8 +875,8 @@ def _committed_text(data: Mapping[str, Any], units: Mapping[str, str]) -> str:
     name = round_label(data["phase"], data["number"])
     text = f"{name} committed: {data['uploads']} answered"
     text += f", {data['declined']} declined" if data["declined"] else ""
-    if told := evaluation_text(data):
-        text += f"; {told}"
+    if figures := evaluation_text(data):
+        text += f"; {figures}"
     led, value = data["led"]
     if value is None:
         return text
@@ -929,46 +916,45 @@ _MEASURES = {
 
 
 def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
-    """`counted_too`: devices also count on their evaluation records."""
     if not inference.proven:
         return "Devices uploaded inferences without a proven guarantee."
     if not inference.epsilon:
         return "No device uploaded an inference."
     uploads = "the noised counts and sums of how the model does on them, and inferences"
-    what = uploads if counted_too else "noised softmax vectors"
+    kind = uploads if counted_too else "noised softmax vectors"
     one = "one record" if inference.unit == "record" else "the whole evaluation set of one device"
     one += ", or one record of it" * ("record_epsilon" in inference.part)
     return (
-        f"All that is uploaded of a device's evaluation records is priced here together: {what}. It"
+        f"All that is uploaded of a device's evaluation records is priced here together: {kind}. It"
         f" holds for {one}, added or removed{shared_text(inference.part)}. Training is priced"
         " apart: its records are never the same."
     )
 
 
 def _with_error(own: Mapping[str, Any], key: str) -> str:
-    """`0.918 ± 0.018`; nothing but the figure where its error is not known."""
+    """Format `0.918 ± 0.018`, without the error if it is unknown."""
     value, off = own.get(key), own.get(f"{key}_deviation")
     if value is None:
         return "–"
     measure = RMSE if key in ("rmse", "mae", "threshold") else ACCURACY
-    told = leading_text(measure, value)
-    return told if off is None else f"{told} ± {leading_text(measure, off)}"
+    text = leading_text(measure, value)
+    return text if off is None else f"{text} ± {leading_text(measure, off)}"
 
 
-def _beside(found: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:
-    """`beside_text` of an accuracy or RMSE; "" of another figure."""
+def _baseline(found: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:
+    """Return `beside_text` for accuracy or RMSE, otherwise ""."""
     measure, value = {"accuracy": ACCURACY, "rmse": RMSE}.get(key, ""), found.get(key)
     return "" if value is None else beside_text(measure, value, figures)
 
 
 def _compared(own: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:
-    """`0.918 ± 0.018 (always the largest class 0.866)`, by the `figures` of the records."""
-    beside = _beside(own, key, figures)
-    return _with_error(own, key) + (f" ({beside})" if beside else "")
+    """Format `0.918 ± 0.018 (majority class 0.866)`, from the records' `figures`."""
+    baseline = _baseline(own, key, figures)
+    return _with_error(own, key) + (f" ({baseline})" if baseline else "")
 
 
 def _ups(values: Sequence[float | None]) -> list[float | None]:
-    """ε with few digits, rounded up."""
+    """Round each ε up to six digits."""
     return [None if value is None else float(up(value, 6)) for value in values]
 
 
@@ -983,6 +969,6 @@ def _count(value: int | None) -> str:
 _NAMES = {"macro_f1": "macro-F1", "auc": "AUC", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
 
 
-def words(name: str) -> str:
-    """A figure's or an event's name, for a person."""
+def display_name(name: str) -> str:
+    """Return the display name of a figure or event."""
     return _NAMES.get(name, name.replace("_", " "))

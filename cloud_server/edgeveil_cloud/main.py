@@ -1,4 +1,4 @@
-"""The cloud process: a link for each cell, one role, one HTTP control."""
+"""The cloud process: a link per cell, one role, one HTTP control."""
 
 from __future__ import annotations
 
@@ -42,23 +42,19 @@ from edgeveil_cloud.store_tables import StoreError
 
 
 def run(site: CloudSite) -> int:
-    """Run until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError at start."""
+    """Run until SIGINT or SIGTERM; return 0 after a clean stop. Raises EdgeVeilError at start."""
     logs.setup(site.log.level, site.log.format)
-    return run_until_stopped(lambda stop: _run_alone(site, stop))
+    return run_until_stopped(lambda stop: _run(site, stop))
 
 
-async def _run_alone(site: CloudSite, stop: asyncio.Event) -> int:
-    with OwnFolder(site.state_dir) as folder:
-        return await _run(site, folder, stop)
-
-
-async def _run(site: CloudSite, folder: OwnFolder, stop: asyncio.Event) -> int:
-    at = ListenAt.of(site.http)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work") as executor:
+async def _run(site: CloudSite, stop: asyncio.Event) -> int:
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-work")
+    with OwnFolder(site.state_dir) as folder, executor:
+        at = ListenAt.of(site.http)
         process = _CloudProcess(site, executor)
         store, control, links = process.cloud.store, process.cloud.control, process.links
         process.runtime.follow_logs()
-        await links.attach(process.runtime, _said)
+        await links.attach(process.runtime, _log_link)
         tokens = TokenFolder(site.state_dir)
         audit = own_audit_log(site.state_dir, "cloud").append
         health = process.health(at)
@@ -157,15 +153,15 @@ def _connected(session: RuntimeLink) -> Holds:
     return session.connected or LINK_DOWN
 
 
-def _said(cell: str, connected: bool, reason: str) -> None:
+def _log_link(cell: str, connected: bool, reason: str) -> None:
     event = "broker_connected" if connected else "broker_lost"
     of_it = {"cell": cell} if cell else {}
     LOG.log(20 if connected else 30, event, extra={**of_it, "reason": reason})
 
 
-# --- links, one for each cell: a slow broker holds up its own cell alone ---
+# --- links: one per cell, so that a slow broker delays only its own cell ---
 
-QUEUE_BYTES = 64 << 20  # beyond, a message is dropped; the machine repeats it until it is confirmed
+QUEUE_BYTES = 64 << 20  # beyond, messages are dropped; the machine repeats unconfirmed ones
 
 
 class CellLinks:
@@ -173,13 +169,12 @@ class CellLinks:
         self.sessions = {cell.name: _session(site, cell) for cell in site.all_cells}
         self._queues = {name: _Queue(one) for name, one in self.sessions.items()}
 
-    async def attach(self, runtime: Runtime, told: Callable[[str, bool, str], None]) -> None:
+    async def attach(self, runtime: Runtime, on_state: Callable[[str, bool, str], None]) -> None:
         for cell, session in self.sessions.items():
-            await session.attach(runtime, partial(told, cell))
+            await session.attach(runtime, partial(on_state, cell))
 
     async def connect_or_raise(self) -> dict[str, str]:
-        """To all brokers at once; why some cannot be reached. Raises BrokerError where none is
-        there."""
+        """Connect to all brokers; return failures by cell. Raises BrokerError if all failed."""
         tries = [one.connect_or_raise() for one in self.sessions.values()]
         found = await asyncio.gather(*tries, return_exceptions=True)
         failed = [one for one in found if isinstance(one, BaseException)]
@@ -190,9 +185,9 @@ class CellLinks:
         return {cell: str(error) for cell, error in by_cell if isinstance(error, BrokerError)}
 
     async def publish(self, to: fx.Address, frame: bytes) -> None:
-        """To the proxy of a cell. Raises LinkDown."""
+        """Send a frame to a cell's proxy; raises LinkDown."""
         if not isinstance(to, fx.ProxyAddress):
-            raise LinkDown("nobody but proxies is spoken to", where=str(to))
+            raise LinkDown("the cloud sends to proxies only", where=str(to))
         if len(self.sessions) == 1:
             await self.sessions[to.cell].publish(to, frame)
         else:
@@ -213,7 +208,7 @@ class _Queue:
         self._bytes = 0
 
     def put(self, to: fx.Address, frame: bytes) -> None:
-        """Raises LinkDown where the broker is away, or far behind."""
+        """Queue a frame; raises LinkDown while the broker is away or far behind."""
         if not self._session.connected or self._bytes > QUEUE_BYTES:
             raise LinkDown("the cell's broker is away, or far behind", where=str(to))
         self._bytes += len(frame)
@@ -223,7 +218,7 @@ class _Queue:
         while True:
             to, frame = await self._waiting.get()
             self._bytes -= len(frame)
-            with suppress(BrokerError):  # said again
+            with suppress(BrokerError):  # the machine repeats the frame
                 await self._session.publish(to, frame)
 
 

@@ -1,4 +1,4 @@
-"""The cloud's numbers for Prometheus: rounds, jobs, devices, ε. No device, no key, no model."""
+"""The cloud's Prometheus metrics of rounds, jobs, devices and ε; no device, key or model."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class CloudMetrics(Collector):
         self, metrics: Metrics, store: Store, host: CloudHost, machine: CloudMachine
     ) -> None:
         self._store, self._host, self._machine = store, host, machine
-        self._rounds_since: dict[bytes, tuple[int, float]] = {}  # by job: its round, since when
-        self._asked: dict[bytes, int] = {}  # the newest round that a job's devices were asked for
+        self._rounds_since: dict[bytes, tuple[int, float]] = {}  # job -> (round, start)
+        self._asked: dict[bytes, int] = {}  # job -> newest round sent to devices
         self._spent = lru_cache(JOBS_KEPT)(self._priced)
         registry = metrics.registry
         self._rounds = Count(
@@ -62,7 +62,7 @@ class CloudMetrics(Collector):
                 if self._rounds_since.get(job_id, (-1,))[0] != number:
                     self._rounds_since[job_id] = number, time.monotonic()
                     self._ask(job_id, number)
-            case fx.WorkDone(result=RoundCommit(commit=commit)):  # under masks not by `Absorb`
+            case fx.WorkDone(result=RoundCommit(commit=commit)):  # of any task, also masked rounds
                 self._rounds.labels("committed").inc()
                 self._segments.inc(commit.accepted)
                 number, since_s = self._rounds_since.pop(commit.at.job_id, (-1, 0.0))

@@ -1,7 +1,6 @@
-"""Open, check and add up a few segments of a batch, wherever that is.
+"""Open, check and sum slices of a batch, in the cloud's process or in a worker.
 
-A slice knows neither the round's secret nor where the bytes are. It comes to the same result in
-the cloud's own process and in a worker's, whatever the cuts between slices.
+A slice holds neither the round's secret nor the bytes. Results do not depend on how a batch is cut.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from edgeveil.protocol.tensors import MaskChecks, unpadded
 from edgeveil.protocol.transfer import Data
 
 Place = tuple[int, int]
-"""Where a sealed segment begins in its batch, and its bytes."""
+"""Offset of a sealed segment in its batch, and its size in bytes."""
 Upload = tuple[int, tuple[int, ...]]
-"""Its place among the uploads of its batch, and where its masked segments begin."""
-ToldOpening = tuple[bytes, bytes, RoundId, bytes, bool]
+"""Index of an upload in its batch, and the offsets of its masked segments."""
+OpeningFields = tuple[bytes, bytes, RoundId, bytes, bool]
 
 
 @dataclass(frozen=True)
 class RoundSecret:
-    """What opens the answers to one round, or the reports on one release; deleted when the round
-    commits (forward secrecy). Every attempt at a round asks the same `recipients`: a device sends
-    the same tensors again, and what comes back from differing selections would show who sent which.
-    `checked`: the manifest commits to the factors by which the masks of single uploads are
-    checked."""
+    """Secret that opens the answers to one round, or the reports on one release.
+
+    Deleted when the round commits (forward secrecy). All attempts have the same `recipients`:
+    devices resend the same tensors, so differing selections would link tensors to devices.
+    `checked`: the manifest commits to the factors of mask checks."""
 
     opening: OpeningKey
     membership: bytes = field(repr=False)
@@ -45,7 +44,7 @@ class RoundSecret:
     checked: bool = False
 
     def to_bytes(self) -> bytes:
-        """Key (32), membership tag (32), recipients (32 each); one byte more if `checked`."""
+        """Return key, membership tag and recipients, 32 bytes each; one byte more if `checked`."""
         recipients = b"".join(self.recipients)
         return self.opening.to_bytes() + self.membership + recipients + b"\1" * self.checked
 
@@ -58,30 +57,30 @@ class RoundSecret:
 
 @dataclass(frozen=True)
 class RoundOpening:
-    """Opens the segments of one round. Its key refuses to be pickled: see `told`."""
+    """The key and context that open one round's segments."""
 
     key: OpeningKey
     membership: bytes = field(repr=False)
     at: RoundId
     job_digest: bytes
-    checked: bool = False  # the masks of single uploads
+    checked: bool = False
     sealing: Sealing = real_sealing
 
-    def told(self) -> ToldOpening:
+    def to_fields(self) -> OpeningFields:
         return self.key.to_bytes(), self.membership, self.at, self.job_digest, self.checked
 
     @classmethod
-    def heard(cls, told: ToldOpening) -> RoundOpening:
-        return cls(OpeningKey(told[0]), *told[1:])
+    def from_fields(cls, fields: OpeningFields) -> RoundOpening:
+        return cls(OpeningKey(fields[0]), *fields[1:])
 
     def checks(self, vectors: Sequence[MaskedVector]) -> MaskChecks | None:
-        """What computes the checks of single masks, where they are compared."""
+        """Return the checks of single masks, or None if this round does not compare them."""
         if not self.checked:
             return None
         return MaskChecks(vectors, RoundCheck.of(self.at, self.membership, disclosed=True))
 
     def plain(self, group: Group, data: Data, offset: int) -> bytes | None:
-        """The padded tensor of the segment there; None if it was not made for this round."""
+        """Return the padded tensor at `offset`, or None if the segment is not of this round."""
         sealed = data[offset : offset + sealed_bytes(group)]
         return self.sealing.open_segment(
             self.key, self.at, self.job_digest, group, self.membership, sealed
@@ -89,12 +88,11 @@ class RoundOpening:
 
 
 def sealed_bytes(group: Group) -> int:
-    """Bytes of each sealed segment of a group."""
     return group.padded_bytes + SEAL_OVERHEAD_BYTES
 
 
 class Found(NamedTuple):
-    """Why a segment does not count, or its norms; the tensor where it is kept."""
+    """Result of one segment: reason of refusal ("" if valid), norms, the array if it is kept."""
 
     refused: str
     norm: float = 0.0
@@ -107,8 +105,9 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class PlainSlice:
-    """Segments of one group that is not masked; of the valid ones the first `kept` tensors come
-    back. With `adds` all valid ones are added up, floats on `grids`."""
+    """Segments of one group that is not masked; returns the first `kept` valid arrays.
+
+    With `adds` it also returns the sum of all valid ones, floats on `grids`."""
 
     spec: SegmentSpec
     group: Group
@@ -118,16 +117,15 @@ class PlainSlice:
     grids: Grids | None = None
 
     def places(self) -> Iterator[Place]:
-        """All that is read of the batch, in the order of reading."""
+        """Return the ranges that are read of the batch, in reading order."""
         return ((offset, sealed_bytes(self.group)) for offset in self.offsets)
 
     def opened(self, opening: RoundOpening, data: Data) -> tuple[list[Found], ExactSum | None]:
-        """What is found of each, and the sum of those that may count where it is asked for. One
-        tensor is in memory beside what is kept and the sum."""
+        """Return one result per segment and the sum; opens one tensor at a time."""
         found, room = list[Found](), self.kept
         total = ExactSum(self.spec.count, self.grids) if self.adds else None
         for offset in self.offsets:
-            one, array = self.looked_at(opening, data, offset)
+            one, array = self.open_one(opening, data, offset)
             if array is not None:
                 if total is not None:
                     total.add([array])
@@ -135,19 +133,19 @@ class PlainSlice:
                     room -= 1
                     one = one._replace(array=array)
             found.append(one)
-            del array  # before the next one is opened beside it
+            del array  # free it before the next one is opened
         return found, total
 
     def array(self, plain: bytes) -> Array:
-        """The tensor, on the same memory; halves are widened, since no sum of them is exact."""
+        """Return the tensor as a view; float16 is widened, since no sum of halves is exact."""
         dtype = np.dtype(self.spec.dtype).newbyteorder("<")
         found = np.frombuffer(plain, dtype, self.spec.count).reshape(self.spec.shape)
         return found.astype(np.float32) if self.spec.dtype == "float16" else found
 
-    def looked_at(
+    def open_one(
         self, opening: RoundOpening, data: Data, offset: int
     ) -> tuple[Found, Array | None]:
-        """What is found at an offset, and the tensor where it may count."""
+        """Return the result at an offset, with the tensor if it is valid."""
         plain = opening.plain(self.group, data, offset)
         if plain is None:
             return Found("not_for_this_round"), None
@@ -163,12 +161,12 @@ class PlainSlice:
 
 
 FoundUpload = tuple[str, bytes]
-"""Why an upload under masks does not count, or ""; the checks of its masks."""
+"""Reason of refusal of a masked upload ("" if valid), and the checks of its masks."""
 
 
 @dataclass(frozen=True)
 class MaskedSlice:
-    """Whole uploads under masks, each in the set that its place deals it to."""
+    """Whole masked uploads; upload `index` belongs to set `index % sets`."""
 
     groups: tuple[Group, ...]
     vectors: tuple[MaskedVector, ...]
@@ -176,7 +174,6 @@ class MaskedSlice:
     uploads: Sequence[Upload]
 
     def places(self) -> Iterator[Place]:
-        """As those of `PlainSlice`."""
         for _, offsets in self.uploads:
             for offset, group in zip(offsets, self.groups, strict=True):
                 yield offset, sealed_bytes(group)
@@ -184,7 +181,7 @@ class MaskedSlice:
     def opened(
         self, opening: RoundOpening, data: Data
     ) -> tuple[list[FoundUpload], list[list[Vector]]]:
-        """What each upload is, and for each set the sums, one of each masked group."""
+        """Return one result per upload, and for each set the sum of each masked group."""
         sums = [[PackedSum(one.ring) for one in self.vectors] for _ in range(self.sets)]
         found = self.add_to(sums, opening, data)
         return found, [[one.total() for one in of_set] for of_set in sums]
@@ -192,7 +189,7 @@ class MaskedSlice:
     def add_to(
         self, sums: Sequence[Sequence[PackedSum]], opening: RoundOpening, data: Data
     ) -> list[FoundUpload]:
-        """Add them to sums that there are already; what each of them is."""
+        """Add the valid uploads to `sums`; return one result per upload."""
         checks, result = opening.checks(self.vectors), list[FoundUpload]()
         for index, offsets in self.uploads:
             try:
@@ -206,8 +203,7 @@ class MaskedSlice:
         return result
 
     def packed(self, opening: RoundOpening, data: Data, offsets: Sequence[int]) -> list[memoryview]:
-        """The packed vectors of one upload, by masked group. Raises ProtocolError
-        `not_for_this_round` or `bad_padding`."""
+        """Return an upload's vectors by group; raises ProtocolError if a segment is invalid."""
         result = []
         for group, vector, offset in zip(self.groups, self.vectors, offsets, strict=True):
             plain = opening.plain(group, data, offset)
@@ -221,8 +217,8 @@ Slice = PlainSlice | MaskedSlice
 
 
 def norm(array: Array) -> float:
-    """L2 norm, infinite where it passes float64."""
-    # Not numpy's: that goes to BLAS, whose threads stand in the way of everybody else here.
+    """Return the L2 norm, infinite beyond the range of float64."""
+    # numpy.linalg.norm calls BLAS, whose threads compete with other work of this process.
     flat, total = array.ravel(), 0.0
     with np.errstate(over="ignore"):
         for start in range(0, flat.size, BLOCK_VALUES):

@@ -1,8 +1,7 @@
-"""A whole job on made-up records, before it is queued: whatever can fail later fails here.
+"""Rehearsal of a whole job on made-up records, so that errors appear before it is queued.
 
-Each kind of round is played once: broadcast, answers, aggregation by the job's rule, the next
-state, its test, the scores of inferences; then the final model, as it is kept, sent, loaded and
-used. No device, ledger or record of anybody is involved, so that it costs no budget.
+Plays each kind of round once, then exports, loads and runs the final model. No device, ledger or
+real record is involved, so it costs no budget.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ from edgeveil_cloud.evaluation import (
 from edgeveil_cloud.round_report import model_card, weights_file
 from edgeveil_cloud.validate_batch import ValidatedBatch
 
-REHEARSAL_S = 300.0  # imports on a slow box and every kind of round
-RECORDS = 16  # of a made-up device
-_FAR = 1e-3  # of a probability: rounding alone makes no such difference
+REHEARSAL_S = 300.0  # timeout: imports on a slow machine, and every kind of round
+RECORDS = 16  # per made-up device
+_FAR = 1e-3  # tolerance for a probability, above rounding differences
 _KEYS = (
     *("aggregation", "data", "features", "federated_evaluation", "model"),
     *("privacy", "round", "selection", "train"),
@@ -65,13 +64,14 @@ _KEYS = (
 
 
 class RefusedJobError(DataError):
-    """A job that could not be done; `where` is a key of the job file."""
+    """A job that cannot run; `where` is a key of the job file."""
 
 
 def rehearse_job(plan: Plan, limits: BroadcastLimits, *, devices: bool = True) -> None:
-    """Raise RefusedJobError with reason, key and fix unless a cloud of these `limits` can do the
-    job. Without `devices` uploads are made up, so that nothing needs torch, unless the model is a
-    user's own, which is always tried, in a process of its own."""
+    """Raise RefusedJobError unless a cloud with these `limits` can run the job.
+
+    Without `devices` uploads are made up and need no torch; a user's own model always runs, apart.
+    """
     if not runs_python(plan.job.model) or is_own():
         _Rehearsal(plan, limits, devices).play()
         return
@@ -159,7 +159,7 @@ class _Rehearsal:
                 self._federated = federated_figures(context, [counts], 1) or self._federated
 
     def _absorb(self, round: PlannedRound, graph: bytes, upload: dict[str, Array]) -> None:
-        """A batch of one upload, again and again, as many as the rule needs."""
+        """Aggregate copies of one upload, as many as the rule needs."""
         rule, context = self._plan.rule, RoundContext.of(self._plan, round.index)
         self._check_sizes(context)
         with _stage(f"aggregation of {round.label}", "aggregation"):
@@ -182,7 +182,7 @@ class _Rehearsal:
         _check_graph_size(onnx)
         self._check_blob("the final model", ReleasePackage(plan.job.job, onnx))
         wanted = OnnxModel(graph).answers(x, weights)
-        weights = self._state = {}  # a session holds a model three times while it is opened
+        weights = self._state = {}  # opening a session holds three copies of a model
         model = OnnxModel(onnx)
         if model.weight_names:
             raise DataError(f"lacks the weights {sorted(model.weight_names)}")
@@ -242,10 +242,10 @@ def _made_up(specs: tuple[SegmentSpec, ...]) -> dict[str, Array]:
 
 @contextmanager
 def _stage(what: str, key: str) -> Iterator[None]:
-    """Errors from inside are raised once, at a key of the job."""
+    """Convert errors to RefusedJobError with a key of the job."""
     try:
         yield
-    except (RefusedJobError, ImportError):  # a library that is missing is not the job's fault
+    except (RefusedJobError, ImportError):  # a missing library is not the job's fault
         raise
     except EdgeVeilError as error:
         place = f"{error.where}: " if error.where and error.where != key else ""

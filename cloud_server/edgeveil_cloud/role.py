@@ -1,5 +1,4 @@
-"""The cloud put together: `build` is the one wiring for process, simulation, load test and
-benches."""
+"""Construction of the cloud; processes, simulations, load tests and benches call `build`."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from edgeveil_cloud.store import Store
 
 LOG = logging.getLogger("edgeveil.cloud")
 STORE_FILE = "cloud.sqlite"
-_ROOTS_TOLD = 8  # a proxy that is further behind is handed trust.json by its operator
+_ROOTS_SENT = 8  # a proxy further behind needs trust.json from its operator
 
 
 def store_of(site: CloudSite) -> Store:
@@ -45,14 +44,14 @@ def store_of(site: CloudSite) -> Store:
 
 @dataclass(frozen=True)
 class CloudChance:
-    """Whom a round asks, and what aggregation rules draw from."""
+    """Random sources of selection and of aggregation rules."""
 
     choose: Choose = draw
     random_bytes: RandomBytes = os_random
 
 
 class CloudRole:
-    """A cloud that is ready to run. Its folder is `site.state_dir`; one process owns it."""
+    """A cloud ready to run; one process owns its folder `site.state_dir`."""
 
     address = fx.CloudAddress()
     runner: Runner
@@ -63,7 +62,7 @@ class CloudRole:
     ) -> None:
         limits = site.limits
         self.site = site
-        self.not_delegated = ""  # why it cannot speak with the keys that the root names
+        self.not_delegated = ""  # why the keys that the root names cannot be used
         own_signing_key(site.state_dir, "cloud")  # before anything is written
         self.store = store_of(site)
         self.trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
@@ -101,19 +100,18 @@ class CloudRole:
         )
 
     def _not_believed(self) -> str:
-        """Why devices would refuse what this cloud signs, the last message of a job too."""
+        """Return why devices would refuse this cloud's signatures, or ""."""
         return self.not_delegated or (self.trust.problem if self.trust else "")
 
     def _moved(self) -> dict[bytes, str]:
-        """To which cell each device was moved; nobody without the root's word on who says it."""
-        said = self.trust.delegated if self.trust else None
-        if self.site.moves_file is None or said is None:
+        """Return the cell each device was moved to; none unless the root delegates moves."""
+        delegated = self.trust.delegated if self.trust else None
+        if self.site.moves_file is None or delegated is None:
             return {}
-        return moved_cells(read_moves(self.site.moves_file), said)
+        return moved_cells(read_moves(self.site.moves_file), delegated)
 
     def _own_keys(self) -> tuple[SigningKey, SigningKey, dict[str, PeerKeys], TrustMetadata | None]:
-        """Keys for jobs and for releases, whom to believe in each cell, and what the proxies are
-        told of it. Raises UsageError where the root vouches for keys that are not here."""
+        """Return own and peer keys and metadata; raises UsageError for a missing delegated key."""
         folder = self.site.state_dir
         by_cell = {
             cell.name: believed_keys(self.trust, proxy=cell.proxy_key_file, cell=cell.name)
@@ -123,9 +121,9 @@ class CloudRole:
         if self.trust is None or keys.cloud is None or keys.releases is None:
             return own, own, by_cell, None
         metadata = self.trust.metadata
-        told = TrustMetadata(metadata.roots[1:][-_ROOTS_TOLD:], metadata.document)
+        sent = TrustMetadata(metadata.roots[1:][-_ROOTS_SENT:], metadata.document)
         jobs = delegated_key(folder, "cloud", keys.cloud)
-        return jobs, delegated_key(folder, "releases", keys.releases), by_cell, told
+        return jobs, delegated_key(folder, "releases", keys.releases), by_cell, sent
 
     def take_up_trust(self) -> None:
         try:
@@ -157,9 +155,9 @@ def build(
     link: Callable[[CloudRole], Runner],
     sealing: Sealing = real_sealing,
 ) -> CloudRole:
-    """A cloud as its site file says, with what its store holds. `clock` gives seconds, from any
-    zero; `link` puts the role where frames reach it, and returns what runs its machine. Only a
-    simulation has another `sealing`. Raises UsageError, StoreError, DataError or CryptoError."""
+    """Build a cloud; `link` connects the role and returns the runner of its machine.
+
+    `clock` returns seconds. Raises UsageError, StoreError, DataError or CryptoError."""
     role = CloudRole(site, clock, random or CloudChance(), sealing)
     role.runner = link(role)
     role.control = Control(

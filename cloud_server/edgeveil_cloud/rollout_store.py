@@ -1,8 +1,7 @@
-"""Releases on their way: to whom each went, and the outcomes that devices reported.
+"""Stored rollouts of releases, and the outcomes that devices reported.
 
-A rollout goes first to a canary, then to all, or is withdrawn. Each time it is sealed is a
-broadcast, with the secret that opens its reports; of a report its hash is kept, so that it is
-counted once, and its outcome. Which device sent it is not known here.
+Each sealed broadcast has its own secret for reports. Of a report only its hash, to count it once,
+and its outcome are stored; the device is unknown.
 """
 
 from __future__ import annotations
@@ -25,35 +24,33 @@ Stage = Literal["canary", "all", "withdrawn"]
 
 @dataclass(frozen=True)
 class Rollout:
-    """One job's release. `reports` are counts by stage (`canary`, `all`), then by outcome."""
+    """One job's release; `reports` are counts by stage (`canary`, `all`) and outcome."""
 
     job: str
     data_set: str
     stage: Stage
     reason: str
-    canary: int  # devices that get it first; 0: all at once
+    canary: int  # devices in the canary; 0: all at once
     started_at: float
-    expires_s: float  # as it stands in the package
+    expires_s: float  # expiry in the package
     sequences: tuple[int, ...] = ()
-    held: bool = False  # a proxy has a broadcast of this stage
-    cells: tuple[str, ...] = ()  # whose proxies have one
+    held: bool = False  # a proxy confirmed a broadcast of this stage
+    cells: tuple[str, ...] = ()  # cells of these proxies
     sent_at: float = 0.0  # when the newest broadcast of this stage was sealed
     reports: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 class RolloutStore:
-    """Rollouts, on the tables of a store and in its transactions."""
-
     def __init__(self, database: Database, now_s: Callable[[], float]) -> None:
         self._database, self._now_s = database, now_s
 
-    # --- a release on its way ---
+    # --- rollouts ---
 
     @transaction
     def begin(
         self, db: Db, job: str, data_set: str, canary: Collection[bytes], expires_s: float
     ) -> None:
-        """A job's release is to go to these keys first (none: to all); a second call is nothing."""
+        """Start a job's rollout with these canary keys (none: all devices); idempotent."""
         table = tables.rollouts
         if db.scalar(sa.select(table.c.job).where(table.c.job == job)) is None:
             row = {"job": job, "data_set": data_set, "reason": "", "canary": b"".join(canary)}
@@ -62,7 +59,7 @@ class RolloutStore:
 
     @transaction
     def canary(self, db: Db, job: str) -> list[bytes]:
-        """The keys that get it first; empty once it goes to all."""
+        """Return the canary's keys; empty once the release goes to all."""
         table = tables.rollouts
         query = sa.select(table.c.canary).where(table.c.job == job, table.c.stage == "canary")
         keys = bytes(db.scalar(query) or b"")
@@ -72,7 +69,7 @@ class RolloutStore:
     def sent(
         self, db: Db, job: str, sequence: int, stage: Stage, selected: int, secret: bytes
     ) -> None:
-        """It was sealed under this sequence for so many; `secret` opens its reports."""
+        """Record a sealed broadcast to `selected` devices; `secret` opens its reports."""
         values = {"job": job, "sequence": sequence, "stage": stage, "selected": selected}
         values |= {"secret": secret, "sent_at": self._now_s(), "held": False, "cells": []}
         db.execute(tables.release_broadcasts.insert(), values)
@@ -86,7 +83,7 @@ class RolloutStore:
 
     @transaction
     def move(self, db: Db, job: str, stage: Stage, reason: str) -> None:
-        """To all, or withdrawn. StoreError for what was withdrawn, or was never released."""
+        """Change the stage; raises StoreError if the release was withdrawn or never made."""
         table = tables.rollouts
         row = db.execute(sa.select(table).where(table.c.job == job)).mappings().first()
         if row is None:
@@ -105,7 +102,7 @@ class RolloutStore:
 
     @transaction
     def secret(self, db: Db, job: str, attempt: int) -> tuple[int, bytes] | None:
-        """(sequence, secret) of the broadcast whose number on the wire is `attempt`, or None."""
+        """Return (sequence, secret) of the broadcast with wire number `attempt`, or None."""
         table = tables.release_broadcasts
         rows = db.execute(sa.select(table).where(table.c.job == job)).mappings()
         found = [row for row in rows if row["sequence"] % 2**31 == attempt]
@@ -113,7 +110,6 @@ class RolloutStore:
 
     @transaction
     def count(self, db: Db, sequence: int, reports: Mapping[bytes, str]) -> None:
-        """Count outcomes by the hash of each report; what was counted before is not again."""
         table, sent = tables.release_reports, tables.release_broadcasts
         at = db.execute(sa.select(sent).where(sent.c.sequence == sequence)).mappings().one()
         of_it = sa.select(table.c.digest).where(table.c.sequence == sequence)
@@ -124,20 +120,20 @@ class RolloutStore:
             for digest, outcome in reports.items()
             if digest not in known
         ]
-        room = at["selected"] - len(known)  # more devices than were asked cannot answer
+        room = at["selected"] - len(known)  # at most one report per selected device
         if rows[:room]:
             db.execute(table.insert(), rows[:room])
 
-    # --- how things stand ---
+    # --- status ---
 
     @transaction
     def all(self, db: Db) -> tuple[Rollout, ...]:
-        table, sent, told = tables.rollouts, tables.release_broadcasts, tables.release_reports
+        table, sent, reports = tables.rollouts, tables.release_broadcasts, tables.release_reports
         broadcasts = defaultdict[str, list[sa.RowMapping]](list)
         for row in db.execute(sa.select(sent).order_by(sent.c.sequence)).mappings():
             broadcasts[row["job"]].append(row)
         counts = defaultdict[str, dict[str, dict[str, int]]](dict)
-        group = (told.c.job, told.c.stage, told.c.outcome)
+        group = (reports.c.job, reports.c.stage, reports.c.outcome)
         counted = sa.select(*group, sa.func.count()).group_by(*group)
         for job, stage, outcome, number in db.execute(counted):
             counts[job].setdefault(stage, {})[outcome] = number
@@ -146,7 +142,6 @@ class RolloutStore:
 
     @transaction
     def newest_key_at(self, db: Db) -> float:
-        """When the newest enrolled key came; 0 without any."""
         return float(db.scalar(sa.select(sa.func.max(tables.enrolled_keys.c.added_at))) or 0.0)
 
 

@@ -1,11 +1,9 @@
-"""The course of a release after its job: canary, then all devices, or withdrawn.
+"""Staged rollout of a release: canary, then all devices, or withdrawn.
 
-`RolloutDriver.look` reads the store and asks the machine for what is missing, so that a restart
-at any point goes on. Too many failures of a canary withdraw the release at once (`verdict`);
-enough good reports at the end of the soak time bring it to all; else its operator decides. What
-goes to all is sealed anew for devices admitted since, and after a withdrawal for those that the
-withdrawn one had kept it from. The statement that renews and withdraws is sent with every
-change, and `RENEWALS` times while a release is valid.
+`RolloutDriver.look` requests missing steps from the stored state, so that a restart resumes. Too
+many canary failures withdraw a release; enough good reports by the end of the soak time promote it;
+otherwise its operator decides. It is sealed again for devices admitted later, and after a
+withdrawal of a newer one. Each change sends a signed statement, renewed before it expires.
 """
 
 from __future__ import annotations
@@ -28,18 +26,18 @@ from edgeveil_cloud.stored_jobs import StoredJobs, wire_id
 
 LOG = logging.getLogger("edgeveil.cloud")
 PUBLISH_AGAIN_S = 10.0
-RENEWALS = 7  # of a release within the time that it is valid
-QUIET_S = 1.0  # without a new device, before a release is sealed for those that came
+RENEWALS = 7  # of a release per validity period
+QUIET_S = 1.0  # since the last new device, before a release is sealed for new devices
 
 
 def failed(counts: Mapping[str, int]) -> tuple[int, int]:
-    """(reports that speak against a release, reports that count): an owner's policy does not."""
+    """Return (failed reports, counted reports); a refusal by an owner's policy is not counted."""
     bad = sum(counts.get(one.value, 0) for one in ReleaseOutcome if one.failed)
     return bad, bad + counts.get(ReleaseOutcome.IN_USE.value, 0)
 
 
 def verdict(rollout: Rollout, asked: ReleaseRollout, now_s: float) -> tuple[str, str]:
-    """What follows for a canary, and why: `all`, `withdrawn` or `canary` (it stays one)."""
+    """Return a canary's next stage (`all`, `withdrawn` or `canary`), and why."""
     bad, counted = failed(rollout.reports.get("canary", {}))
     if bad:
         return "withdrawn", f"of {rollout.canary} devices in the canary {bad} could not use it"
@@ -64,8 +62,8 @@ class RolloutDriver:
     ) -> None:
         self._store, self._jobs, self._machine = store, jobs, machine
         self._runner, self._validity = runner, validity
-        self._said: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        self._said_at = self._asked_at = 0.0
+        self._stated: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        self._stated_at = self._asked_at = 0.0
 
     def look(self) -> None:
         found = self._found()
@@ -74,7 +72,10 @@ class RolloutDriver:
         now_s = self._store.now_s()
         for rollout in found:
             if rollout.stage == "canary" and rollout.held:
-                stage, why = self._verdict(rollout, now_s)
+                stage = "withdrawn"
+                plan, why = self._jobs.plan_or_why(self._store.job(rollout.job))
+                if plan is not None:
+                    stage, why = verdict(rollout, plan.job.release, now_s)
                 if stage != "canary":
                     self._move(rollout.job, stage, why)
         found = self._found()
@@ -82,13 +83,8 @@ class RolloutDriver:
         self._state(found, newest, now_s)
         self._publish(found, newest, now_s)
 
-    def _verdict(self, rollout: Rollout, now_s: float) -> tuple[str, str]:
-        """Stage and reason of a canary; one of a job that this version cannot plan is withdrawn."""
-        plan, why = self._jobs.plan_or_why(self._store.job(rollout.job))
-        return ("withdrawn", why) if plan is None else verdict(rollout, plan.job.release, now_s)
-
     def _found(self) -> list[Rollout]:
-        """Those of jobs that are over: before that the job itself brings its release out."""
+        """Return the rollouts of ended jobs; a running job releases by itself."""
         return [one for one in self._store.rollouts.all() if self._store.job(one.job).ended]
 
     # --- for the operator ---
@@ -101,23 +97,22 @@ class RolloutDriver:
         ]
 
     def _expires(self, rollout: Rollout) -> float | None:
-        """Until when devices were told that it is good; None once it is withdrawn."""
         if rollout.stage == "withdrawn":
             return None
-        renewed = set(rollout.sequences) & set(self._said[0])
-        said_s = self._said_at + self._validity.valid_s if renewed else 0.0
-        return max(rollout.expires_s, said_s)
+        renewed = set(rollout.sequences) & set(self._stated[0])
+        renewed_s = self._stated_at + self._validity.valid_s if renewed else 0.0
+        return max(rollout.expires_s, renewed_s)
 
     def withdraw(self, job: str) -> None:
-        """Have devices leave a release. Raises UnknownJob, or StoreError without a release."""
+        """Withdraw a release from devices; raises UnknownJob, or StoreError without a release."""
         self._move(self._store.job(job).id, "withdrawn", "withdrawn by the operator")
 
     def promote(self, job: str) -> None:
-        """Bring a release to all devices now. Raises as `withdraw`, and for a withdrawn one."""
+        """Release to all devices now; raises as `withdraw`, and if it was withdrawn."""
         entry = self._store.job(job)
         if self._store.release(job) is None or entry.status != "completed":
             raise StoreError(f"job '{job}' has no release: it is {entry.status}")
-        if not self.shown(job):  # of a version of this program that kept no rollouts
+        if not self.shown(job):  # released by a version without rollouts
             source = self._jobs.plan(entry).job.data.source
             expires_s = self._store.now_s() + self._validity.valid_s
             self._store.rollouts.begin(job, source, [], expires_s)
@@ -125,15 +120,15 @@ class RolloutDriver:
 
     def _move(self, job: str, stage: str, why: str) -> None:
         self._store.rollouts.move(job, stage, why)  # type: ignore[arg-type]
-        what = "release_withdrawn" if stage == "withdrawn" else "release_promoted"
-        self._store.append_event(job, what, {"reason": why})
-        LOG.warning(what, extra={"job": job, "reason": why})
+        event = "release_withdrawn" if stage == "withdrawn" else "release_promoted"
+        self._store.append_event(job, event, {"reason": why})
+        LOG.warning(event, extra={"job": job, "reason": why})
         self._asked_at = 0.0
 
-    # --- what is said ---
+    # --- statements ---
 
     def _state(self, found: Sequence[Rollout], newest: Mapping[str, Rollout], now_s: float) -> None:
-        """Good is what nothing newer of its data set has replaced: `newest` went to all."""
+        """Send the statement of valid and withdrawn releases if it changed or is due."""
         good = [
             one
             for one in found
@@ -141,19 +136,19 @@ class RolloutDriver:
             and one.started_at >= newest.get(one.data_set, one).started_at
         ]
         bad = [one for one in found if one.stage == "withdrawn"]
-        said = _sequences(good), _sequences(bad)
-        if said == self._said and now_s < self._said_at + self._validity.valid_s / RENEWALS:
+        stated = _sequences(good), _sequences(bad)
+        if stated == self._stated and now_s < self._stated_at + self._validity.valid_s / RENEWALS:
             return
-        self._said, self._said_at = said, now_s
+        self._stated, self._stated_at = stated, now_s
         number, expires_s = self._store.next_number(), now_s + self._validity.valid_s
-        self._runner.post(fx.Command(ReleaseStatement(number, expires_s, *said)))
+        self._runner.post(fx.Command(ReleaseStatement(number, expires_s, *stated)))
 
-    # --- what is published ---
+    # --- publication ---
 
     def _publish(
         self, found: Sequence[Rollout], newest: Mapping[str, Rollout], now_s: float
     ) -> None:
-        sealing = any(course.releasing for course in self._machine.courses.values())
+        sealing = any(run.releasing for run in self._machine.courses.values())
         if sealing or now_s < self._asked_at + PUBLISH_AGAIN_S:
             return
         free = [cell for cell in self._machine.keys if not self._machine.offering(cell)]
@@ -163,11 +158,11 @@ class RolloutDriver:
             of_it = [one for one in found if one.data_set == data_set]
             later = [one for one in of_it if one.started_at > rollout.started_at]
             if any(one.stage == "canary" for one in later):
-                continue  # the proxy keeps one release of a data set: that of the canary, for now
+                continue  # the proxy stores one release per data set, now the canary's
             last = max(rollout.sequences, default=-1)
             hidden = any(last < max(one.sequences, default=-1) for one in later)
             to_all = not rollout.held or hidden or came >= rollout.sent_at
-            lacking = self._machine.heard - set(rollout.cells)  # cells that were silent come back
+            lacking = self._machine.heard - set(rollout.cells)  # cells that are reachable again
             cells = tuple(cell for cell in free if to_all or cell in lacking)
             if cells:
                 self._asked_at = now_s

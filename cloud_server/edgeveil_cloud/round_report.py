@@ -1,13 +1,12 @@
-"""What the cloud tells of a round and of a job's end: events, reports, and recordings if asked for.
+"""Events, reports and optional recordings of rounds and of a job's end.
 
-A recording shows what a cloud saw of a job, to look at one's own demonstration. Off unless the site
-file names its folder: it holds what devices sent, in the clear. It holds nothing that the cloud
-does not see anyway: no name, no order of arrival, no time.
+A recording adds nothing to the cloud's knowledge (no name, order of arrival, or time), but holds
+uploads in the clear. Off unless the site file names its folder:
 
     job.json                          the job, canonical
-    03-train-0001.broadcast.safetensors   what the selected devices were sent
+    03-train-0001.broadcast.safetensors   tensors sent to the selected devices
     03-train-0001.uploads.safetensors     their segments in the batch's order: `head.weight/0000`
-    03-train-0001.model.safetensors       the global model after it (training rounds)
+    03-train-0001.model.safetensors       the global model afterwards (training rounds)
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ def round_timeline(
 
 
 def round_event(record: RoundRecord, plan: Plan, timeline: Mapping[str, float]) -> dict[str, Any]:
-    """A committed round with ε by plan up to it."""
+    """Return the event of a committed round, with planned ε up to it."""
     quote = plan.quote(record.index)
-    beside = (
+    bounds = (
         ("collusion", quote.training.plain, "collusion_epsilon"),
         ("inference_record", quote.inference.plain, "record_epsilon"),
     )
@@ -71,7 +70,7 @@ def round_event(record: RoundRecord, plan: Plan, timeline: Mapping[str, float]) 
         "epsilon": {
             "training": _finite(quote.training),
             "inference": _finite(quote.inference),
-            **{name: part[key] for name, part, key in beside if key in part},
+            **{name: part[key] for name, part, key in bounds if key in part},
         },
     }
 
@@ -83,7 +82,6 @@ def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:
 
 
 def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:
-    """Scores with at most `SHOWN_ROWS` of the noised rows they were made from."""
     if scores is None:
         return None
     rows = [row for v in vectors for row in np.atleast_2d(v.astype(np.float64))[:SHOWN_ROWS]]
@@ -93,10 +91,9 @@ def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[s
 
 
 def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) -> dict[str, Any]:
-    """Both guarantees together, and the last accuracy, for a job's end. Devices may have released
-    for the round after the last commit, so it is priced too if it was sealed (its key is there
-    until the job has ended), unless all declined it. A job that ends early has spent what
-    `Plan.spent` says: with Gaussian noise, the whole plan."""
+    """Return both guarantees and the last accuracy at a job's end.
+
+    Prices the round after the last commit too if it was sealed, unless all devices declined it."""
     last = store.last_commit(job)
     asked = last.index if last else 0
     asked += not all_declined and store.round_key(job, asked + 1, 1) is not None
@@ -120,41 +117,38 @@ def _finite(guarantee: Guarantee) -> float | None:
 
 # --- a released model: the metadata in its ONNX file, and the file of its weights ---
 
-STATE_DICT = {"format": "pt"}  # as safetensors files of PyTorch say it
+STATE_DICT = {"format": "pt"}  # as in PyTorch's safetensors files
 
 
 def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Entries of the model of a completed job; what is no plain text is JSON. `edgeveil.privacy`
-    has both guarantees with δ, unit and status; `edgeveil.federated` the single numbers of the last
-    round on the devices' own records."""
+    """Return the metadata of a job's model: both guarantees, labels and figures, as JSON."""
     job = plan.job
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "input_shape": list(job.data.input_shape),
         "privacy": summary_of(plan, len(plan.all_rounds), None)["privacy"],
     }
     if federated:
-        told["federated"] = {
+        values["federated"] = {
             key: value
             for key, value in federated.items()
             if isinstance(value, int | float) or key == "leading"
         }
         if "threshold" in federated:
-            told[ALARM_RATE.removeprefix("edgeveil.")] = federated["alarm_rate"]
+            values[ALARM_RATE.removeprefix("edgeveil.")] = federated["alarm_rate"]
     if job.measure == ACCURACY:
-        told["labels"] = [str(label) for label in range(job.data.classes)]
+        values["labels"] = [str(label) for label in range(job.data.classes)]
     found = {
         "edgeveil.version": metadata.version("edgeveil"),
         "edgeveil.job": job.job,
         "edgeveil.job_sha256": job.digest().hex(),
-        **{f"edgeveil.{key}": json.dumps(value, allow_nan=False) for key, value in told.items()},
-        **plan.model_metadata,  # names in place of numbers
+        **{f"edgeveil.{key}": json.dumps(value, allow_nan=False) for key, value in values.items()},
+        **plan.model_metadata,  # names of classes and columns
     }
     return {key: without_location(text) for key, text in found.items()}
 
 
 def weights_file(plan: Plan, weights: Tensors) -> bytes:
-    """The graph's weights as safetensors: of a `model` a state_dict of PyTorch, dense weights
-    (out, in); of a head as the graph takes them."""
+    """Return the weights as safetensors; of a `model` as a PyTorch state_dict, dense (out, in)."""
     network = plan.context.network
     if network is None:
         return pack_tensors(weights)
@@ -165,7 +159,7 @@ def weights_file(plan: Plan, weights: Tensors) -> bytes:
 
 
 class Recorder:
-    """Writes the job that began last into `folder`; its first round clears what was there."""
+    """Records the newest job into `folder`, replacing older recordings."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -177,7 +171,7 @@ class Recorder:
         uploads: Mapping[str, Sequence[Array]],
         model: Tensors,
     ) -> None:
-        """Write one committed round. Raises JobFailed where the folder cannot be written."""
+        """Write one committed round; raises JobFailed if the folder cannot be written."""
         round = context.round
         rows = {
             f"{name}/{index:04d}": array

@@ -1,13 +1,10 @@
-"""The cloud's durable memory: jobs, rounds, states, events, keys. SQLAlchemy Core.
+"""The cloud's database of jobs, rounds, states, events and keys (SQLAlchemy Core).
 
-Theory of operation. Each method is one transaction, and everything a round changes is committed by
-`commit_round` at once, so that a crash at any point resumes at the last committed round. A
-method that is tried again after its answer was lost finds what it did before. A round's secret is
-there from before its broadcast until its commit, and is then overwritten; before a batch is opened
-that is noted (`open_batch`), so that no other batch of the attempt ever is.
-
-Secrets and models are given beside a statement (`execute(insert, row)`), never in it (`values`):
-SQLAlchemy keeps its statements, and with them the first values that stood in each.
+Each method is one transaction; a retry after a lost answer finds the earlier result. `commit_round`
+commits all changes of a round, so that a job resumes at its last committed round. A round's secret
+is stored before the broadcast and overwritten at the commit; `open_batch` records a batch before it
+is opened, so that no other batch of the attempt ever is. Secrets and models are passed as
+parameters (`execute(insert, row)`): SQLAlchemy caches values given in statements.
 """
 
 from __future__ import annotations
@@ -48,24 +45,24 @@ from edgeveil_cloud.store_tables import (
 Db = sa.Connection
 HASH_BYTES = 32
 JOBS_QUEUED = 100
-EVENTS_KEPT = 10_000  # of each job, and beside them its commits
+EVENTS_KEPT = 10_000  # of each job, besides its commits
 COMMITTED = "exchange_committed"
 _HOUR_S, _DAY_S = 3600.0, 24 * 3600.0
-_SWEEP_EVERY = 256  # events between two looks for old ones
+_SWEEP_EVERY = 256  # events between two deletions of old ones
 
 
 class Store:
-    """Opened by URL: `sqlite:///state/cloud.db`, `sqlite://` (memory), `postgresql://…`. Safe to
-    share between the threads of one process. `now_s` gives seconds since 1970. Raises StoreError if
-    the database cannot be opened or was written by a newer version."""
+    """The store at `url`: `sqlite:///state/cloud.db`, `sqlite://` (memory) or `postgresql://…`.
+
+    Thread-safe; `now_s` returns seconds since 1970. Raises StoreError if unusable or too new."""
 
     def __init__(self, url: str = MEMORY, *, now_s: Callable[[], float] = time.time) -> None:
         self._database = Database(url, lambda: self._committed())
         self.now_s = self._now_s = now_s
-        self._said: set[str] = set()  # jobs with events that are not committed yet
-        self._deleted = False  # whether keys were, whose old pages are to go after the commit
-        self._heard: Counter[str] = Counter()
-        self.news_of_all = 0  # grows whenever events of any job were stored by this process
+        self._changed_jobs: set[str] = set()  # jobs with uncommitted events
+        self._deleted = False  # whether keys were deleted; the commit then drops their pages
+        self._news: Counter[str] = Counter()
+        self.news_of_all = 0  # grows with each commit of events by this process
         self.rollouts = RolloutStore(self._database, now_s)
         transaction(lambda _, db: migrate(db))(self)
 
@@ -75,7 +72,6 @@ class Store:
 
     @property
     def away(self) -> bool:
-        """Whether a transaction waits for the database's return at this moment."""
         return self._database.away
 
     # --- jobs: submitted, taken up, moved on, ended ---
@@ -89,8 +85,8 @@ class Store:
         queue_limit: int = JOBS_QUEUED,
         priority: Priority = "normal",
     ) -> JobEntry:
-        """Queue a job under a new id. StoreError if `queue_limit` jobs already wait."""
-        # Drawn outside, so that a commit whose answer was lost is found when it is tried again.
+        """Queue a job under a new id; raises StoreError if `queue_limit` jobs already wait."""
+        # Drawn outside the transaction, so that a retry finds a commit whose answer was lost.
         row = {"id": f"{name}-{secrets.token_hex(4)}", "name": name, "priority": priority}
         return self._submit({**row, "canonical": canonical, "digest": digest}, queue_limit)
 
@@ -111,7 +107,7 @@ class Store:
 
     @transaction
     def next_jobs(self, db: Db) -> tuple[JobEntry, ...]:
-        """Running jobs, then queued ones: the most urgent first, of equally urgent the oldest."""
+        """Return running jobs, then queued ones by priority and age."""
         table = tables.jobs
         urgency = sa.case({"high": 0, "normal": 1}, value=table.c.priority, else_=2)
         query = (
@@ -123,14 +119,13 @@ class Store:
 
     @transaction
     def jobs(self, db: Db, status: Status | None = None) -> tuple[JobEntry, ...]:
-        """All jobs, or those of a status, oldest first."""
         query = sa.select(tables.jobs).order_by(tables.jobs.c.number)
         query = query.filter_by(**({"status": status} if status else {}))
         return tuple(_entry_of(row) for row in db.execute(query).mappings())
 
     @transaction
     def newest_job_names(self, db: Db, limit: int = 1 << 31) -> tuple[str, ...]:
-        """The ids of so many of the newest jobs and of all that have not ended, oldest first."""
+        """Return the ids of the `limit` newest jobs and of all not ended, oldest first."""
         table = tables.jobs
         last = int(db.scalar(sa.select(sa.func.max(table.c.number))) or 0)
         wanted = sa.or_(table.c.number > last - limit, table.c.status.not_in(ENDED))
@@ -138,7 +133,6 @@ class Store:
 
     @transaction
     def counts(self, db: Db) -> StoreCounts:
-        """How many devices are enrolled, and how many jobs have each status; cheap."""
         status, number = tables.jobs.c.status, sa.func.count()
         rows = db.execute(sa.select(status, number).group_by(status))
         enrolled = db.scalar(sa.select(sa.func.count()).select_from(tables.enrolled_keys))
@@ -146,44 +140,43 @@ class Store:
 
     @transaction
     def job(self, db: Db, job: str) -> JobEntry:
-        """One job; UnknownJob if there is none."""
         return _entry(db, job)
 
     @transaction
     def glimpse(self, db: Db, job: str) -> JobGlimpse:
-        """One job with the newest of what it did; UnknownJob if there is none."""
-        entry, done, told = _entry(db, job), tables.rounds, tables.events
+        """Return a job with its newest round and event; raises UnknownJob."""
+        entry, done, journal = _entry(db, job), tables.rounds, tables.events
         last = sa.select(done).filter_by(job=job).order_by(done.c.index.desc()).limit(1)
         was_tested = sa.or_(done.c.accuracy.is_not(None), done.c.loss.is_not(None))
         newest, tested = (
             next(map(_round_of, db.execute(query).mappings()), None)
             for query in (last, last.where(was_tested))
         )
-        life = sa.select(told).filter_by(job=job).order_by(told.c.seq.desc()).limit(1)
-        kinds = told.c.type.startswith("job_", autoescape=True)
+        life = sa.select(journal).filter_by(job=job).order_by(journal.c.seq.desc()).limit(1)
+        kinds = journal.c.type.startswith("job_", autoescape=True)
         row = None
-        if entry.status != "running":  # else it may stand behind thousands of others
+        if entry.status != "running":  # else the query could scan thousands of events
             row = db.execute(life.where(kinds)).mappings().first()
         return JobGlimpse(entry, newest, tested, None if row is None else JobEvent(**row))
 
     def set_status(
         self, job: str, status: Status, reason: str = "", data: Mapping[str, Any] | None = None
     ) -> JobEntry:
-        """Move a job on, as TRANSITIONS allows; StoreError otherwise, and nothing changes. Writes
-        the event `job_<status>` with `data` and the reason; nothing where the job has this status
-        for this reason already. The end of a job also deletes its round keys."""
-        said = {"reason": reason} if reason else {}
-        return self._move(job, status, reason, f"job_{status}", {**said, **(data or {})})
+        """Move a job as TRANSITIONS allows, else raise StoreError; stores the event `job_<status>`.
+
+        Repeating status and reason changes nothing. The end of a job deletes its round keys."""
+        why = {"reason": reason} if reason else {}
+        return self._move(job, status, reason, f"job_{status}", {**why, **(data or {})})
 
     def cancel(self, job: str, reason: str = "cancelled by its owner") -> JobEntry:
-        """Cancel a job that has not ended; StoreError otherwise."""
+        """Cancel a job; raises StoreError if it has ended."""
         entry = self.job(job)
         if entry.ended:
             raise StoreError(f"job '{job}' is {entry.status} already", fix="submit it again")
         return self.set_status(job, "cancelled", reason)
 
     def resume(self, job: str) -> JobEntry:
-        """Let a paused job wait for its turn again; StoreError for any other."""
+        """Queue a paused job again; raises StoreError if it is not paused."""
         status = self.job(job).status
         if status != "paused":
             raise StoreError(f"job '{job}' is {status}: only a paused one can be resumed")
@@ -217,20 +210,21 @@ class Store:
 
     @transaction
     def append_event(self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]) -> JobEvent:
-        """Store one event; `data` is JSON-able and holds no secret and no device's name."""
+        """Store one event; `data` must be JSON-able, without secrets or device names."""
         return self._event(db, job, kind, data)
 
     @transaction
     def announce(self, db: Db, job: str, data: Mapping[str, Any]) -> int:
-        """Store the event `broadcast`; the number for its manifest. It grows with every call, also
-        where the clock steps back, and with the clock (ms since 1970), so that it grows on when a
-        cloud starts over with a new store."""
+        """Store the event `broadcast`; return the sequence number for its manifest.
+
+        Numbers grow even if the clock steps back, and follow the clock (ms since 1970), so that
+        they grow further if the store is lost."""
         self._event(db, job, "broadcast", data)
         return self._next_number(db)
 
     @transaction
     def next_number(self, db: Db) -> int:
-        """A number for a statement, as those of `announce`."""
+        """Return the next sequence number for a signed statement; see `announce`."""
         return self._next_number(db)
 
     def _next_number(self, db: Db) -> int:
@@ -241,24 +235,23 @@ class Store:
         return number
 
     def news(self, job: str) -> int:
-        """A number that grows whenever events of the job were stored by this process; free."""
-        return self._heard[job]
+        """Return a counter that grows whenever this process stores events of the job."""
+        return self._news[job]
 
     @transaction
     def events_after(
         self, db: Db, seq: int, job: str | None = None, limit: int = 1000
     ) -> tuple[JobEvent, ...]:
-        """Up to `limit` events numbered above `seq`, of one job or all; see `EVENTS_KEPT`."""
+        """Return up to `limit` events numbered above `seq`, of one job or (default) of all."""
         table = tables.events
         query = sa.select(table).where(table.c.seq > seq).order_by(table.c.seq).limit(limit)
         query = query.filter_by(**({} if job is None else {"job": job}))
         return tuple(JobEvent(**row) for row in db.execute(query).mappings())
 
     def _event(self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]) -> JobEvent:
-        """Append an event, and now and then forget the job's oldest beyond `EVENTS_KEPT`, but for
-        its commits."""
+        """Append an event; every `_SWEEP_EVERY` events delete old ones except commits."""
         if job is not None:
-            self._said.add(job)
+            self._changed_jobs.add(job)
         table, now_s = tables.events, self._now_s()
         values = {"job": job, "time": now_s, "type": kind, "data": dict(data)}
         seq = db.execute(table.insert().values(values).returning(table.c.seq)).scalar_one()
@@ -275,9 +268,9 @@ class Store:
         if self._deleted:
             forget_old_pages(self._database.engine)
             self._deleted = False
-        if self._said:
-            self._heard.update(self._said)
-            self._said.clear()
+        if self._changed_jobs:
+            self._news.update(self._changed_jobs)
+            self._changed_jobs.clear()
             self.news_of_all += 1
 
     # --- a round: its secret, its one batch, its commit ---
@@ -286,7 +279,7 @@ class Store:
     def put_round_key(
         self, db: Db, job: str, round: int, attempt: int, secret: bytes, cell: str = ""
     ) -> None:
-        """Keep a cell's secret HPKE key of a round; StoreError if another one is kept."""
+        """Store a cell's secret of a round; raises StoreError if a different one is stored."""
         kept = _round_keys(db, job, round, attempt).get(cell)
         if kept is None:
             row = {"job": job, "exchange": round, "attempt": attempt, "cell": cell}
@@ -303,7 +296,7 @@ class Store:
 
     @transaction
     def next_attempt(self, db: Db, job: str, round: int) -> int:
-        """The first attempt without a key, from 1; or that whose sums are kept: the last one."""
+        """Return the first attempt without a key, from 1, or the attempt with stored sums."""
         of_it, kept, keys = {"job": job, "exchange": round}, tables.unmaskings, tables.round_keys
         summed = db.scalar(sa.select(kept.c.attempt).filter_by(**of_it))
         if summed is not None:
@@ -315,7 +308,7 @@ class Store:
     def open_batch(
         self, db: Db, job: str, round: int, attempt: int, batch_digest: bytes, cell: str = ""
     ) -> BatchOpening | None:
-        """Note a batch before it is opened, and return what opens it; None once it was absorbed."""
+        """Record a batch before it is opened, and return its secret; None if it was absorbed."""
         if _absorbed_in(db, job, batch_digest) is not None:
             return None
         secret = _round_keys(db, job, round, attempt).get(cell)
@@ -331,8 +324,7 @@ class Store:
 
     @transaction
     def keep_sums(self, db: Db, job: str, round: int, attempt: int, sums: bytes) -> bytes:
-        """Keep the sums of a round under masks before its masks are asked for; returns what is
-        kept: a round is asked for once."""
+        """Store a round's masked sums before requesting masks; return the sums stored first."""
         found = _kept_sums(db, job, round)
         if found is None:
             row = {"job": job, "exchange": round, "attempt": attempt, "sums": sums}
@@ -341,12 +333,10 @@ class Store:
 
     @transaction
     def kept_sums(self, db: Db, job: str, round: int) -> bytes | None:
-        """What `keep_sums` kept of a round that is not committed yet."""
         return _kept_sums(db, job, round)
 
     @transaction
     def any_opened(self, db: Db, job: str, round: int, cell: str = "") -> bool:
-        """Whether a cell's batch of this round, which has not been committed, was opened."""
         query = sa.select(tables.openings).filter_by(job=job, exchange=round, cell=cell)
         return db.execute(query.limit(1)).first() is not None
 
@@ -361,11 +351,11 @@ class Store:
         accepted: Sequence[bytes] = (),
         batch_digests: Sequence[bytes] = (),
     ) -> bool:
-        """Commit one round in a single transaction; False if it was committed before. `state` is
-        the method's state after it (safetensors; only the newest is kept), `accepted` the SHA-256
-        of each ciphertext counted, `events` are (type, data). Deletes the round keys up to this
-        round. Raises StoreError for a job that does not run, a round that is not the next
-        one, or a batch that another round has absorbed."""
+        """Commit one round in a single transaction; return False if it was committed before.
+
+        `state` is the new state (safetensors; only the newest is stored), `accepted` the SHA-256 of
+        each counted ciphertext, `events` are (type, data). Raises StoreError if the job is not
+        running, the round is not the next one, or another round absorbed a batch."""
         if any(len(digest) != HASH_BYTES for digest in accepted):
             raise StoreError(f"an accepted hash does not have {HASH_BYTES} bytes")
         entry, table = _entry(db, job), tables.rounds
@@ -397,7 +387,7 @@ class Store:
 
     @transaction
     def last_commit(self, db: Db, job: str) -> LastCommit | None:
-        """Where to resume; None before the first commit."""
+        """Return the newest commit, from which the job resumes; None before the first."""
         table, state = tables.rounds, tables.states
         joins = sa.and_(state.c.job == table.c.job, state.c.index == table.c.index)
         query = sa.select(table, state.c.tensors).join(state, joins).where(table.c.job == job)
@@ -410,7 +400,6 @@ class Store:
 
     @transaction
     def rounds(self, db: Db, job: str) -> tuple[RoundRecord, ...]:
-        """All committed rounds of a job, in order."""
         table = tables.rounds
         query = sa.select(table).where(table.c.job == job).order_by(table.c.index)
         return tuple(_round_of(row) for row in db.execute(query).mappings())
@@ -425,9 +414,9 @@ class Store:
         cell: str = "",
         moved: Mapping[bytes, str] | None = None,
     ) -> int:
-        """Make exactly these public keys the enrolled ones of a cell. A key that another cell has
-        stays there, unless `moved` says that it belongs here; returns how many such keys are
-        claimed."""
+        """Replace a cell's public keys; return how many of them belong to other cells.
+
+        Such a key stays in the other cell, unless `moved` assigns it to this one."""
         table, moves, now_s = tables.enrolled_keys, moved or {}, self._now_s()
         rows = db.execute(sa.select(table.c.public_key, table.c.cell))
         cell_of = {bytes(key): of_it for key, of_it in rows}
@@ -449,7 +438,7 @@ class Store:
 
     @transaction
     def take_roster(self, db: Db, mark: RosterMark, expires_s: float, cell: str = "") -> None:
-        """The cell's newest roster has these numbers; stale from `expires_s` on (0: never)."""
+        """Record the cell's newest roster; it is stale from `expires_s` on (0: never)."""
         table = tables.roster
         db.execute(table.delete().where(table.c.cell == cell))
         new = {"lineage": mark.lineage, "epoch": mark.epoch, "expires_s": expires_s, "cell": cell}
@@ -457,7 +446,7 @@ class Store:
 
     @transaction
     def refuse_roster(self, db: Db, reason: str, lineage: str, cell: str = "") -> None:
-        """A roster was refused; until one is taken, `roster_problem` says so."""
+        """Record a refusal; `roster_problem` reports it until a roster is taken."""
         table, refused = tables.roster, {"refused": reason, "refused_lineage": lineage}
         if not db.execute(table.update().where(table.c.cell == cell).values(refused)).rowcount:
             new = {"lineage": "", "epoch": -1, "expires_s": 0.0, "cell": cell}
@@ -465,9 +454,11 @@ class Store:
 
     @transaction
     def is_newer_roster(self, db: Db, expires_s: float, cell: str = "") -> bool:
-        """Whether a roster with a smaller number was made after the one taken last: no registry
-        does so, somebody else said a larger number with the proxy's key. A roster ends a day after
-        it was made; where the one taken says otherwise, one of the last hour is newer."""
+        """Return whether a roster with a smaller number was made after the one taken last.
+
+        Registries never count down, so someone else used the proxy's key. Rosters expire a day
+        after they are made; if the one taken expires later, any roster of the last hour is newer.
+        """
         row = db.execute(sa.select(tables.roster).filter_by(cell=cell)).first()
         taken_s = 0.0 if row is None else float(row.expires_s)
         if taken_s > self._now_s() + _DAY_S + _HOUR_S:
@@ -476,28 +467,27 @@ class Store:
 
     @transaction
     def accept_registry(self, db: Db) -> None:
-        """Take the next roster of whatever registry, in each cell: its operator vouches for it."""
+        """Accept the next roster of any registry in each cell, on the operator's order."""
         db.execute(tables.roster.delete())
 
     @transaction
     def roster_marks(self, db: Db) -> dict[str, RosterMark]:
-        """Which roster was taken last, of each cell that handed one over."""
         rows = db.execute(sa.select(tables.roster).where(tables.roster.c.epoch >= 0))
         return {row.cell: RosterMark(row.lineage, row.epoch) for row in rows}
 
     @transaction
     def roster_problem(self, db: Db, cell: str = "") -> str:
-        """Why nobody can tell who is admitted in this cell now, and what to do; or ""."""
+        """Return why the cell's admitted devices are unknown, and the fix; "" if they are known."""
         row = db.execute(sa.select(tables.roster).filter_by(cell=cell)).first()
         if row is None:
             return ""
         if row.refused == "replayed_roster":
             return (
                 "the proxy's roster has a smaller number than one that the cloud took: its registry"
-                " was put back, or its key leaked and somebody else said the larger number; see"
-                " who speaks as the proxy at the cloud's broker (a key that leaked is replaced by"
-                " edgeveil trust rotate DIR proxy-rosters), then stop the cloud and take the true"
-                " proxy's roster with edgeveil cloud --accept-registry"
+                " was restored, or its key leaked and somebody else sent the larger number; check"
+                " which clients use the proxy's name at the cloud's broker (replace a leaked key"
+                " with edgeveil trust rotate DIR proxy-rosters), then stop the cloud and take the"
+                " true proxy's roster with edgeveil cloud --accept-registry"
             )
         if row.refused:
             return (
@@ -516,7 +506,7 @@ class Store:
 
     @transaction
     def enrolled(self, db: Db, cell: str | None = None) -> tuple[bytes, ...]:
-        """All enrolled public keys (of a cell), in the order of their bytes, which says nothing."""
+        """Return the enrolled public keys (default: of all cells), sorted by their bytes."""
         table = tables.enrolled_keys
         query = sa.select(table.c.public_key)
         keys = db.scalars(query if cell is None else query.where(table.c.cell == cell))
@@ -524,7 +514,6 @@ class Store:
 
     @transaction
     def devices(self, db: Db) -> tuple[CellDevices, ...]:
-        """How many devices each cell that was heard of has."""
         table, roster = tables.enrolled_keys, tables.roster
         counted = sa.select(table.c.cell, sa.func.count()).group_by(table.c.cell)
         enrolled = {row[0]: int(row[1]) for row in db.execute(counted)}
@@ -536,7 +525,7 @@ class Store:
 
     @transaction
     def put_release(self, db: Db, job: str, onnx: bytes, safetensors: bytes) -> None:
-        """Keep a job's final model; a second call replaces it. UnknownJob without the job."""
+        """Store a job's final model, replacing an earlier one; raises UnknownJob."""
         table = tables.releases
         _entry(db, job)
         db.execute(table.delete().where(table.c.job == job))
@@ -549,7 +538,7 @@ class Store:
 
     @transaction
     def put_backbone(self, db: Db, graph: bytes) -> str:
-        """Keep a feature extractor under its SHA-256 (hex), which is returned; twice is once."""
+        """Store a feature extractor; return its SHA-256 (hex). Idempotent."""
         table, digest = tables.backbones, hashlib.sha256(graph).hexdigest()
         if db.scalar(sa.select(table.c.digest).filter_by(digest=digest)) is None:
             db.execute(table.insert(), {"digest": digest, "graph": graph})
@@ -557,7 +546,6 @@ class Store:
 
     @transaction
     def backbone(self, db: Db, digest: str) -> bytes | None:
-        """The feature extractor of a digest (hex); None if it was never put."""
         found = db.scalar(sa.select(tables.backbones.c.graph).filter_by(digest=digest))
         return None if found is None else bytes(found)
 

@@ -1,7 +1,4 @@
-"""What the cloud's store holds: its tables, the records it takes and gives, the life of a job.
-
-One schema for SQLite and PostgreSQL.
-"""
+"""The store's tables, records and job transitions; one schema for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from edgeveil.jobs.job import Priority
 
 Status = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 
-# Status -> what may follow. `running` may follow itself: a job taken up after a crash. A paused
-# job that is resumed waits for its turn again.
+# Status -> allowed next ones. A job resumed after a crash goes from `running` to `running`.
 TRANSITIONS: Mapping[Status, frozenset[Status]] = {
     "queued": frozenset({"running", "failed", "cancelled"}),
     "running": frozenset({"running", "paused", "completed", "failed", "cancelled"}),
@@ -30,16 +26,14 @@ ENDED: frozenset[Status] = frozenset(s for s, after in TRANSITIONS.items() if no
 
 
 class StoreError(EdgeVeilError):
-    """The store cannot be opened, or was asked for a change that its rules forbid."""
+    """The store cannot be opened, or its rules forbid a change."""
 
 
-class StoreAway(StoreError):  # noqa: N818 - what the reader sees
-    """The database, or its disk, cannot be used now; asking again later may help."""
+class StoreAway(StoreError):  # noqa: N818 - shown to users
+    """The database or its disk is unusable now; a retry may succeed."""
 
 
-class UnknownJob(StoreError):  # noqa: N818 - what the reader sees
-    """No job has this id."""
-
+class UnknownJob(StoreError):  # noqa: N818 - shown to users
     exit_code = 2
 
     def __init__(self, job: str) -> None:
@@ -48,7 +42,7 @@ class UnknownJob(StoreError):  # noqa: N818 - what the reader sees
 
 @dataclass(frozen=True)
 class JobEntry:
-    """One submitted job. `canonical` is the job's canonical bytes, `digest` their SHA-256."""
+    """One submitted job; `digest` is the SHA-256 of its `canonical` bytes."""
 
     id: str
     name: str
@@ -74,9 +68,10 @@ class StoreCounts:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One committed round, as reports show it. `number` is the training round (0 in a
-    preparatory phase), `attempt` counts from 1, `bytes` maps a hop to its bytes, `scores` is a
-    ClusterScores, a MeanSoftmax or `federated_figures` as a mapping, or None, `loss` in nats."""
+    """One committed round; `number` is the training round, or 0 in preparation.
+
+    `bytes` maps hops to bytes, `scores` comes from ClusterScores, MeanSoftmax or
+    `federated_figures`."""
 
     index: int
     phase: str
@@ -87,7 +82,7 @@ class RoundRecord:
     scores: Mapping[str, Any] | None = None
     seconds: float = 0.0
     bytes: Mapping[str, int] = field(default_factory=dict)
-    loss: float | None = None
+    loss: float | None = None  # in nats
     committed_at: float | None = None  # set by the store
 
 
@@ -102,8 +97,7 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class JobGlimpse:
-    """A job for a list: its newest round, the newest tested one, and, unless it runs, the newest
-    event of its life (`job_completed`, `job_waiting`, …)."""
+    """A job with its newest round, newest tested round, and newest status event if not running."""
 
     entry: JobEntry
     newest: RoundRecord | None
@@ -113,7 +107,7 @@ class JobGlimpse:
 
 @dataclass(frozen=True)
 class CellDevices:
-    """A cell's enrolled devices, and what its roster says; `expires_s` 0: it does not end."""
+    """A cell's enrolled devices and its roster's expiry (0: none)."""
 
     cell: str
     enrolled: int
@@ -122,8 +116,6 @@ class CellDevices:
 
 @dataclass(frozen=True)
 class LastCommit:
-    """Where a job resumes: the newest committed round and the method's state after it."""
-
     record: RoundRecord
     state: bytes = field(repr=False)  # safetensors
     accepted: tuple[bytes, ...] = field(repr=False)  # SHA-256 of each ciphertext counted
@@ -135,8 +127,7 @@ class LastCommit:
 
 @dataclass(frozen=True)
 class BatchOpening:
-    """`secret` opens the round's batch (None: gone with a commit); not `first` where another
-    batch of the attempt was opened."""
+    """A round's `secret` (None: deleted by a commit); not `first` after another batch's opening."""
 
     secret: bytes | None = field(repr=False)
     first: bool
@@ -149,7 +140,7 @@ class StoredRelease:
     safetensors: bytes = field(repr=False)
 
 
-# --- tables: as statements name them; the revisions in `migrations` make them ---
+# --- tables, for statements; created by the revisions in `migrations` ---
 
 VERSION = 6
 
@@ -176,18 +167,18 @@ states = _table("states", "job index tensors")
 events = _table("events", "seq job time type data", type=sa.String, data=_JSON)
 sequence = _table("sequence", "last")
 enrolled_keys = _table("enrolled_keys", "public_key added_at cell")
-# One row a cell: the roster taken last, and why a later one was refused ("": none was).
+# One row per cell: the roster taken last, and why a later one was refused ("": none was).
 roster = _table("roster", "lineage epoch expires_s refused refused_lineage cell")
 round_keys = _table("round_keys", "job exchange attempt cell secret")
 openings = _table("openings", "job exchange attempt cell digest")
-# A round whose masks were asked for: what was added up, and the question; until its commit.
+# Sums and mask requests of masked rounds, until their commit.
 unmaskings = _table("unmaskings", "job exchange attempt sums")
 batches = _table("batches", "job digest index")
 backbones = _table("backbones", "digest graph")
 releases = _table("releases", "job onnx safetensors")
-# A release on its way: `canary` are the keys that get it first, 32 bytes each.
+# `canary`: keys of 32 bytes each.
 rollouts = _table("rollouts", "job data_set stage reason canary started_at expires_s")
-# Each time it was sealed; `secret` opens the reports that came of it.
+# Each sealing of a release; `secret` opens its reports.
 release_broadcasts = _table(
     "release_broadcasts",
     "sequence job stage selected secret sent_at held cells",

@@ -1,4 +1,4 @@
-"""Stored jobs by their 16 bytes on the wire, each with its plan, graph and state, made once."""
+"""Stored jobs by wire id, with cached plans and graphs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def wire_id(job: str) -> bytes:
-    """A job's 16 bytes on the wire."""
     return hashlib.sha256(b"edgeveil/v1/job-id\0" + job.encode()).digest()[:16]
 
 
@@ -32,7 +31,7 @@ class StoredJobs:
         self._graph_of = lru_cache(maxsize=8)(lambda canonical: self._plan_of(canonical).graph())
 
     def name(self, job_id: bytes) -> str:
-        """The id of a stored job by its wire id; raises JobFailed."""
+        """Return the id of a stored job; raises JobFailed if it is unknown."""
         if job_id not in self._names:
             self._names = {wire_id(name): name for name in self._store.newest_job_names()}
         try:
@@ -44,15 +43,14 @@ class StoredJobs:
         return self._store.job(self.name(job_id))
 
     def plan(self, entry: JobEntry) -> Plan:
-        """The plan of a stored job; raises ProtocolError for bytes that are none."""
         return self._plan_of(entry.canonical)
 
     def plan_or_why(self, entry: JobEntry) -> tuple[Plan | None, str]:
-        """The plan, or why this version cannot read the job. Raises StoreAway."""
+        """Return the plan, or why this version cannot read the job. Raises StoreAway."""
         try:
             return self.plan(entry), ""
         except StoreAway:
-            raise  # the store, and not the job
+            raise  # an error of the store, not of the job
         except EdgeVeilError as error:
             return None, f"the stored job cannot be read: {error}"
 
@@ -64,15 +62,15 @@ class StoredJobs:
         return plan.with_artifacts(kept)
 
     def graph(self, entry: JobEntry) -> bytes:
-        """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
+        """Return the job's ONNX graph with weights as inputs; DataError without its backbones."""
         return self._graph_of(entry.canonical)
 
     def state(self, entry: JobEntry) -> dict[str, Array]:
         return state_after(self._store.last_commit(entry.id), self.plan(entry))
 
 
-class StateWhenAsked(Mapping[str, Array]):
-    """A job's state, which is read when it is looked at: not beside the sum that it is moved by."""
+class LazyState(Mapping[str, Array]):
+    """A job's state, read on first access: not in memory during aggregation."""
 
     def __init__(self, jobs: StoredJobs, entry: JobEntry) -> None:
         self._jobs, self._entry = jobs, entry
@@ -92,7 +90,7 @@ class StateWhenAsked(Mapping[str, Array]):
 
 
 def state_after(last: LastCommit | None, plan: Plan) -> dict[str, Array]:
-    """The state after a commit (None: before the first). Raises DataError without its weights."""
+    """Return the state after a commit (None: the initial one); raises DataError without weights."""
     if last is not None:
         return tensor_views(last.state)
     plan.check_artifacts()

@@ -1,4 +1,4 @@
-"""A batch that the proxy hands over: kept on the disk, opened with suspicion, validated."""
+"""Spooling, opening and validation of the batches that the proxy hands over."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ from edgeveil_cloud.open_segments import (
     sealed_bytes,
 )
 
-NORM_FACTOR = 100.0  # a segment this many times the group's median norm is not a noised update
-KEPT_BYTES = 192 << 20  # opened arrays in memory; the others are opened again when they are needed
+NORM_FACTOR = 100.0  # limit of a segment's norm, in medians of its group
+KEPT_BYTES = 192 << 20  # of opened arrays in memory; others are opened again on each access
 _READ_BYTES = 1 << 20
-_SLICE_BYTES = 16 << 20  # what one worker opens at one go
-_OPENING_BYTES = 32 << 10  # an opening costs what so many bytes cost, beside its own
-_LEAST_ADDED = 4  # uploads for one sum, which has to come back
-_LOOKED_AT = 4  # segments, for one that is not zero
-_SPARE_BITS = 3  # others may have values so much larger
+_SLICE_BYTES = 16 << 20  # largest slice of a worker
+_OPENING_BYTES = 32 << 10  # fixed cost of opening a segment, as bytes
+_LEAST_ADDED = 4  # uploads per slice, since each slice returns a sum
+_SEARCHED = 4  # segments searched for one that is not zero
+_SPARE_BITS = 3  # headroom for larger values in other segments
 _MARK_BYTES = 32
 
 
@@ -75,7 +75,7 @@ _MARK_BYTES = 32
 
 
 class SpooledBatch:
-    """One batch in a file without a name, a `Data`: gone with the process or its last reader."""
+    """One batch in an unnamed temporary file, a `Data`; freed with its last reader."""
 
     def __init__(self, digest: bytes, folder: Path | None) -> None:
         self.digest = digest
@@ -83,11 +83,10 @@ class SpooledBatch:
         self._bytes = 0
         self._running = hashlib.sha256()  # of the first `_hashed` bytes
         self._hashed = 0
-        self.front: MaskedUploads | None = None  # what was opened of them
+        self.front: MaskedUploads | None = None  # opened so far
 
     def write(self, offset: int, data: bytes) -> None:
-        """Put a part in its place. Raises OSError."""
-        if offset < self._hashed:  # written again: what was hashed is not there any more
+        if offset < self._hashed:  # overwrites bytes that are hashed already
             self._running, self._hashed, self.front = hashlib.sha256(), 0, None
         start, view = offset, memoryview(data)
         while view:
@@ -103,7 +102,7 @@ class SpooledBatch:
 
     @property
     def front_bytes(self) -> int:
-        """Bytes that are there without a gap from the beginning on, of those that came in turn."""
+        """Size of the gapless prefix that was written in order."""
         return self._hashed
 
     def __len__(self) -> int:
@@ -127,9 +126,7 @@ class SpooledBatch:
 
 
 class BatchSpool:
-    """At most one batch, in `folder` (None: the system's folder for temporary files). A disk that
-    is full spoils the batch and not the process: `whole` says so, and the round is asked for
-    again."""
+    """At most one batch; after a write error `whole` raises, and the round is repeated."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -137,7 +134,6 @@ class BatchSpool:
         self._failure: OSError | None = None
 
     def put(self, part: BatchPart) -> None:
-        """Keep a part; the first one of another batch takes the place of the one before."""
         try:
             if self._batch is None or self._batch.digest != part.digest:
                 self.drop()
@@ -147,7 +143,7 @@ class BatchSpool:
             self._failure = error
 
     def whole(self, blob: Blob, stream: bytes = b"") -> SpooledBatch:
-        """The batch, checked. Raises ProtocolError `bad_digest`, or the OSError of its writing."""
+        """Return the batch; raises ProtocolError `bad_digest`, or the OSError of its writing."""
         if self._failure:
             raise self._failure
         if self._batch is None or self._batch.digest != (stream or blob.digest):
@@ -157,7 +153,7 @@ class BatchSpool:
 
     @property
     def under_way(self) -> SpooledBatch | None:
-        """The batch as far as it came, unchecked."""
+        """The unchecked batch so far, or None after a write error."""
         return None if self._failure else self._batch
 
     def drop(self) -> None:
@@ -169,21 +165,22 @@ class BatchSpool:
 
 @dataclass(frozen=True)
 class Reader:
-    """Opens segments of one batch: here, or in workers that can read it."""
+    """Opens segments of one batch, here or in workers that can read its file."""
 
     opening: RoundOpening
     data: Data
     workers: WorkerProcesses | None = None
 
     def mark(self, offset: int, size_bytes: int) -> bytes:
-        """Of the sealed segment there; only its ends are read for it."""
+        """Return the mark of the sealed segment at `offset`, reading only its ends."""
         end = offset + size_bytes
         ends = self.data[offset : offset + SEAL_OVERHEAD_BYTES] + self.data[end - TAG_BYTES : end]
         return segment_mark(self.opening.membership, ends)
 
     def cuts(self, count: int, size_bytes: int) -> list[slice]:
-        """How to share out so many segments or uploads of one size; one cut: they are opened here.
-        Sums come back with each slice and are as large as four uploads of float32 numbers."""
+        """Return how to divide `count` segments or uploads among workers; one cut is opened here.
+
+        Each slice returns sums, which are as large as four uploads of float32 numbers."""
         workers, most = self.workers, max(1, count)
         if (
             workers is not None
@@ -196,7 +193,7 @@ class Reader:
         return [slice(start, start + most) for start in range(0, count, most)]
 
     def run(self, slices: Sequence[Slice], take: Callable[[int, Any], None]) -> None:
-        """Open all; `take` gets each one's number and result, in any order. Raises ComputeError."""
+        """Open all slices; `take` gets number and result in any order. Raises ComputeError."""
         if len(slices) > 1 and self.workers is not None and isinstance(self.data, BatchFile):
             self.workers.run(self.opening, self.data, slices, take)
             return
@@ -211,19 +208,20 @@ class ValidSegment(NamedTuple):
 
 
 class GroupArrays(Sequence[Array]):
-    """The valid arrays of one group; what is not in memory is opened each time it is asked for."""
+    """The valid arrays of one group; those not in memory are opened again on each access."""
 
     def __init__(self, reader: Reader, spec: SegmentSpec, group: Group) -> None:
         self._reader, self._spec, self._group = reader, spec, group
         self._single = PlainSlice(spec, group)
         self.found = list[ValidSegment]()
-        self._total: ExactSum | None = None  # where it was made as they were opened
+        self._total: ExactSum | None = None  # if it was computed while opening
 
     def validate(
         self, offsets: Sequence[int], room: int, adds: bool, selected: int, refused: Counter[str]
     ) -> None:
-        """Take the segments that count, the first `room` of them with their arrays; with `adds`
-        their sum, unless all that was added up does not count. More than `selected` are void."""
+        """Take the valid segments, `room` of them with arrays; more than `selected` are void.
+
+        With `adds` their sum is kept too, unless the norm limit excludes one of its terms."""
         size = sealed_bytes(self._group)
         marks = {offset: self._reader.mark(offset, size) for offset in offsets}
         first = {mark: offset for offset, mark in reversed(marks.items())}
@@ -251,7 +249,7 @@ class GroupArrays(Sequence[Array]):
     def _opened(
         self, offsets: Sequence[int], room: int, adds: bool, grids: Grids | None
     ) -> tuple[list[Found], ExactSum | None]:
-        """What they are; of `room` of them the arrays, or with `adds` the sum of all valid ones."""
+        """Return the results, with up to `room` arrays, and with `adds` the sum of valid ones."""
         slices = list[PlainSlice]()
         for cut in self._reader.cuts(len(offsets), sealed_bytes(self._group)):
             part = offsets[cut]
@@ -271,11 +269,11 @@ class GroupArrays(Sequence[Array]):
         return [one for part in found for one in part], total
 
     def _likely_grids(self, offsets: Sequence[int]) -> Grids | None:
-        """Grids on which a sum of all is likely to be exact, by a look at the first ones."""
+        """Return grids on which the sum is probably exact, estimated from the first segments."""
         if np.issubdtype(np.dtype(self._spec.dtype), np.integer):
             return None
-        looked = partial(self._single.looked_at, self._reader.opening, self._reader.data)
-        largest = (looked(offset)[0].largest for offset in offsets[:_LOOKED_AT])
+        looked = partial(self._single.open_one, self._reader.opening, self._reader.data)
+        largest = (looked(offset)[0].largest for offset in offsets[:_SEARCHED])
         most = next(filter(None, largest), 1.0)  # a device without records may send zeros
         return Grids.of(most, max(1, len(offsets)), _SPARE_BITS)
 
@@ -288,13 +286,12 @@ class GroupArrays(Sequence[Array]):
         return sum(one.found.array.nbytes for one in self.found if one.found.array is not None)
 
     def added(self, grids: Grids | None) -> ExactSum:
-        """See `edgeveil.parts.aggregation.mean.AddedUp`. The one that was made on the way is given
-        away, and is not there a second time."""
+        """Implement `parts.aggregation.mean.AddedUp`; a precomputed sum is returned only once."""
         total, self._total = self._total, None
         return total if total is not None and total.same_as_on(grids) else self.added_on(grids)
 
     def added_on(self, grids: Grids | None) -> ExactSum:
-        """Their sum on just these grids; those that are not in memory are opened for it."""
+        """Return the sum on exactly these grids, opening again the arrays not in memory."""
         gone = [one.offset for one in self.found if one.found.array is None]
         total = self._opened(gone, 0, True, grids)[1]
         total = ExactSum(self._spec.count, grids) if total is None else total
@@ -320,8 +317,6 @@ class GroupArrays(Sequence[Array]):
 
 
 class JoinedArrays(Sequence[Array]):
-    """The valid arrays of one group in several batches."""
-
     def __init__(self, parts: Sequence[Sequence[Array]]) -> None:
         self._parts = list[Sequence[Array]]()
         for part in parts:
@@ -333,8 +328,7 @@ class JoinedArrays(Sequence[Array]):
         return max(map(largest_of, self._parts), default=0.0)
 
     def added(self, grids: Grids | None) -> ExactSum:
-        """See `edgeveil.parts.aggregation.mean.AddedUp`. What was added up as it was opened was so
-        on grids of each batch's own, whose sums do not join."""
+        """Implement `AddedUp` anew: sums of single batches have different grids and do not join."""
         total = ExactSum(np.asarray(self[0]).size, grids)
         for part in self._parts:
             if isinstance(part, GroupArrays):
@@ -362,10 +356,11 @@ class JoinedArrays(Sequence[Array]):
 
 @dataclass
 class ValidatedBatch:
-    """Valid arrays by segment, their marks, refusals. Of masked groups: `totals`, for each set of
-    uploads the sums under masks in the groups' order; the `chosen` of so many `masked` uploads that
-    are in them, by their place in the batch; `misfits`, the places of those that no honest device
-    sends; `uploads`, while their masks are yet to be checked."""
+    """Valid arrays by segment, their marks, and refusals by reason.
+
+    Masked groups: `totals` are the sums of each set, `chosen` the indexes of their uploads, of
+    `masked` in all, `misfits` those that no honest device sends; `uploads` until masks are checked.
+    """
 
     arrays: dict[str, Sequence[Array]] = field(default_factory=dict)
     accepted: list[bytes] = field(default_factory=list)
@@ -387,17 +382,17 @@ def validate_batch(
     front: MaskedUploads | None = None,
     workers: WorkerProcesses | None = None,
 ) -> ValidatedBatch:
-    """Open and validate every segment; a group with more valid ones than were selected is void.
-    Those under masks, and those that the job's rule adds up, are added on the way: no two are in
-    memory. Of others, arrays beyond `kept_bytes` are opened again from `data`, which must stay as
-    it is. `front` is what was opened of its stream before. With `workers` the result is the same.
-    Raises ComputeError."""
+    """Open and validate every segment; raises ComputeError.
+
+    Masked segments, and those that the job's rule only sums, are summed one by one while opening.
+    Of others, arrays beyond `kept_bytes` are opened again from `data`, which must not change.
+    `front` holds uploads already opened from the stream."""
     result, offset, selected = ValidatedBatch(), 0, len(secret.recipients)
     groups, sizes = context.groups, context.segment_bytes
     fits = len(batch.counts) == len(groups)
     masked = {batch.counts[one.group] for one in context.masked} if fits else set()
     fits = fits and sum(n * s for n, s in zip(batch.counts, sizes, strict=True)) == len(data)
-    if not fits or len(masked) > 1:  # each upload has one place in all masked groups
+    if not fits or len(masked) > 1:  # each upload has one index in all masked groups
         result.refused["malformed_batch"] += 1
         return result
     result.masked = max(masked, default=0)
@@ -424,30 +419,29 @@ def validate_batch(
     if starts:
         if not batch.stream:
             front.open_groups(data, starts, result.masked)
-        front.tell(result, selected)
+        front.add_to(result, selected)
     return result
 
 
 def adds_up(context: RoundContext, spec: SegmentSpec) -> bool:
-    """Whether a segment's mean over all uploads is all that the job's rule asks for."""
-    return spec.name != SOFTMAX and (looks_at_none(context) or not under_rule(context))
+    """Return whether the rule needs only this segment's mean over all uploads."""
+    return spec.name != SOFTMAX and (needs_mean_only(context) or not under_rule(context))
 
 
 def under_rule(context: RoundContext) -> bool:
-    """Whether the job's rule combines what comes of this round; else it is averaged."""
+    """Return whether the job's rule combines this round's uploads; otherwise they are averaged."""
     round = context.round
     return not round.evaluates and (context.plan.rule.sums or round.phase == TRAIN)
 
 
-def looks_at_none(context: RoundContext) -> bool:
-    """Whether the job's rule asks for the mean of all uploads alone."""
+def needs_mean_only(context: RoundContext) -> bool:
     return AGGREGATIONS[context.job.aggregation.name].adds_up
 
 
 class MaskedUploads:
-    """Whole uploads under masks, opened and added up in the order of their batch; of a number
-    under a mask only the form can be checked. Memory: for each set of uploads a sum of each
-    masked group, and places, marks and checks."""
+    """Masked uploads, summed in batch order; of a masked number only the form can be checked.
+
+    Holds one sum per set and masked group, and offsets, marks and checks of each upload."""
 
     def __init__(
         self,
@@ -468,23 +462,22 @@ class MaskedUploads:
         self._vectors = masked_vectors(at, context.groups, context.masked)
         self._totals = [[PackedSum(one.ring) for one in self._vectors] for _ in range(context.sets)]
         self._seen = set[bytes]()
-        # Where an upload's masked segments begin, their marks, and the checks of its masks.
+        # Per upload: offsets of its masked segments, their marks, the checks of its masks.
         self._counted = dict[int, tuple[tuple[int, ...], list[bytes], bytes]]()
         self._refused, self._misfits = Counter[str](), set[int]()
         self.opened = 0
-        self.broken = False  # it failed half-way, and sums of some are not those of any
+        self.broken = False  # an opening failed half-way: the sums are unusable
 
     @property
     def upload_bytes(self) -> int:
         return sum(self._sizes)
 
     def open_front(self, data: Data, size_bytes: int, counts: Sequence[int] = ()) -> None:
-        """Open those of the first bytes, which stand one after the other, that are not opened
-        yet; at most as many as `counts` says of their groups. Raises ComputeError."""
+        """Open further uploads of the first `size_bytes`, at most `counts`; raises ComputeError."""
         uploads = size_bytes // self.upload_bytes if self._sizes else 0
         if counts:
-            said = [counts[one.group] for one in self._vectors if one.group < len(counts)]
-            uploads = min([uploads, *said]) if said else 0
+            limits = [counts[one.group] for one in self._vectors if one.group < len(counts)]
+            uploads = min([uploads, *limits]) if limits else 0
         within = list(accumulate(self._sizes[:-1], initial=0))
         new = range(self.opened, uploads)
         self._open(
@@ -492,7 +485,7 @@ class MaskedUploads:
         )
 
     def open_groups(self, data: Data, starts: Sequence[int], uploads: int) -> None:
-        """So many, whose groups begin at these places. Raises ComputeError."""
+        """Open `uploads` uploads with groups at the offsets `starts`; raises ComputeError."""
         sized = list(zip(starts, self._sizes, strict=True))
         self._open(
             data, [(at, tuple(start + at * size for start, size in sized)) for at in range(uploads)]
@@ -510,12 +503,12 @@ class MaskedUploads:
                 self._counted[index] = offsets, of_upload, checks
                 continue
             self._refused[refused] += 1
-            if refused != "not_for_this_round":  # as one who covers others sends it
+            if refused != "not_for_this_round":  # which is what cover traffic looks like
                 self._misfits.add(index)
         self.opened, self.broken = self.opened + len(uploads), False
 
     def _repeats(self, names: Sequence[bytes]) -> bool:
-        """Whether one of these segments came before; if not, they have come now."""
+        """Return whether any of these segments was seen before, and record them if not."""
         if not self._seen.isdisjoint(names):
             return True
         self._seen.update(names)
@@ -541,7 +534,7 @@ class MaskedUploads:
         reader.run(slices, take)
         return [one for part in found for one in part]
 
-    def tell(self, result: ValidatedBatch, selected: int) -> None:
+    def add_to(self, result: ValidatedBatch, selected: int) -> None:
         result.refused.update(self._refused)
         result.misfits |= self._misfits
         if len(self._counted) > selected:
@@ -553,9 +546,9 @@ class MaskedUploads:
         result.uploads = self if self.opening.checked and self._counted else None
 
     def compare(self, result: ValidatedBatch, checks: bytes, data: Data) -> None:
-        """Leave out of what they came to those whose masks are not those of their seeds, by the
-        proxy's checks. Their segments are opened again from `data`. Raises ProtocolError
-        `wrong_mask_checks`: of another size."""
+        """Subtract uploads whose masks differ from the proxy's checks, opening them again.
+
+        Raises ProtocolError `wrong_mask_checks` for another size."""
         size = CHECK_BYTES * len(self._vectors)
         if len(checks) != size * result.masked:
             raise ProtocolError("wrong_mask_checks")
@@ -577,8 +570,8 @@ class MaskedUploads:
 
 
 def norm_limit(norms: Sequence[float]) -> float:
-    """The norm above which an array of a group with these norms does not count."""
-    # A device without records sends zeros where there is no noise: they do not say what is usual.
+    """Return the norm above which an array of a group with these norms is refused."""
+    # Without noise, devices without records send zeros, which would distort the median.
     usual = [norm for norm in norms if norm > 0]
     return NORM_FACTOR * float(np.median(usual)) if len(usual) >= 3 else math.inf
 
@@ -587,9 +580,10 @@ def norm_limit(norms: Sequence[float]) -> float:
 
 
 class KeptSums(msgspec.Struct, frozen=True, array_like=True):
-    """The sums under masks of one cell's batch, the question for their masks, and the rest of the
-    batch. Durable before the proxy is asked, which answers for one choice of uploads only: another
-    batch, or another look at the same, could come to another."""
+    """The masked sums of one cell's batch, the request for their masks, and the unmasked rest.
+
+    Stored before the proxy is asked: it answers for one choice of uploads only, and validating
+    another batch, or this one again, could choose others."""
 
     batch: Batch
     unmask: Unmask
@@ -615,7 +609,6 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def valid(self) -> ValidatedBatch:
-        """The batch again, but for its sums."""
         rows = unpack_tensors(self.softmax)
         starts = range(0, len(self.accepted), _MARK_BYTES)
         marks = [self.accepted[start : start + _MARK_BYTES] for start in starts]
@@ -630,7 +623,7 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
     def sums(
         self, context: RoundContext, masks: bytes, secret: RoundSecret
     ) -> list[tuple[int, dict[str, NDArray[np.int64]]]]:
-        """Uploads and exact sums of each set. Raises ProtocolError `wrong_mask_sums`."""
+        """Return upload count and exact sums per set; raises ProtocolError `wrong_mask_sums`."""
         vectors = masked_vectors(self.batch.at, context.groups, context.masked)
         check = RoundCheck.of(self.batch.at, secret.membership, disclosed=secret.checked)
         shapes = {spec.name: spec.shape for spec in context.segments}
@@ -648,7 +641,7 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pack_kept(by_cell: Mapping[str, KeptSums]) -> bytes:
-    """For the store; a cell without a name stands alone, as in earlier versions."""
+    """Serialize for the store; a single cell without a name is stored as in earlier versions."""
     return msgspec.msgpack.encode(by_cell if set(by_cell) != {""} else by_cell[""])
 
 
@@ -658,5 +651,4 @@ def unpack_kept(raw: bytes) -> dict[str, KeptSums]:
 
 
 def kept_unmasks(raw: bytes) -> dict[str, Unmask]:
-    """Each cell's question for its masks."""
     return {cell: kept.unmask for cell, kept in unpack_kept(raw).items()}

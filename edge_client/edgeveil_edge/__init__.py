@@ -1,1 +1,1 @@
-"""A device: consent, records, training and inference, the ledger, the outbox."""
+"""Edge client: consent, records, training and inference, ledger, outbox."""

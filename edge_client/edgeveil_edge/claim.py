@@ -1,4 +1,4 @@
-"""A new box's keys, its one-time claim and the certificate that it gets; later its next one."""
+"""Enrolment of a new box by a one-time claim, and renewal of its broker certificate."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ TlsFiles = tuple[Path, Path]  # a certificate and its key
 
 
 def is_unclaimed(site: EdgeSite) -> bool:
-    """Whether the box has a claim to use and no certificate yet."""
     certificate = site.broker.cert_file
     return site.claim is not None and certificate is not None and not certificate.exists()
 
 
 async def take_up_claim(site: EdgeSite) -> str:
-    """Claim until admitted, remove the used claim; the device id. Raises ClaimError, UsageError."""
+    """Claim until admitted; return the device id. Raises ClaimError, SystemFault, UsageError."""
     use, certificate, key_file = site.claim, site.broker.cert_file, site.broker.key_file
     if use is None or certificate is None or key_file is None:
         fix = "add claim, broker.cert_file and broker.key_file to its site file"
@@ -59,14 +58,14 @@ async def take_up_claim(site: EdgeSite) -> str:
 
 
 def due(site: EdgeSite, now: datetime.datetime) -> tuple[bool, bool]:
-    """Whether a certificate of a claim is a week old, or soon ends; and the latter alone."""
+    """Return (renewal is due, the certificate expires soon) for a claim's certificate."""
     path = site.broker.cert_file
     if site.claim is None or path is None:
         return False, False
     try:
         shown = x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError):
-        return False, False  # the link tells of it
+        return False, False  # the link reports it
     begins, ends = shown.not_valid_before_utc, shown.not_valid_after_utc
     soon = ends - now < (ends - begins) / 3
     return soon or now - begins > _RENEW, soon
@@ -79,7 +78,7 @@ async def renew(site: EdgeSite, identity: DeviceIdentity) -> None:
     files = (site.broker.cert_file, site.broker.key_file)
     try:
         await _certified(site, files, files, identity, identity.signing)
-    except BrokerError:  # where the broker takes the device's own no more, the image's still counts
+    except BrokerError:  # the broker may reject the device's own; the image's is still valid
         image = (site.claim.cert_file, site.claim.key_file)
         await _certified(site, image, files, identity, identity.signing)
 
@@ -87,7 +86,7 @@ async def renew(site: EdgeSite, identity: DeviceIdentity) -> None:
 async def _certified(
     site: EdgeSite, shown: TlsFiles, files: TlsFiles, identity: DeviceIdentity, signing: SigningKey
 ) -> None:
-    """Ask, `shown` to the broker, until there is a certificate, and keep it in `files`."""
+    """Request a certificate, `shown` to the broker, until granted; store it in `files`."""
     certificate, key_file = files
     key = _tls_key(key_file)
     point = key.public_key().public_bytes(
@@ -100,21 +99,20 @@ async def _certified(
 
 
 async def _asked(site: EdgeSite, shown: TlsFiles, request: bytes, device_id: str) -> ClaimAnswer:
-    """The proxy's admission; until then it is asked again from time to time."""
     proxy = _proxy_key(site)
-    heard: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
+    received: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
 
     def on_message(_topic: str, payload: bytes) -> None:
-        if not heard.full():
-            heard.put_nowait(payload)
+        if not received.full():
+            received.put_nowait(payload)
 
     broker = site.broker.model_copy(update=dict(zip(("cert_file", "key_file"), shown, strict=True)))
     settings = link_settings(broker, f"claim-{device_id}", site.limits.packet_bytes)
     topics = Topics(site.cell)
-    own = shown[0] == site.broker.cert_file  # the broker knows the device by it
+    own = shown[0] == site.broker.cert_file  # identifies the device to the broker
     asks_at = [
         topics.renewal(device_id) if own else topics.claim(claimed_key_id(request)),
-        topics.claims_of_before,  # a proxy of the version before hears nothing else
+        topics.claims_of_before,  # for a proxy of the previous version
     ]
     link = MqttLink(settings, on_message=on_message)
     link.subscribe([topics.claims_down])
@@ -126,7 +124,7 @@ async def _asked(site: EdgeSite, shown: TlsFiles, request: bytes, device_id: str
             for topic in asks_at:
                 with suppress(TimeoutError, BrokerError):
                     await link.publish(topic, request)
-                    answer = await asyncio.wait_for(_answer(heard, proxy, device_id), ANSWER_S)
+                    answer = await asyncio.wait_for(_answer(received, proxy, device_id), ANSWER_S)
                     break
             if answer.verdict == "admitted":
                 return answer
@@ -141,12 +139,12 @@ async def _asked(site: EdgeSite, shown: TlsFiles, request: bytes, device_id: str
         await link.close()
 
 
-async def _answer(heard: asyncio.Queue[bytes], proxy: VerifyKey, device_id: str) -> ClaimAnswer:
+async def _answer(received: asyncio.Queue[bytes], proxy: VerifyKey, device_id: str) -> ClaimAnswer:
     while True:
         try:
-            answer = ClaimAnswer.from_bytes(await heard.get(), proxy)
+            answer = ClaimAnswer.from_bytes(await received.get(), proxy)
         except ClaimError:
-            continue  # not the proxy's: anybody with the image's certificate may write here
+            continue  # not the proxy's: any holder of the image's certificate may write here
         if answer.device_id == device_id:
             return answer
 
@@ -155,8 +153,8 @@ def _proxy_key(site: EdgeSite) -> VerifyKey:
     trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
     found = believed_keys(trust, proxy=site.proxy_key_file, cell=site.cell).proxy
     if found is None:
-        fix = "take the newest trust.json from who keeps the root"
-        raise UsageError("nobody is believed to be the proxy", where=site.name, fix=fix)
+        fix = "get the newest trust.json from the keeper of the root"
+        raise UsageError("the trust file names no valid proxy key", where=site.name, fix=fix)
     return found
 
 

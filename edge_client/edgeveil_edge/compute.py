@@ -1,8 +1,8 @@
-"""A device's answer to one question of the cloud, computed from its records.
+"""Computation of a device's answer to one round from its records.
 
-Checks made before a record is read are the same for all records. After that nothing may fail for
-what a record holds: whatever a computation raises, the answer is that of a device without records,
-noised and priced like any other.
+Checks before a record is read are the same for all records. After that, no failure may depend on a
+record: if a computation raises, the answer is that of a device without records, noised and priced
+as usual.
 """
 
 from __future__ import annotations
@@ -36,27 +36,25 @@ from edgeveil.subnormals import flushed
 from edgeveil_edge.release_trial import try_release
 
 _WARM_RECORDS = 8
-TRIAL_MARGIN = 2.0  # an answer has so many times the time of the trial's
-SLOW_RECORDS = 32  # runs of the graph that may be slow against all expectation, in half of the time
-READING_S = 0.5  # for any reading, and for each record some times what one core of 2020 takes:
+TRIAL_MARGIN = 2.0  # an answer gets this multiple of the trial's time
+SLOW_RECORDS = 32  # runs of the graph that may each take 1/64 of the time
+READING_S = 0.5  # per reading; plus, per record, several times the cost on a core of 2020:
 RECORD_S, PICTURE_S = 100e-6, 2e-3
-_TRIES = 3  # the least counts: what the box can do, whatever else it did meanwhile
+_TRIES = 3  # the minimum counts, to exclude other load on the box
 
-Half = Literal["train", "infer", "evaluate"]  # of an answer; the last is one by itself
-_Reading = tuple[float, DataSchema | None]  # the share for evaluation, and the job's schema
+Half = Literal["train", "infer", "evaluate"]  # of an answer; "evaluate" is always alone
+_Reading = tuple[float, DataSchema | None]  # evaluation share, job's schema
 
 
 @dataclass(frozen=True)
 class TaughtJob:
-    """A job's plan, and the bytes that it was made from."""
-
     plan: Plan
     canonical: bytes
     graph: bytes
 
     @classmethod
     def of(cls, canonical: bytes, graph: bytes, backbones: Iterable[bytes]) -> Self:
-        """Raises ProtocolError `bad_job`, and DataError where a backbone is missing."""
+        """Compile a job. Raises ProtocolError `bad_job`, or DataError if a backbone is missing."""
         plan = compile_canonical(canonical)
         kept = match_artifacts(carried_digests(plan.job), backbones)
         return cls(plan.with_artifacts(kept), canonical, graph)
@@ -67,9 +65,9 @@ class Computation:
     """One round's work.
 
     own        tensors that the device adds from its ledger
-    until_s    clock time by which work on records ends
+    until_s    clock time at which work on records ends
     allowed_s  seconds that this work may take in all
-    closes_s   clock time from which nobody waits for an answer
+    closes_s   clock time at which the round closes
     """
 
     job: TaughtJob
@@ -83,14 +81,14 @@ class Computation:
     closes_s: float = math.inf
 
     def fresh_noise(self) -> RandomBytes:
-        """Derived noise from its beginning, for one half of an answer; another stream as it is."""
+        """Return derived noise rewound for one half of an answer; other streams as they are."""
         noise = self.noise
         return DerivedRandom(noise.to_bytes()) if isinstance(noise, DerivedRandom) else noise
 
 
 @dataclass(frozen=True)
 class ComputedAnswer:
-    """Parts of an answer; `without`: why records had none in it; `late`: work overran."""
+    """Parts of an answer; `without`: why records were not used; `late`: work overran."""
 
     parts: tuple[Answer, ...]
     without: str = ""
@@ -99,7 +97,7 @@ class ComputedAnswer:
 
 @dataclass(frozen=True)
 class JobTrial:
-    """Seconds of the longest answer on made-up records, or why this device cannot play the job."""
+    """Seconds of the longest answer on made-up records, or why this device cannot run the job."""
 
     needed_s: float = 0.0
     refused: str = ""
@@ -108,26 +106,25 @@ class JobTrial:
 
 
 class Compute:
-    """Where a device computes, one call at a time; here without a limit of time or memory."""
+    """Where a device computes, one call at a time; here without limits of time or memory."""
 
     def try_job(self, job: TaughtJob, *, trains: bool) -> JobTrial:
-        """Play every kind of round on made-up records; never reads a record."""
+        """Run every kind of round on made-up records; never reads a record."""
         return JobTrial()
 
     def answer(self, one: Computation) -> ComputedAnswer:
-        """The answer. Raises DataError, PrivacyError or ProtocolError before a record is read."""
+        """Compute the answer. Errors are raised before a record is read."""
         raise NotImplementedError
 
     def read_ahead(self, share: float, schema: DataSchema | None = None) -> bool:
-        """Read records before a round asks for them; False where read before, errors show later."""
+        """Read records ahead of a round; return False if already read. Errors show later."""
         return False
 
     def try_release(self, onnx: bytes) -> str:
-        """Run a final model on made-up records; why it cannot be used, or ""."""
+        """Run a final model on made-up records; return why it cannot be used, or ""."""
         return try_release(onnx)
 
-    def forget(self, job: TaughtJob) -> None:
-        """The job has ended."""
+    def forget(self, job: TaughtJob) -> None: ...
 
 
 LoadRecords = Callable[[EdgeSite, bytes, float, DataSchema | None], tuple[Records, Records]]
@@ -136,19 +133,18 @@ LoadRecords = Callable[[EdgeSite, bytes, float, DataSchema | None], tuple[Record
 def load_own(
     site: EdgeSite, split_key: bytes, share: float, schema: DataSchema | None = None
 ) -> tuple[Records, Records]:
-    """(training, evaluation) records of this device, as a job's schema reads them."""
     most = site.policy.max_records
     return device_records(site.data, split_key, evaluation_share=share, schema=schema, most=most)
 
 
 def reading_s(site: EdgeSite) -> float:
-    """Seconds that reading `policy.max_records` is given, whatever they hold."""
+    """Return the seconds allowed for reading `policy.max_records`, whatever the content."""
     record_s = PICTURE_S if site.data.source == "images" else RECORD_S
     return READING_S + site.policy.max_records * record_s
 
 
 class SharedSession:
-    """The session of one graph at a time; may serve many devices of a simulation."""
+    """Cache of one graph's inference session; may serve many simulated devices."""
 
     def __init__(self) -> None:
         self._session: InferenceSession | None = None
@@ -161,8 +157,6 @@ class SharedSession:
 
 
 class Computer(Compute):
-    """One device's records and sessions, kept between rounds."""
-
     def __init__(
         self,
         site: EdgeSite,
@@ -172,11 +166,10 @@ class Computer(Compute):
     ) -> None:
         self._site, self._split_key, self._load = site, split_key, load
         self._inference = inference or SharedSession()
-        # The last used one last; a failure is kept as well, else each answer would wait for it.
+        # Most recently used last. Failures are cached too, else each answer would retry them.
         self._records: dict[_Reading, tuple[Records, Records] | RecordsError] = {}
 
     def answer(self, one: Computation) -> ComputedAnswer:
-        """See `Compute.answer`; without a limit of time."""
         one, parts = replace(one, allowed_s=math.inf), list[Answer]()
         with flushed():
             self.prepare(one)
@@ -185,13 +178,13 @@ class Computer(Compute):
             for half in self.order(one)[::-1]:
                 try:
                     parts.append(self.compute(one, half, *records))
-                except Exception as error:  # whatever it was, the records made it: not to show
+                except Exception as error:  # caused by the records: must not be visible
                     parts.append(self.blank(one, half))
                     without.append(failure(error))
         return ComputedAnswer(tuple(parts), "; ".join(without))
 
     def order(self, one: Computation) -> tuple[Half, ...]:
-        """The halves of an answer, training first: no evaluation record may decide its fate."""
+        """Return the halves to compute, training first: no evaluation record may affect it."""
         if one.round.evaluates:
             return ("evaluate",)
         halves: tuple[tuple[Half, bool], ...] = (
@@ -201,7 +194,6 @@ class Computer(Compute):
         return tuple(half for half, wanted in halves if wanted)
 
     def prepare(self, one: Computation) -> None:
-        """Check and load what the answer needs beside records."""
         plan = one.job.plan
         if one.trains:
             plan.check_backbones()
@@ -209,12 +201,11 @@ class Computer(Compute):
             self._inference.session(one.job.graph, plan.job.data.classes)
 
     def blank(self, one: Computation, half: Half) -> Answer:
-        """What a device without records answers. Raises what the package's form is to blame for."""
         empty = _no_records(one.job.plan)
         return self.compute(one, half, empty, empty)
 
     def records(self, share: float, schema: DataSchema | None = None) -> tuple[Records, Records]:
-        """This device's halves, or the RecordsError of before. Raises DataError too."""
+        """Return (training, evaluation) records. Raises RecordsError (cached too) or DataError."""
         reading, most = (share, schema), self._site.policy.max_records
         found = self._records.pop(reading, None)
         if found is None:
@@ -232,28 +223,25 @@ class Computer(Compute):
     def keep(
         self, share: float, schema: DataSchema | None, found: tuple[Records, Records] | RecordsError
     ) -> None:
-        """Count what another process read, or why it could not, as read here."""
         self._records[share, schema] = found
 
     def make_room(self) -> None:
-        """Forget the least recently used readings, so that one more may be kept."""
         while len(self._records) >= self._site.policy.max_jobs:
             del self._records[next(iter(self._records))]
 
     def halves(self, plan: Plan) -> tuple[tuple[Records, Records], str]:
-        """A job's records, or none and why they cannot be read. Raises DataError."""
+        """Return a job's records, or empty ones and the reason. Raises DataError."""
         data = plan.job.data
         try:
             training, evaluation = self.records(data.evaluation_share, data.schema_)
-        except RecordsError as error:  # whether it answers may not follow from them
+        except RecordsError as error:  # whether the device answers may not depend on records
             return (_no_records(plan), _no_records(plan)), failure(error)
         return (of_shape(training, data.input_shape), of_shape(evaluation, data.input_shape)), ""
 
     def compute(
         self, one: Computation, half: Half, training: Records, evaluation: Records
     ) -> Answer:
-        """Half of an answer, noised, and its events. Raises ProtocolError where the cloud names
-        kept tensors, and whatever else the package or the records lead to."""
+        """Compute half of an answer with its events. May raise any error of package or records."""
         plan, package, noise = one.job.plan, one.package, one.fresh_noise()
         if half == "train":
             tensors = unpack_tensors(package.tensors)
@@ -283,7 +271,7 @@ def _no_records(plan: Plan) -> Records:
 
 
 def failure(error: Exception) -> str:
-    """The owner's line; of an unexpected error only its type, since its text may quote a record."""
+    """Return the owner's line; an unexpected error shows only its type: its text may quote data."""
     why = str(error) if isinstance(error, EdgeVeilError) else type(error).__name__
     return f"computing with the records failed ({why})"
 
@@ -292,11 +280,11 @@ def failure(error: Exception) -> str:
 
 
 def trial_seconds(job: TaughtJob, site: EdgeSite, *, trains: bool, enough_s: float = 0.0) -> float:
-    """Seconds that the longest answer of a round takes, and the one without records before it.
+    """Measure the longest answer of a round plus the answer without records, in seconds.
 
-    Runs as many made-up records as the owner lets the box hold, since the time for n does not
-    follow from the time for fewer; a job's own count is the cloud's. Raises DataError, PrivacyError
-    or ProtocolError with the reason why the job cannot be done here.
+    Uses `policy.max_records` made-up records, since time is not linear in their number and the
+    cloud chooses the job's count. Raises DataError, PrivacyError or ProtocolError if this device
+    cannot run the job.
     """
 
     def play(records: int) -> float:
@@ -312,7 +300,7 @@ def trial_seconds(job: TaughtJob, site: EdgeSite, *, trains: bool, enough_s: flo
     data = job.plan.job.data
     records = site.policy.max_records
     require_room((records, *data.input_shape), 4, MAX_BYTES, "policy.max_records")
-    play(min(records, _WARM_RECORDS))  # loads what is used from now on
+    play(min(records, _WARM_RECORDS))  # warm up libraries
     return _least(play, records, enough_s) + _least(play, 0, 0.0)
 
 

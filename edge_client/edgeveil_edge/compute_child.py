@@ -1,16 +1,15 @@
-"""The child that loads libraries, jobs and records for a device, and forks workers that compute.
+"""Child process that loads libraries, jobs and records for a device, and forks its workers.
 
     python -m edgeveil_edge.compute_child PIPE
 
-Nothing here starts threads that a fork would lose: torch is imported and never used, a session is
-opened in workers alone.
+The child starts no threads, which a fork would lose: torch is imported but not used, and sessions
+are opened in workers only.
 
-Libraries never leave a process that loaded them. So from its first job on a fork serves in its
-place, the *branch*, and ends when it has known no job for IDLE_S: the memory of torch goes back,
-and devices and records of before are still there for the next job. Its end follows from when jobs
-begin and end, and from no record.
+A process cannot unload a library. So from its first job on, a fork, the *branch*, serves in place
+of the child, and exits after IDLE_S without a job: the memory of torch is freed, while earlier
+devices and records are still loaded. Its exit depends on when jobs start and end, never on records.
 
-Subnormal numbers are flushed before anything else is loaded, so that all that follows inherits it.
+Subnormal numbers are flushed before anything else is loaded; forks inherit that mode.
 """
 
 from __future__ import annotations
@@ -32,34 +31,33 @@ from edgeveil.subnormals import flush_subnormals
 if TYPE_CHECKING:
     from edgeveil_edge.compute_worker import ComputeServer
 
-NICE = 2  # the device's own process stays quick to answer; more would starve it on a busy box
-IDLE_S = 60.0  # a further job within so long finds all libraries loaded
+NICE = 2  # keeps the device's own process responsive; more would starve this one on a busy box
+IDLE_S = 60.0  # a new job within this time finds all libraries loaded
 _IDLE_EXIT = 3
 _PR_SET_PDEATHSIG = 1
 
 
 def serve(control: Connection) -> None:
-    """Serve until the pipe is closed, which is also when the starter ends."""
     declare_own()
     flush_subnormals()
     keep_heap()
     keep_memory_private()
     os.nice(NICE)
-    # Read as torch is loaded: threads that spin for each other crawl on a busy box.
+    # Read when torch is loaded: spinning threads are slow on a busy box.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from edgeveil_edge.compute_worker import ComputeServer
 
-    with control, suppress(OSError, EOFError):  # the starter may end at any moment
+    with control, suppress(OSError, EOFError):  # the parent may end at any moment
         WorkerNursery(control, ComputeServer()).serve()
 
 
 class Forked:
-    """A child that shares its starter's memory, with a `Popen`'s methods; before any thread."""
+    """Forked child that shares its parent's memory; requires a single thread."""
 
     def __init__(self, ours: Connection, theirs: Connection) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        gc.freeze()  # a collection on either side would copy what they share
+        gc.freeze()  # garbage collection on either side would copy shared pages
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -69,7 +67,7 @@ class Forked:
                     signal.signal(number, signal.SIG_DFL)
                 serve(theirs)
             except Exception as error:
-                _tell_of(error)
+                _print_type(error)
             finally:
                 os._exit(0)
         self._ended = False
@@ -90,13 +88,11 @@ class Forked:
 
 
 class WorkerNursery:
-    """Keeps what workers know, and one worker at a time."""
-
     def __init__(self, control: Connection, server: ComputeServer) -> None:
         self._control, self._server, self._worker = control, server, 0
 
     def serve(self, *, branch: bool = False) -> int:
-        """One request after the other; the exit code, where a `branch` has nothing to do."""
+        """Serve until the pipe closes or a `branch` is idle; return the exit code."""
         code = 0
         while True:
             if branch and not self._server.jobs and not self._asked_within(IDLE_S):
@@ -108,8 +104,8 @@ class WorkerNursery:
                 break
             if not raw:  # a worker's pipe follows
                 self._fork(recv_handle(self._control))
-            elif branch or not self._server.teaches_job(raw):
-                self._learn(raw)
+            elif branch or not self._server.loads_job(raw):
+                self._change_state(raw)
             elif not self._branch_idled(raw):
                 break
         self._end()
@@ -118,23 +114,23 @@ class WorkerNursery:
     def _asked_within(self, seconds: float) -> bool:
         return self._control.poll(seconds)
 
-    def _learn(self, raw: bytes) -> None:
-        self._control.send_bytes(self._server.learn(raw))
+    def _change_state(self, raw: bytes) -> None:
+        self._control.send_bytes(self._server.change_state(raw))
 
     def _branch_idled(self, raw: bytes) -> bool:
-        """Let a branch serve, which begins by learning a job; False where it ended otherwise."""
+        """Serve in a branch, which first loads a job; return False unless it ended as idle."""
         self._end()
         pid = os.fork()
         if pid:
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == _IDLE_EXIT
         code = 1
         try:
-            self._learn(raw)
+            self._change_state(raw)
             code = self.serve(branch=True)
-        except (OSError, EOFError):  # the starter may end at any moment
+        except (OSError, EOFError):  # the parent may end at any moment
             pass
         except Exception as error:
-            _tell_of(error)
+            _print_type(error)
         finally:
             os._exit(code)
 
@@ -146,13 +142,13 @@ class WorkerNursery:
             os.close(pipe)
             return
         try:
-            if sys.platform == "linux":  # elsewhere it ends with its next word to its starter
+            if sys.platform == "linux":  # elsewhere it ends with its next message
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == starter:  # it may have ended before it could be noticed
+            if os.getppid() == starter:  # the parent may have ended before prctl
                 self._control.close()
                 self._server.work(Connection(pipe))
         except Exception as error:
-            _tell_of(error)
+            _print_type(error)
         finally:
             os._exit(0)
 
@@ -163,8 +159,8 @@ class WorkerNursery:
             self._worker = 0
 
 
-def _tell_of(error: Exception) -> None:
-    # Its type alone: its text could quote a record.
+def _print_type(error: Exception) -> None:
+    # Not its text, which could quote a record.
     sys.stderr.write(f"edgeveil: the computing process fails with {type(error).__name__}\n")
     sys.stderr.flush()
 

@@ -1,18 +1,16 @@
-"""Computing with records in a process of its own, which is ended where it takes too long.
+"""Compute on records in a separate process, which is killed when it exceeds a public time limit.
 
-How long a computation takes could tell about a record, so an answer is there at a public moment at
-the latest. Before a record is read the worker hands over the answer of a device without records; if
-the other one is not there in time, or the worker dies of it, the first one is sent, and nobody
-outside can tell.
+The duration of a computation may depend on a record, so the time of an answer must not. Before it
+reads a record, the worker sends the answer of a device without records. If the real answer is late,
+or the worker dies, the first one is sent; an observer cannot distinguish them.
 
-Theory of operation. The device's process (this file) asks and waits, never longer than a moment
-that was public before. The child (`compute_child`) loads libraries, jobs and records, and runs
-nothing on them. The worker (`compute_worker`), a fork of the child, computes, and knows what the
-child knew as it was forked: so whatever the child learns gives the worker up. A worker that is late
-or dead is replaced within milliseconds: the next round is answered as promptly as ever.
+Theory of operation. The device's process (this file) sends requests and waits until a deadline that
+was public beforehand. The child (`compute_child`) loads libraries, jobs and records. The worker
+(`compute_worker`), a fork of the child, computes on the state as of its fork, so every change of
+that state discards the worker. A late or dead worker is replaced within milliseconds.
 
-Answers are asked for in turns whose ends are public (`device_round.py`); a trial, of which others
-hear, begins when the time of the answer before has passed, whether that was there sooner or not.
+Answers are requested in turns with public ends (`device_round.py`). A trial is visible outside, so
+it starts after the previous answer's time slot, even if that answer was ready earlier.
 """
 
 from __future__ import annotations
@@ -53,17 +51,17 @@ from edgeveil_edge.compute import (
 from edgeveil_edge.compute_child import Forked
 
 RELEASE_TRIAL_S = 60.0  # for the import of ONNX Runtime on a slow box too
-_LATE_S = 0.05  # for what lies there
-TRIAL_S = 180.0  # for the imports of a slow box too; a graph that never ends is ended then
+_LATE_S = 0.05  # to read a late answer that is already in the pipe
+TRIAL_S = 180.0  # covers imports on a slow box; a graph that never ends is killed then
 
 _Reading = tuple[float, bytes | None]  # evaluation share, and the schema's bytes
 
 
 class ComputeProcess:
-    """One child for all devices of a process, `shared` by so many, whose answers wait in turn.
+    """One child process for `shared` devices, whose answers wait for one another.
 
-    With its last job the child may forget the devices and records of since the first one. Calls
-    come one at a time, but for `close` and `forget`, which may come during another one.
+    When its last job is forgotten, the child drops devices and records added since the first job.
+    Calls are serial, except `close` and `forget`, which may run during another call.
     """
 
     def __init__(self, shared: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,21 +69,21 @@ class ComputeProcess:
         self._child: subprocess.Popen[bytes] | Forked | None = None
         self._control: Connection | None = None
         self._connection: Connection | None = None  # to the worker
-        self._owed: set[Half] = set()  # late halves of question `_owed_number`, not taken yet
-        self._owed_number = 0
-        self._known: set[bytes] = set()
-        self._met: set[str] = set()
-        self._early: frozenset[str] | None = None  # met before the first job, so for good
-        self._read: dict[str, list[_Reading]] = {}  # by device, what the child keeps for it
+        self._overdue: set[Half] = set()  # late halves of request `_overdue_number`, not read yet
+        self._overdue_number = 0
+        self._jobs: set[bytes] = set()
+        self._devices: set[str] = set()
+        self._early: frozenset[str] | None = None  # devices loaded before the first job: kept
+        self._read: dict[str, list[_Reading]] = {}  # by device: readings kept in the child
         self._trials: dict[tuple[bytes, bytes, bool, str, int, int], JobTrial] = {}
         self._number = 0
         self._closed = threading.Event()
-        self._answers_until_s = -math.inf  # the public end of the newest answer's work
+        self._answers_until_s = -math.inf  # public end of the newest answer's time slot
         self._turn = threading.Lock()
         self._ended: deque[bytes] = deque()  # jobs to forget once nothing is under way
 
     def fork_early(self) -> None:
-        """Start the child from this process, whose memory it then shares; before it has threads."""
+        """Fork the child from this process to share its memory; call before threads are started."""
         ours, theirs = Pipe()
         with theirs:
             self._child = Forked(ours, theirs)
@@ -111,12 +109,11 @@ class ComputeProcess:
             raise self._lost()
 
     def end(self) -> None:
-        """End child and worker, whatever they are at; the next task starts others."""
         child, control = self._child, self._control
         self._child, self._control = None, None
         self._drop_worker()
-        self._known.clear()
-        self._met.clear()
+        self._jobs.clear()
+        self._devices.clear()
         self._read.clear()
         self._early = None
         if child is not None:
@@ -126,7 +123,7 @@ class ComputeProcess:
             control.close()
 
     def close(self) -> None:
-        """End them for good; what waits for an answer raises ProtocolError `stopping`."""
+        """Shut down for good; a pending call raises ProtocolError `stopping`."""
         self._closed.set()
         child = self._child
         if child is not None:
@@ -135,32 +132,32 @@ class ComputeProcess:
     # --- tasks ---
 
     def try_job(self, device: RemoteComputer, job: TaughtJob, *, trains: bool) -> JobTrial:
-        """See `Compute.try_job`. Devices of one kind share one trial."""
+        """Share one trial between devices with equal settings; see `Compute.try_job`."""
         site = device.site
         own = site.device, site.limits.memory_bytes, site.policy.max_records
         key = (digest_of(job), hashlib.sha256(job.graph).digest(), trains, *own)
         found = self._trials.get(key)
         if found is None:
             self._let_answers_end()
-            with self._alone():
+            with self._exclusive():
                 found = self._trials[key] = self._tried(device, job, trains)
         return found
 
     def _tried(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> JobTrial:
-        refused = self._teach(device, job, trains)
+        refused = self._load_job(device, job, trains)
         if refused:
             return JobTrial(0.0, refused)
         budget_s = job.plan.job.round.time_budget_s
-        enough_s = budget_s * WORK_SHARE / (2 * TRIAL_MARGIN * self._waiting)
+        enough_s = budget_s * WORK_SHARE / (2 * TRIAL_MARGIN * self._queue_factor)
         self._send(wire.TryJob(device.name, digest_of(job), trains, enough_s))
         report = self._report("the job's computation", TRIAL_S + 4 * budget_s)
         if not report.refused:
-            self._tell(wire.LoadModules(report.modules, digest_of(job)))
-        return JobTrial(report.needed_s * self._waiting, report.refused)
+            self._change_state(wire.LoadModules(report.modules, digest_of(job)))
+        return JobTrial(report.needed_s * self._queue_factor, report.refused)
 
     @property
-    def _waiting(self) -> float:
-        """How much longer an answer takes where devices wait for one another."""
+    def _queue_factor(self) -> float:
+        """Factor by which answers take longer because devices wait for one another."""
         return max(1.0, self.shared / USUAL_ROOM)
 
     def _report(self, what: str, limit_s: float) -> wire.TrialReport:
@@ -177,9 +174,8 @@ class ComputeProcess:
         return wire.TrialReport(0.0, f"{what} on made-up records {how}")
 
     def try_release(self, onnx: bytes) -> str:
-        """See `Compute.try_release`; ended after RELEASE_TRIAL_S."""
         self._let_answers_end()
-        with self._alone():
+        with self._exclusive():
             self.start()
             self._send(wire.TryRelease(onnx))
             return self._report("running it", RELEASE_TRIAL_S).refused
@@ -187,19 +183,19 @@ class ComputeProcess:
     def read_ahead(
         self, device: RemoteComputer, share: float, schema: DataSchema | None = None
     ) -> bool:
-        """See `Compute.read_ahead`; its time is public, else it would tell of records."""
+        """Return at a public time, independent of the records; see `Compute.read_ahead`."""
         reading = share, None if schema is None else schema.model_dump_json().encode()
         if reading in self._read.get(device.name, ()):
             return False
         self._let_answers_end()
-        with self._alone():
+        with self._exclusive():
             began_s, read = self._clock(), False
             with suppress(ProtocolError):
-                self._meet(device)
-                self._tell(wire.ReadRecords(device.name, *reading))
+                self._add_device(device)
+                self._change_state(wire.ReadRecords(device.name, *reading))
                 read = True
-            # Also where the child ended of it: then the answer is made without records.
-            if self._known or self._early is None:  # else it may go with what is about to end
+            # Also if the child died of it: then the answer is computed without records.
+            if self._jobs or self._early is None:  # else dropped with the job that is ending
                 kept = self._read.setdefault(device.name, [])
                 kept.append(reading)
                 del kept[: -device.site.policy.max_jobs]  # as `Computer.records` forgets them
@@ -210,12 +206,12 @@ class ComputeProcess:
         return read
 
     def answer(self, device: RemoteComputer, one: Computation) -> ComputedAnswer:
-        """See `Compute.answer`; takes until `one.until_s`. Raises PrivacyError after `closes_s`."""
+        """Take until `one.until_s`; see `Compute.answer`. Raises PrivacyError after `closes_s`."""
         if not isinstance(one.noise, DerivedRandom):
             raise PrivacyError("only derived noise can be drawn in another process")
         if one.until_s < math.inf:
             self._answers_until_s = max(self._answers_until_s, one.until_s)
-        with self._alone():
+        with self._exclusive():
             return self._answer(device, one, one.noise.to_bytes())
 
     def _let_answers_end(self) -> None:
@@ -227,7 +223,7 @@ class ComputeProcess:
                 return
 
     def _answer(self, device: RemoteComputer, one: Computation, noise: bytes) -> ComputedAnswer:
-        refused = self._teach(device, one.job, one.trains)
+        refused = self._load_job(device, one.job, one.trains)
         if refused:
             raise PrivacyError(refused)
         self._number += 1
@@ -242,9 +238,8 @@ class ComputeProcess:
         return ComputedAnswer(tuple(answers), "; ".join(without), late)
 
     def _blank(self, asked: wire.AskAnswer, closes_s: float) -> dict[Half, wire.HalfAnswer]:
-        """Both halves as of a device without records. Raises PrivacyError without them by then."""
         try:
-            with suppress(EOFError):  # the worker may have ended before it was asked
+            with suppress(EOFError):  # the worker may have died before the request
                 self._send(asked)
                 return dict(self._reply(asked.number, closes_s).parts)
             self.replace_worker()
@@ -261,7 +256,7 @@ class ComputeProcess:
     def _with_records(
         self, halves: dict[Half, wire.HalfAnswer], until_s: float
     ) -> tuple[list[str], bool]:
-        """Replace blank halves by those in time; why some stay, and whether work overran."""
+        """Replace blank halves by those in time; return why some stay, and if work overran."""
         in_time, missing, without = self._clock() <= until_s, set(halves), []
         late = False
         try:
@@ -273,12 +268,12 @@ class ComputeProcess:
         except TimeoutError:
             without.append("it was not done within the round's time budget")
             late = in_time
-        except EOFError:  # a record may end it each time: that is no sign of a slow box
+        except EOFError:  # a record may crash it each time: that is no sign of a slow box
             without.append("the computing process ended with the records")
         if missing and in_time:
             self.replace_worker()
-        elif missing:  # it had no time at all, and is not to blame
-            self._owed, self._owed_number = missing, self._number
+        elif missing:  # the worker had no time at all: keep it
+            self._overdue, self._overdue_number = missing, self._number
         return without, late
 
     def forget(self, job: TaughtJob) -> None:
@@ -286,8 +281,8 @@ class ComputeProcess:
         self._forget_ended()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Nothing else is told or asked meanwhile: the worker would be given up under it."""
+    def _exclusive(self) -> Iterator[None]:
+        """Serialise requests, since a state change would discard a busy worker."""
         try:
             with self._turn:
                 yield
@@ -295,7 +290,6 @@ class ComputeProcess:
             self._forget_ended()
 
     def _forget_ended(self) -> None:
-        """Forget jobs that ended, unless a call is under way: it does so at its end."""
         while self._ended and self._turn.acquire(blocking=False):
             try:
                 while self._ended:
@@ -305,12 +299,12 @@ class ComputeProcess:
 
     def _forget(self, digest: bytes) -> None:
         self._forget_trials(digest)
-        if digest in self._known:
-            self._known.discard(digest)
+        if digest in self._jobs:
+            self._jobs.discard(digest)
             with suppress(ProtocolError):
-                self._tell(wire.ForgetJob(digest))
-            if not self._known:
-                self._met = set(self._early or ())
+                self._change_state(wire.ForgetJob(digest))
+            if not self._jobs:
+                self._devices = set(self._early or ())
                 self._read.clear()
 
     def _forget_trials(self, digest: bytes) -> None:
@@ -319,36 +313,36 @@ class ComputeProcess:
 
     # --- the child ---
 
-    def _teach(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> str:
-        """Have a child that knows this job and this device; why it cannot learn the job, or ""."""
+    def _load_job(self, device: RemoteComputer, job: TaughtJob, trains: bool) -> str:
+        """Load job and device into the child; return why the job cannot be loaded, or ""."""
         digest = digest_of(job)
         self.start()
-        if digest not in self._known:
+        if digest not in self._jobs:
             backbones = tuple(job.plan.artifacts.values())
             owners = device.site.policy.allowed_plugins
             allowed = tuple((one.distribution, one.sha256) for one in owners)
             if self._early is None:
-                self._early = frozenset(self._met)
-            teach = wire.TeachJob(digest, job.canonical, job.graph, backbones, trains, allowed)
-            reply = self._tell(teach)
+                self._early = frozenset(self._devices)
+            request = wire.LoadJob(digest, job.canonical, job.graph, backbones, trains, allowed)
+            reply = self._change_state(request)
             if isinstance(reply, wire.Refusal):
                 return str(wire.error_of(reply))
-            self._known.add(digest)
-        self._meet(device)  # after the job: while it knows one, a child forgets no device
+            self._jobs.add(digest)
+        self._add_device(device)  # after the job: a child with a job drops no device
         return ""
 
-    def _meet(self, device: RemoteComputer) -> None:
+    def _add_device(self, device: RemoteComputer) -> None:
         self.start()
-        if device.name in self._met:
+        if device.name in self._devices:
             return
         site = device.site.model_dump_json().encode()
         given = wire.records_bytes(device.records)
-        self._tell(wire.IntroduceDevice(device.name, site, device.split_key, given))
-        if self._known or self._early is None:
-            self._met.add(device.name)
+        self._change_state(wire.AddDevice(device.name, site, device.split_key, given))
+        if self._jobs or self._early is None:
+            self._devices.add(device.name)
 
-    def _tell(self, request: wire.Request) -> wire.Reply:
-        """Have the child take something in; the worker, which does not know it, is given up."""
+    def _change_state(self, request: wire.Request) -> wire.Reply:
+        """Send a state change to the child; discards the worker, which lacks the change."""
         self._drop_worker()
         try:
             control = self._to_child(wire.encode(request))
@@ -376,13 +370,12 @@ class ComputeProcess:
         return ours
 
     def _drop_worker(self) -> None:
-        self._owed = set()
+        self._overdue = set()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def replace_worker(self) -> None:
-        """End it now, whatever it is at: the next one is ready before the next round."""
         self._drop_worker()
         with suppress(ProtocolError):
             self._fork()
@@ -397,7 +390,7 @@ class ComputeProcess:
     def _send(self, request: wire.Request) -> None:
         self._take_late()
         raw = wire.encode(request)
-        for _ in range(2):  # the worker of before may have ended
+        for _ in range(2):  # the previous worker may have died
             with suppress(OSError):
                 self._fork().send_bytes(raw)
                 return
@@ -405,16 +398,16 @@ class ComputeProcess:
         raise self._lost()
 
     def _take_late(self) -> None:
-        """Discard late halves; give up a worker that is still at them, since pipes hold little."""
+        """Discard late halves; drop a worker still computing them, as pipe buffers are small."""
         try:
-            while self._owed:
-                late = self._reply(self._owed_number, self._clock() + _LATE_S)
-                self._owed -= set(late.parts)
+            while self._overdue:
+                late = self._reply(self._overdue_number, self._clock() + _LATE_S)
+                self._overdue -= set(late.parts)
         except (TimeoutError, EOFError, EdgeVeilError):
             self._drop_worker()
 
     def _reply(self, number: int, until_s: float) -> wire.AnswerHalves:
-        """The next halves of an answer. Raises as `_receive`, and the worker's refusal."""
+        """Return the next halves of answer `number`. Raises as `_receive`, or a refusal."""
         while True:
             reply = self._receive(until_s)
             if isinstance(reply, wire.Refusal) and reply.number == number:
@@ -423,8 +416,10 @@ class ComputeProcess:
                 return reply
 
     def _receive(self, until_s: float) -> wire.Reply:
-        """The worker's next message. Raises TimeoutError without one by then, EOFError at its end.
-        One that lies there later is not taken: that would tell of the records' time."""
+        """Return the worker's next message. Raises TimeoutError or EOFError.
+
+        A message that arrives after `until_s` is left unread: its time depends on the records.
+        """
         connection = self._connection
         if connection is None:
             raise EOFError
@@ -443,7 +438,7 @@ class ComputeProcess:
 
 
 class RemoteComputer(Compute):
-    """One device's share of a `ComputeProcess`; `records` replace the site's data source."""
+    """One device's interface to a `ComputeProcess`; `records` replace the site's data source."""
 
     def __init__(
         self,
@@ -473,7 +468,6 @@ class RemoteComputer(Compute):
 
 
 def public_time_s(took_s: float, step_s: float) -> float:
-    """`step_s`, doubled until it is no less than what work took."""
     while step_s < took_s:
         step_s *= 2
     return step_s

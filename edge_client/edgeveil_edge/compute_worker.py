@@ -1,8 +1,8 @@
-"""The process that computes for a device: its messages, and the server that answers them.
+"""Messages and server of the process that computes for a device.
 
-Plain values in MessagePack and safetensors over a pipe: neither side ever runs what the other one
-sends. `ComputeServer` keeps devices and jobs; a fork of it answers one question after the other.
-Records are read in a fork too: one that makes its reader fail, end or wait does so there.
+Messages are plain values in MessagePack and safetensors over a pipe: neither side executes code
+sent by the other. `ComputeServer` keeps devices and jobs; a fork of it answers requests one by one.
+Records are read in a fork too, so records that crash or stall the reader affect only that fork.
 """
 
 from __future__ import annotations
@@ -49,18 +49,16 @@ from edgeveil_edge.release_trial import try_release
 # --- requests ---
 
 
-class TeachJob(msgspec.Struct, frozen=True, tag="know"):
-    """A job, named by the SHA-256 of its canonical bytes from now on."""
-
+class LoadJob(msgspec.Struct, frozen=True, tag="know"):
     digest: bytes
     canonical: bytes
     graph: bytes
     backbones: tuple[bytes, ...]
     trains: bool
-    plugins: tuple[tuple[str, str], ...] = ()  # that the owner allows, by name and digest
+    plugins: tuple[tuple[str, str], ...] = ()  # allowed by the owner: (name, digest)
 
 
-class IntroduceDevice(msgspec.Struct, frozen=True, tag="meet"):
+class AddDevice(msgspec.Struct, frozen=True, tag="meet"):
     device: str
     site: bytes
     split_key: bytes
@@ -68,7 +66,7 @@ class IntroduceDevice(msgspec.Struct, frozen=True, tag="meet"):
 
 
 class TryJob(msgspec.Struct, frozen=True, tag="try"):
-    """Play a job on made-up records, once where it takes `enough_s`; answered by `TrialReport`."""
+    """Run a job on made-up records, once if that takes at most `enough_s`; gets a `TrialReport`."""
 
     device: str
     digest: bytes
@@ -81,15 +79,13 @@ class TryRelease(msgspec.Struct, frozen=True, tag="try_release"):
 
 
 class ReadRecords(msgspec.Struct, frozen=True, tag="read"):
-    """Read the device's records ahead of its first answer; `schema`: that of a job, as JSON."""
-
     device: str
     share: float
     schema: bytes | None = None
 
 
 class AskAnswer(msgspec.Struct, frozen=True, tag="ask"):
-    """A question; answered by `AnswerHalves` without records, then of each half, or a `Refusal`."""
+    """Compute an answer; gets `AnswerHalves` without records, then with them, or a `Refusal`."""
 
     number: int
     device: str
@@ -107,7 +103,7 @@ class ForgetJob(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class LoadModules(msgspec.Struct, frozen=True, tag="load"):
-    """Import what a trial of the job loaded, and prepare its public features, for all workers."""
+    """Import the modules of the job's trial and prepare its public features, for all workers."""
 
     modules: tuple[str, ...]
     digest: bytes
@@ -123,13 +119,13 @@ class TrialReport(msgspec.Struct, frozen=True, tag="tried"):
 
 
 class HalfAnswer(msgspec.Struct, frozen=True):
-    segments: memoryview  # of the message that it came in, and not a copy
+    segments: memoryview  # into the received message, not a copy
     kept: memoryview
     events: tuple[dict[str, str | int | float | bool | None], ...]
 
 
 class AnswerHalves(msgspec.Struct, frozen=True, tag="parts"):
-    """Halves of the answer to question `number`; `without`: why records had no part in it."""
+    """Halves of the answer to request `number`; `without`: why records were not used."""
 
     number: int
     parts: dict[Half, HalfAnswer]
@@ -137,8 +133,7 @@ class AnswerHalves(msgspec.Struct, frozen=True, tag="parts"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused"):
-    """Why question `number` has no answer; never for what a record holds. `reason`: a protocol's
-    own, of a ProtocolError."""
+    """Error of request `number`, never caused by a record; `reason` is a ProtocolError's."""
 
     number: int
     what: str
@@ -147,8 +142,8 @@ class Refusal(msgspec.Struct, frozen=True, tag="refused"):
     reason: str = ""
 
 
-Learned = TeachJob | IntroduceDevice | ReadRecords | ForgetJob | LoadModules
-Request = Learned | TryJob | TryRelease | AskAnswer
+StateChange = LoadJob | AddDevice | ReadRecords | ForgetJob | LoadModules
+Request = StateChange | TryJob | TryRelease | AskAnswer
 Reply = RequestDone | TrialReport | AnswerHalves | Refusal
 
 _encoder = msgspec.msgpack.Encoder()
@@ -161,7 +156,7 @@ def encode(message: Request | Reply) -> bytearray:
 
 
 def decode_reply(raw: bytes) -> Reply:
-    """What the computing process sent; ProtocolError for anything else."""
+    """Decode a reply. Raises ProtocolError `malformed_answer`."""
     try:
         return _replies.decode(raw)
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
@@ -172,8 +167,7 @@ def records_bytes(records: Records | None) -> bytes | None:
     return None if records is None else pack_tensors({"x": records.x, "y": records.y})
 
 
-def given_load(raw: bytes) -> LoadRecords:
-    """Loads the records of `records_bytes`, halved as those of a data source are."""
+def loader_of(raw: bytes) -> LoadRecords:
     found = unpack_tensors(raw)
     records = Records(found["x"].astype(np.float32), found["y"].astype(np.int64))
 
@@ -192,13 +186,13 @@ def part_of(answer: Answer) -> HalfAnswer:
 
 
 def answer_of(part: HalfAnswer) -> Answer:
-    """The inverse of `part_of`, its arrays to be read alone; raises ProtocolError, PrivacyError."""
+    """Invert `part_of`, with read-only arrays. Raises ProtocolError or PrivacyError."""
     events = tuple(event_from_dict(event) for event in part.events)
     return Answer(tensor_views(part.segments), events, tensor_views(part.kept))
 
 
 def refusal_of(number: int, error: Exception) -> Refusal:
-    """An error as it travels. Of an unexpected one only the type is told."""
+    """Convert an error to a message; an unexpected error shows only its type."""
     if isinstance(error, ProtocolError):
         return Refusal(number, str(error), reason=error.reason)
     if isinstance(error, EdgeVeilError):
@@ -214,41 +208,39 @@ def error_of(refusal: Refusal) -> EdgeVeilError:
 
 # --- the server ---
 
-READINGS = 64  # a reading may take so many times what it is given
+READINGS = 64  # reading is killed after this multiple of `reading_s`
 
 
 class ComputeServer:
-    """What a child has learned (`learn`), and what its forks answer from that (`work`)."""
+    """State of the child (`change_state`), from which its forks answer (`work`)."""
 
     _connection: Connection
 
     def __init__(self) -> None:
-        plugins.admit(())  # it computes for owners, and takes in what they allow
+        plugins.admit(())  # none until an owner allows some
         self.jobs: dict[bytes, TaughtJob] = {}
         self._devices: dict[str, tuple[EdgeSite, Computer]] = {}
 
-    def teaches_job(self, raw: bytes) -> bool:
-        """Whether this request is about a job, so that libraries may be loaded for it."""
-        return isinstance(_requests.decode(raw), TeachJob)
+    def loads_job(self, raw: bytes) -> bool:
+        return isinstance(_requests.decode(raw), LoadJob)
 
-    def learn(self, raw: bytes) -> bytearray:
-        """Take in what workers should know; the reply says that it is there, or why not."""
+    def change_state(self, raw: bytes) -> bytearray:
         request = _requests.decode(raw)
         try:
             match request:
-                case TeachJob():
-                    self._know(request)
-                case IntroduceDevice() if request.device not in self._devices:
+                case LoadJob():
+                    self._load_job(request)
+                case AddDevice() if request.device not in self._devices:
                     site = EdgeSite.model_validate_json(request.site)
                     plugins.admit(site.policy.allowed_plugins)
-                    load = load_own if request.records is None else given_load(request.records)
+                    load = load_own if request.records is None else loader_of(request.records)
                     self._devices[request.device] = site, Computer(site, request.split_key, load)
                 case ReadRecords():
-                    with suppress(Exception):  # it is told with the first question
+                    with suppress(Exception):  # reported with the first answer
                         site, computer = self._devices[request.device]
-                        schema, told = None, request.schema
-                        if told is not None:
-                            schema = DataSchema.model_validate_json(told, strict=True)
+                        schema = None
+                        if request.schema is not None:
+                            schema = DataSchema.model_validate_json(request.schema, strict=True)
                         reading = request.share, schema
                         computer.make_room()
                         limit_s = READINGS * reading_s(site)
@@ -257,7 +249,7 @@ class ComputeServer:
                 case ForgetJob():
                     self.jobs.pop(request.digest, None)
                 case LoadModules():
-                    _load(*request.modules)
+                    _import_all(*request.modules)
                     if job := self.jobs.get(request.digest):
                         prepare(job.plan.features, job.plan.job.data.input_shape)
         except Exception as error:
@@ -265,7 +257,6 @@ class ComputeServer:
         return encode(RequestDone())
 
     def work(self, connection: Connection) -> None:
-        """Answer one question after the other, until the other end is closed."""
         self._connection = connection
         with suppress(EOFError, OSError):
             while True:
@@ -277,14 +268,14 @@ class ComputeServer:
                 elif isinstance(request, AskAnswer):
                     self._answer(request)
 
-    def _know(self, request: TeachJob) -> None:
+    def _load_job(self, request: LoadJob) -> None:
         plugins.admit(plugins.Allowance(*one) for one in request.plugins)
         job = TaughtJob.of(request.canonical, request.graph, request.backbones)
         plan, self.jobs[request.digest] = job.plan, job
         if request.trains and trains_model(plan.job.train.method):
-            _load("torch", "torch.func")
+            _import_all("torch", "torch.func")
         if any(one.carries_model for one in plan.all_rounds):
-            _load("onnxruntime")
+            _import_all("onnxruntime")
 
     def _try(self, request: TryJob) -> None:
         site, _ = self._devices[request.device]
@@ -299,15 +290,23 @@ class ComputeServer:
         self._send(TrialReport(needed_s, refused, tuple(sorted(set(sys.modules) - before))))
 
     def _answer(self, request: AskAnswer) -> None:
-        """Send the answer without records first, then each half as soon as it is there."""
         _, computer = self._devices[request.device]
         number = request.number
         try:
-            one = self._computation(request)
+            job = self.jobs[request.digest]
+            one = Computation(
+                job,
+                job.plan.round(request.round),
+                request.package,
+                unpack_tensors(request.own),
+                request.trains,
+                DerivedRandom(request.noise_key),
+                allowed_s=request.allowed_s,
+            )
             computer.prepare(one)
             order = computer.order(one)
             blank = {half: part_of(computer.blank(one, half)) for half in order}
-        except Exception as error:  # no record was read: it fails alike for all
+        except Exception as error:  # no record was read: fails the same for all records
             self._send(refusal_of(number, error))
             return
         self._send(AnswerHalves(number, blank))
@@ -320,22 +319,15 @@ class ComputeServer:
             try:
                 found, without = part_of(computer.compute(one, half, *records)), unread
                 unread = ""
-            except Exception as error:  # the records made it: it must not show
+            except Exception as error:  # caused by the records: must not be visible
                 found, without = blank[half], failure(error)
             self._send(AnswerHalves(number, {half: found}, without))
-
-    def _computation(self, request: AskAnswer) -> Computation:
-        job, allowed_s = self.jobs[request.digest], request.allowed_s
-        round, own = job.plan.round(request.round), unpack_tensors(request.own)
-        asked = request.package, own, request.trains, DerivedRandom(request.noise_key)
-        return Computation(job, round, *asked, allowed_s=allowed_s)
 
     def _send(self, reply: Reply) -> None:
         self._connection.send_bytes(encode(reply))
 
 
-def _load(*modules: str) -> None:
-    """Import them ahead of the workers; a missing one is told when it is used."""
+def _import_all(*modules: str) -> None:
     for module in modules:
         with suppress(Exception):
             import_module(module)
@@ -355,16 +347,15 @@ class _Outcome(msgspec.Struct, frozen=True):
 
 
 def read_in_fork(read: Callable[[], _RecordHalves], limit_s: float) -> _RecordHalves | RecordsError:
-    """Run `read` in a fork and return what it returns, or the RecordsError that it raises.
+    """Run `read` in a fork; return its result, or RecordsError if it raises that, dies or is late.
 
-    Returns RecordsError too where it ends the fork or takes longer than `limit_s`. Raises DataError
-    where it raises anything else.
+    Raises DataError for any other exception of `read`.
     """
     ours, forks = Pipe(duplex=False)
     pid = os.fork()
     if not pid:
         try:
-            ours.close()  # else it would wait for ever for a keeper that is gone
+            ours.close()  # else the fork would block for ever once its parent is gone
             with suppress(Exception):
                 _hand_over(read, forks)
         finally:
@@ -374,7 +365,7 @@ def read_in_fork(read: Callable[[], _RecordHalves], limit_s: float) -> _RecordHa
         if not ours.poll(limit_s):
             raise EOFError
         return _taken_over(ours)
-    except (EOFError, OSError):  # the latter at the end of a message that is cut off
+    except (EOFError, OSError):  # OSError: a truncated message
         return RecordsError("reading them did not end as it should")
     except MemoryError:
         return RecordsError("they take more memory than there is")

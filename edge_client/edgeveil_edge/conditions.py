@@ -1,8 +1,8 @@
-"""Whether the device is there for rounds: its owner's conditions against what the box measures.
+"""Presence of a device: the owner's conditions compared with measurements of the box.
 
-`unmet` decides and reads nothing; `BoxSensors` reads and decides nothing. `Presence` looks once in
-every interval, at a random moment in it, and the device comes or goes then: the proxy sees at most
-one change in an interval, and no moment that the owner chose. Records have no part in it.
+`unmet` decides, `BoxSensors` measures. `Presence` checks at a random moment of each interval, and
+the device joins or leaves then: the proxy sees at most one change in an interval, at no moment
+chosen by the owner. Records are not involved.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from edgeveil.config.edge import Conditions, minutes_of
 from edgeveil.protocol import effects as fx
 from edgeveil.units import byte_text
 
-PRESENCE_INTERVAL_S = 900.0  # in each at most one coming or going, at a random moment
-LOW_BATTERY_PERCENT = 15.0  # as on Android, where a device says that its battery is low
+PRESENCE_INTERVAL_S = 900.0  # at most one change of presence in each, at a random moment
+LOW_BATTERY_PERCENT = 15.0  # Android's threshold of a low battery
 LOW_STORAGE_SHARE, LOW_STORAGE_BYTES = 0.05, 500 << 20  # the lesser of both
-IDLE_S = 600.0  # a terminal that nobody touched for so long is left
+IDLE_S = 600.0  # a terminal untouched for so long counts as idle
 BUS_S = 2.0
-COMMAND_TIMEOUT_S = 10.0  # an owner's command that takes longer says no
-_UNROUTED = ("192.0.2.1", 9)  # of documentation (RFC 5737): connecting a UDP socket sends nothing
+COMMAND_TIMEOUT_S = 10.0  # an owner's command that takes longer counts as failed
+_UNROUTED = ("192.0.2.1", 9)  # RFC 5737; connecting a UDP socket sends nothing
 _METERED, _UNMETERED = ("1", "3"), ("2", "4")  # NMMetered: yes and guessed yes; no and guessed no
 
 
 def unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> list[str]:
-    """The owner's conditions that do not hold now, with what was found; errors count as unmet."""
+    """Return the unmet conditions with measured values; an error counts as unmet."""
     try:
         return list(_unmet(conditions, state_dir, sensors))
     except OSError as error:
-        return [f"the box cannot be asked: {error.filename or ''} {error.strerror}"]
+        return [f"the box cannot be measured: {error.filename or ''} {error.strerror}"]
 
 
 def _unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> Iterator[str]:
@@ -72,26 +72,25 @@ def _unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> Iter
         yield f"max_load: {load:.2f} per core is above {conditions.max_load:g}"
     if conditions.between and not within(conditions.between, sensors.minute_of_day()):
         yield f"between: it is none of {', '.join(conditions.between)}"
-    # Last: it is the owner's own and may cost most.
+    # Last: the owner's command may cost most.
     if conditions.command and not sensors.holds(conditions.command, COMMAND_TIMEOUT_S):
         yield f"command: {conditions.command[0]} says no"
 
 
 def wanted(conditions: Conditions) -> dict[str, Any]:
-    """The owner's conditions by their keys, in the order of `unmet`."""
     unshown = {"metered_interfaces"}
     asked = conditions.model_dump(mode="json", exclude=unshown, exclude_defaults=True)
     return asked | ({"command": conditions.command[0]} if conditions.command else {})
 
 
 def within(windows: Sequence[str], minute: int) -> bool:
-    """Whether the minute of the day lies in a window; one may pass midnight, its end is outside."""
+    """Return whether a minute of the day is in a window [begin, end), which may pass midnight."""
     spans = map(minutes_of, windows)
     return any(b <= minute < e if b < e else minute >= b or minute < e for b, e in spans)
 
 
 class Presence:
-    """Comes and goes for a machine: `look` finds unmet conditions, `moment` draws from [0, 1)."""
+    """Presence of a machine: `look` returns unmet conditions, `moment` draws from [0, 1)."""
 
     def __init__(
         self,
@@ -101,12 +100,12 @@ class Presence:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._look, self._post, self._moment, self._sleep = look, post, moment, sleep
-        self.paused = False  # by the owner's word: no condition, but it counts as one
-        self.unmet: tuple[str, ...] = ()  # what did not hold when it was looked at last
-        self._here = True  # as a machine begins
+        self.paused = False  # by the owner; counts as an unmet condition
+        self.unmet: tuple[str, ...] = ()  # at the last check
+        self._here = True  # a machine starts as present
 
     async def settle(self) -> None:
-        """Look at once: before the device is connected nobody can see when."""
+        """Check at once; used before the device is connected, when the time is invisible."""
         self.unmet = tuple(await asyncio.to_thread(self._look))
         here = not (self.paused or self.unmet)
         if here != self._here:
@@ -122,34 +121,31 @@ class Presence:
 
 
 class BoxSensors:
-    """This machine, by psutil and, where they run, NetworkManager and systemd-logind."""
-
     def battery(self) -> tuple[float, bool] | None:
-        """Charge in percent, and whether it is plugged in (or does not say)."""
-        read = getattr(psutil, "sensors_battery", None)  # psutil has it not on every system
+        """Return charge in percent and whether the box is plugged in (True if unknown)."""
+        read = getattr(psutil, "sensors_battery", None)  # missing in psutil on some systems
         found = read() if read else None
         return (found.percent, found.power_plugged is not False) if found else None
 
     def in_use(self) -> bool:
-        """By logind's idle hint; else by terminals that were touched of late."""
         login = "org.freedesktop.login1"
         hint = _bus(login, "/org/freedesktop/login1", f"{login}.Manager", "IdleHint")
         if hint in ("true", "false"):
-            # Some systems say "false" of a box at which nobody is logged in.
+            # Some systems report "false" without a logged-in user.
             return hint == "false" and bool(psutil.users())
         return any(_touched(user.terminal) for user in psutil.users())
 
     def metered(self, patterns: Sequence[str]) -> bool | None:
-        """By NetworkManager where it knows; else by the name of the interface that leads out."""
+        """Ask NetworkManager; else match the outgoing interface's name. None: no network."""
         manager = "org.freedesktop.NetworkManager"
-        word = _bus(manager, "/org/freedesktop/NetworkManager", manager, "Metered")
-        if word in (*_METERED, *_UNMETERED):
-            return word in _METERED
+        state = _bus(manager, "/org/freedesktop/NetworkManager", manager, "Metered")
+        if state in (*_METERED, *_UNMETERED):
+            return state in _METERED
         name = _interface_out()
         return None if name is None else any(fnmatch(name, pattern) for pattern in patterns)
 
     def storage_bytes(self, folder: Path) -> tuple[int, int]:
-        """Free and all bytes; of the nearest folder above where this one is not made yet."""
+        """Return (free, total) bytes of the folder's disk; the folder need not exist."""
         there = next((one for one in (folder, *folder.parents) if one.exists()), Path.cwd())
         found = psutil.disk_usage(str(there))
         return found.free, found.total
@@ -160,7 +156,6 @@ class BoxSensors:
         return max((one.current for chip in chips for one in chip), default=None)
 
     def load(self) -> float:
-        """One-minute load average over the number of logical cores."""
         return float(psutil.getloadavg()[0]) / (psutil.cpu_count() or 1)
 
     def minute_of_day(self) -> int:
@@ -168,7 +163,7 @@ class BoxSensors:
         return now.hour * 60 + now.minute
 
     def holds(self, command: Sequence[str], timeout_s: float) -> bool:
-        """Run without a shell, an input or our console; a command that cannot run says no."""
+        """Run without shell, input or output; return False if the command fails or cannot run."""
         quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         with suppress(OSError, subprocess.TimeoutExpired):
             ended = subprocess.run(list(command), timeout=timeout_s, check=False, **quiet)
@@ -179,9 +174,9 @@ class BoxSensors:
 def _bus(service: str, path: str, interface: str, name: str) -> str:
     command = ["busctl", "--system", "get-property", service, path, interface, name]
     with suppress(OSError, subprocess.TimeoutExpired):
-        told = subprocess.run(command, capture_output=True, text=True, timeout=BUS_S, check=False)
-        if told.returncode == 0:
-            return told.stdout.strip().rpartition(" ")[2]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=BUS_S, check=False)
+        if ended.returncode == 0:
+            return ended.stdout.strip().rpartition(" ")[2]
     return ""
 
 
@@ -201,6 +196,6 @@ def _interface_out() -> str | None:
 def _touched(terminal: str | None) -> bool:
     try:
         touched_s = Path("/dev", terminal or "").stat().st_atime
-    except OSError:  # a graphical session without a device: somebody is there
+    except OSError:  # a graphical session has no terminal: counts as in use
         return True
     return bool(terminal) and time.time() - touched_s < IDLE_S

@@ -1,4 +1,4 @@
-"""The owner's consent: a job is judged by policy and budget, never by records."""
+"""The owner's consent: jobs are judged by policy and budget, never by records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
 from edgeveil.protocol.sealed import ReleasePackage
 
-_USED_UP = (  # limits that grow full, against those that a job keeps to or not
+_USED_UP = (  # limits that are used up over time, unlike limits on a single job
     *("lifetime_epsilon", "lifetime_collusion_epsilon", "lifetime_delta"),
     *("max_inference_epsilon", "max_inference_record_epsilon"),
 )
@@ -38,7 +38,7 @@ def limits_of(policy: Policy) -> Limits:
 def refusals(
     policy: Policy, plan: Plan, *, trains: bool, header: bool = False
 ) -> Iterator[PrivacyError]:
-    """The owner's reasons against a job as such; `header`: the device's file names its columns."""
+    """Yield the policy's objections to a job; `header`: the device's file names its columns."""
     job = plan.job
 
     def against(key: str, why: str, fix: str = "") -> PrivacyError:
@@ -92,26 +92,25 @@ def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> 
     if schema is None:
         read = {} if "*" in allowed else {"*": "every column there is, since it has no schema"}
     elif schema.columns is None:
-        return ""  # pictures have none
+        return ""  # pictures have no columns
     else:
         named = [*(name for one in schema.columns for name in one.names), schema.label.column or ""]
         named_by_job = None if header else schema.header
         at = {name: f"#{place}" for place, name in enumerate(named_by_job or (), start=1)}
-        # A schema's header is the job's own word: columns are then known by their places alone.
+        # A header in the schema is chosen by the job: identify columns by position then.
         read = {
             name if named_by_job is None else at.get(name, name): f"column {name!r}"
             + (f", the file's {at[name]}" if name in at else "")
             for name in named
         }
     for one in allowed:
-        read = {k: told for k, told in read.items() if k != one and not fnmatchcase(k, one)}
+        read = {k: text for k, text in read.items() if k != one and not fnmatchcase(k, one)}
     refused = list(read.values())
     more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
     return f"the job reads {refused[0]}{more}" if refused else ""
 
 
 def too_few(policy: Policy, selected: int) -> PrivacyError | None:
-    """The owner's reason against a round that selects so many devices, if there is one."""
     if selected >= policy.min_devices:
         return None
     return PrivacyError(
@@ -121,8 +120,7 @@ def too_few(policy: Policy, selected: int) -> PrivacyError | None:
 
 
 def judge(site: EdgeSite, plan: Plan, selected: int | None = None) -> None:
-    """Raise PrivacyError with the owner's reason against a job as such, or against its round that
-    selects so many devices; reads no record."""
+    """Raise PrivacyError if the policy refuses the job, or a round with `selected` devices."""
     wanted = plan.job.data.source
     if wanted != site.data.name:
         what = f"the job is for data '{wanted}', this device holds '{site.data.name}'"
@@ -139,11 +137,11 @@ def judge(site: EdgeSite, plan: Plan, selected: int | None = None) -> None:
 
 
 def decline_cause(error: EdgeVeilError) -> str:
-    """Class a reason as one of `DECLINE_CAUSES` by its key, so that no text leaves the box."""
+    """Return one of `DECLINE_CAUSES` by the error's key, so that no text leaves the box."""
     section, _, key = error.where.rpartition(".")
-    if error.where in ("conditions", "policy.max_jobs"):  # what passes by itself
+    if error.where in ("conditions", "policy.max_jobs"):  # temporary causes
         return "conditions"
-    if error.where.endswith(LEDGER_FILE):  # it is behind, or broken
+    if error.where.endswith(LEDGER_FILE):  # an old or broken ledger
         return "fault"
     if section != "policy":
         return "fit"
@@ -151,7 +149,7 @@ def decline_cause(error: EdgeVeilError) -> str:
 
 
 def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> None:
-    """Reserve the whole job's price, or raise PrivacyError. Reads no record."""
+    """Reserve the whole job's price. Raises PrivacyError; reads no record."""
     judge(site, plan, manifest.selected)
     request = plan.request(manifest.at.job_id.hex(), trains=site.role == "train")
     ledger.open_job(request, limits_of(site.policy))
@@ -160,7 +158,7 @@ def consent(site: EdgeSite, plan: Plan, manifest: Manifest, ledger: Ledger) -> N
 def release_refusal(
     site: EdgeSite, package: ReleasePackage, job_id: str, plan: Plan | None, ledger: Ledger
 ) -> str:
-    """The owner's reason against a release, or ""; `plan` is its job's where that is known here."""
+    """Return the policy's objection to a release, or ""; `plan` is its job's, if known."""
     accepts, answered = site.policy.accept_releases, ledger.answered(job_id)
     if accepts == "none":
         return "the owner accepts no releases (policy.accept_releases)"

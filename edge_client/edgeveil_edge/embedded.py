@@ -1,9 +1,9 @@
 """A device inside an application: `edgeveil.Device`.
 
-The device that `edgeveil edge` runs, in a thread and event loop of its own; its computing process
-is started and not forked, since an application has threads. Records may come from a callable of the
-application: taken once, at the start, checked as a `python:` source's are, and handed to the
-computing process, where they are like records of a file.
+Runs the same device as `edgeveil edge` in a thread with its own event loop. Its computing process
+is spawned, not forked, since an application has threads. Records may come from a callable of the
+application: called once at the start, checked like a `python:` source, and sent to the computing
+process, where they are treated like records of a file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.spending import as_plain
 
 LOG = logging.getLogger("edgeveil.edge")
-WHERE = "records"  # what errors call the callable
+WHERE = "records"  # name of the callable in errors
 
 RecordsFrom = Callable[[], tuple[NDArray[Any], NDArray[Any]]]
 DeviceState = Literal["stopped", "offline", "online", "paused", "failed"]
@@ -47,11 +47,11 @@ DeviceState = Literal["stopped", "offline", "online", "paused", "failed"]
 class DeviceStatus:
     """State of a device.
 
-    state    `online` with its broker reached, `paused` while it declines rounds, `failed` after it
-             ended by itself, with the reason in `error`
+    state    `online`: its broker is reached; `paused`: declines rounds; `failed`: ended by itself,
+             with the reason in `error`
     release  version of the model in use, "" before the first
-    said     the owner's last line
-    stale    that the release was not renewed in time, so that a newer one may be withheld, or ""
+    said     the last line for the owner
+    stale    warning that the release was not renewed in time (a newer one may be withheld), or ""
     """
 
     id: str
@@ -68,14 +68,14 @@ class Device:
 
     site     the device's site file with the owner's policy, or an EdgeSite
     records  returns this device's records as x (n, …) of numbers and y (n,) of labels from 0;
-             called once by each `start`. None: the site's own data source. With it only the name of
-             the site's `data` block counts, under which the ledger books
-    say      takes each line for the owner, from the device's thread; they may quote private counts.
-             None: `status().said` alone
+             called once by each `start`. Default: the site's own data source. If given, only the
+             name of the site's `data` block is used, for the ledger
+    say      takes each line for the owner, from the device's thread; lines may quote private
+             counts. Default: `status().said` only
 
-    As a context it starts and stops. Methods may be called from several threads. One program at a
-    time owns a state folder. From its first start on this program takes in the plug-ins that its
-    owner's policy allows, and no others.
+    As a context manager, starts and stops. Methods may be called from several threads. A state
+    folder belongs to one program at a time. From its first start on, this program accepts the
+    plug-ins that the owner's policy allows, and no others.
 
         with Device("edge.yaml", records=measured) as device:
             ...
@@ -93,7 +93,7 @@ class Device:
         found = site if isinstance(site, EdgeSite) else load_site(Path(site))
         if not isinstance(found, EdgeSite):
             raise UsageError("is no edge site file", where=str(site), fix="name a device's")
-        if records is not None:  # of arrays no line can be taken for names
+        if records is not None:  # arrays have no header line
             data = found.data.model_copy(update={"header": True})
             found = found.model_copy(update={"data": data})
         self.site, self._records, self._say = found, records, say
@@ -105,15 +105,15 @@ class Device:
         self._paused, self._said, self._id = False, "", ""
         self._error: BaseException | None = None
 
-    # --- its life ---
+    # --- start and stop ---
 
     @needs_extra("train-fm")
     def start(self) -> Self:
-        """Take the records and begin to take part; returns once the device's files are open, and
-        tries a missing broker for as long as it takes.
+        """Read the records and start; returns once the device's files are open.
 
-        Raises DataError for the records, UsageError where it runs already or another program has
-        its folder, StorageError, PrivacyError or CryptoError for the content of its folder.
+        A missing broker is retried without limit. Raises DataError for the records, UsageError if
+        the device already runs or another program has its folder, and StorageError, PrivacyError or
+        CryptoError for the folder's content.
         """
         with self._starting:
             if self._thread is not None and self._thread.is_alive():
@@ -134,7 +134,7 @@ class Device:
             return self
 
     def stop(self) -> None:
-        """Say good-bye and close the files; may be called twice."""
+        """Send a good-bye and close the files; may be called twice."""
         with self._starting:
             thread, loop, stop = self._thread, self._loop, self._stop
         if thread is None:
@@ -145,14 +145,14 @@ class Device:
         thread.join()
 
     def pause(self) -> None:
-        """Decline rounds from now on; an answer that is under way still leaves."""
+        """Decline rounds from now on; an answer under way is still sent."""
         self._paused = True
-        self._tell_paused()
+        self._apply_pause()
 
     def resume(self) -> None:
-        """Take part again, from the next round on."""
+        """Accept rounds again, from the next one on."""
         self._paused = False
-        self._tell_paused()
+        self._apply_pause()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -160,7 +160,7 @@ class Device:
     def __exit__(self, *_error: object) -> None:
         self.stop()
 
-    # --- what its owner sees ---
+    # --- for the owner ---
 
     def status(self) -> DeviceStatus:
         process, alive = self._process, self._thread is not None and self._thread.is_alive()
@@ -174,20 +174,20 @@ class Device:
         release, stale = "", ""
         if current is not None:
             release, stale = current.version, current.stale(time.time())
-        told = self._said, str(self._error or ""), stale
-        return DeviceStatus(self._id, self.site.name, state, release, *told)
+        lines = self._said, str(self._error or ""), stale
+        return DeviceStatus(self._id, self.site.name, state, release, *lines)
 
     def ledger(self) -> dict[str, Any]:
-        """Spending, as `edgeveil ledger --json`. Raises PrivacyError, UsageError."""
+        """Return spending as `edgeveil ledger --json`. Raises PrivacyError, UsageError."""
         path = self.site.state_dir / LEDGER_FILE
         return as_plain(path, read_ledger(path), {self.site.data.name: self.site.policy})
 
     def predict(self, records: str | Path | NDArray[Any]) -> Predictions:
-        """Answers of the release in use. Raises UsageError without one, or DataError."""
+        """Run the release in use on records. Raises UsageError without a release, or DataError."""
         return predict(self.site.state_dir, records)
 
     def enrolment(self) -> str:
-        """JSON by which the proxy's operator admits this device; makes its keys at first use."""
+        """Return the JSON to admit this device at the proxy; creates missing keys."""
         return DeviceIdentity.load_or_create(self.site.state_dir).enrolment().to_json()
 
     # --- the thread ---
@@ -206,7 +206,7 @@ class Device:
         computing = ComputeProcess()
         try:
             asyncio.run(self._live(given, computing, ready))
-        except BaseException as error:  # told by `start`, or by `status` from then on
+        except BaseException as error:  # raised by `start`, or shown by `status` after it
             self._error = error
             LOG.error("stopped", extra={"reason": type(error).__name__})
         finally:
@@ -219,10 +219,10 @@ class Device:
     ) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         with Lanes() as lanes:
-            process = DeviceProcess(self.site, lanes, computing, records=given, say=self._hear)
+            process = DeviceProcess(self.site, lanes, computing, records=given, say=self._on_line)
             self._process, self._id = process, process.device.id
-            if self._paused:  # else as its owner said at the box
-                self._tell_paused()
+            if self._paused:  # else as the owner set it at the box
+                self._apply_pause()
             lanes.warm_up(process.device.host)
             ready.set()
             try:
@@ -231,11 +231,11 @@ class Device:
                 computing.close()
                 await process.stop()
 
-    def _tell_paused(self) -> None:
+    def _apply_pause(self) -> None:
         if self._process is not None:
             self._process.pause(self._paused)
 
-    def _hear(self, line: str) -> None:
+    def _on_line(self, line: str) -> None:
         self._said = line
         if self._say is not None:
             self._say(line)

@@ -1,4 +1,4 @@
-"""The work that a device's process does for its machine: open, install, answer, keep."""
+"""Host of a device's protocol machine: opens packages, installs, answers and stores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.sealed import (
-    JobPackage,
     ReleasePackage,
     RoundPackage,
     Sealing,
@@ -45,14 +44,14 @@ LOG = logging.getLogger("edgeveil.edge")
 _MEMBERSHIP_BYTES = 32
 _SLUG = re.compile(r"[a-z_]{1,40}")
 _KEY = re.compile(r"policy\.[a-z_]{1,40}")
-# What the owner reads on the console, and whether the log warns of it too.
+# Console lines for the owner, and whether the log gets a warning.
 _LINES = {
     "counted": (False, "job {job}, round {round}: {counted} of {segments} counted"),
     "declined": (True, "job {job}, round {round} declined: {why}"),
     "failed_work": (True, "work for the cloud failed: {why}"),
     "release_withdrawn": (True, "the cloud withdrew the release that was in use"),
     "model_installed": (False, "the job's final model is in use; try edgeveil predict"),
-    "over_the_broker": (True, "what is large goes over the broker, not beside it: {why}"),
+    "over_the_broker": (True, "large data is sent over the broker instead of out of band: {why}"),
     "trust_changed": (False, "the root's delegations, version {version}, are in use"),
     "uncovered": (True, "job {job}, round {round} is not covered: {why}"),
     "unheard": (True, "the proxy does not answer; has its operator admitted this device?"),
@@ -62,9 +61,7 @@ _LINES = {
 
 @dataclass
 class _OpenedRound:
-    """What a round's package opened to; `tensors` and `model` until they are used."""
-
-    blob: bytes  # its digest
+    blob: bytes  # digest of the sealed package
     membership: bytes
     tensors: bytes = b""
     model: bytes = b""
@@ -77,14 +74,14 @@ class _OpenedRound:
 
 @dataclass(frozen=True)
 class DeviceChance:
-    """Randomness: `noise_for` (None: from the ledger's key), and `moment`, a number in [0, 1)."""
+    """Randomness: `noise_for` (default: from the ledger's key), and `moment` in [0, 1)."""
 
     noise_for: NoiseFor | None = None
     moment: Callable[[], float] = SystemRandom().random
 
 
 class DeviceHost:
-    """One device's work. Its name never leaves this object but for the console."""
+    """Performs one device's tasks. The device's name appears only on its console."""
 
     def __init__(
         self,
@@ -106,18 +103,17 @@ class DeviceHost:
         self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
         self.releases = ReleaseStore(site.state_dir / "releases")
         self.releases.follow(site.policy.on_expired_release)
-        self.unheard = False  # whether the proxy did not know it, once
-        self._stale = ""  # what the owner was told of a release that is not renewed
+        self.unheard = False  # whether the proxy did not answer since the last check
+        self._stale = ""  # the last warning about a release that is not renewed
         self._rounds: dict[bytes, _OpenedRound] = {}  # the newest of each job
 
     def pause(self, paused: bool) -> None:
-        """Whether to decline rounds from the next one on, by the owner's word."""
         self._work.paused = paused
 
     # --- the machine's host ---
 
     def store(self, item: object) -> None:
-        """Durable before the next effect; inside `together`, when that ends."""
+        """Store durably before the next effect; inside `together`, at the end of the block."""
         if isinstance(item, machine.JobClosed):
             # The ledger first: a reservation must not outlive its job.
             self._ledger.close_job(item.job_id.hex())
@@ -139,23 +135,22 @@ class DeviceHost:
         self._store.store(item)
 
     def together(self) -> AbstractContextManager[None]:
-        """What is stored inside is durable when the block ends, all of it or nothing."""
         return self._store.together()
 
     def report(self, report: fx.Report) -> None:
-        """A line on the owner's console, without the name in the log."""
+        """Print a line on the owner's console; log it without the device's name."""
         self.unheard |= report.what == "unheard"
         warns, line = _LINES.get(report.what, (False, ""))
-        # A reason in words may quote a path or a record: that is for the console alone.
-        told = {k: v for k, v in report.data.items() if k != "why" or _SLUG.fullmatch(str(v))}
+        # A free-text reason may quote a path or a record: print it on the console only.
+        extra = {k: v for k, v in report.data.items() if k != "why" or _SLUG.fullmatch(str(v))}
         if report.what == "declined" and report.at is not None:
             why, job_id = str(report.data["why"]), report.at.job_id
             if (key := _KEY.match(why)) is not None:
-                told["key"] = key[0]
+                extra["key"] = key[0]
             refusal = {"time_s": round(time.time(), 3), "job_id": job_id.hex(), "why": why}
             refusal |= {"round": report.at.round, "cause": report.data["cause"]}
             self._store.note_refusal(refusal | {"job": self._store.job_name(job_id)})
-        LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=told)
+        LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=extra)
         if line:
             self._say(line.format(**report.data))
 
@@ -169,7 +164,10 @@ class DeviceHost:
             case rounds.OpenPackage(manifest=manifest, blob=blob):
                 return self._open(manifest, blob)
             case machine.InstallJob(manifest=manifest, package=package):
-                return self._learn(manifest, package)
+                if hashlib.sha256(package.job).digest() != manifest.job_digest:
+                    raise ProtocolError("wrong_job")
+                self._work.install_job(manifest, package.job, package.graph, package.backbones)
+                return machine.Installation()
             case fx.TakeTrust(metadata=metadata):
                 return take_trust(self._trust, metadata, self.site.cell)
             case rounds.ComputeAnswer() | machine.InstallRelease() if problem:
@@ -181,7 +179,7 @@ class DeviceHost:
                 opened = self._rounds.get(manifest.at.job_id)
                 if opened is None or opened.blob != manifest.blob.digest:
                     return self._work.answer(task, package, None)
-                # Held by nobody else: they go when they were used, before the answer is sealed.
+                # No other reference: tensors are freed on use, before the answer is sealed.
                 return self._work.answer(task, opened.whole(package), opened.membership)
             case rounds.SealDummies(manifest=manifest, round_key=round_key):
                 return self._work.dummies(manifest, round_key)
@@ -205,7 +203,7 @@ class DeviceHost:
         if before is not None:
             if opened is None:
                 opened = self._sealing.open_broadcast(before, manifest, blob)
-            else:  # the cloud seals to the new one by now
+            else:  # the cloud already seals to the new key
                 self.identity = self.identity.settled(self.site.state_dir)
         chance = self.moment()
         if opened is None:
@@ -219,16 +217,10 @@ class DeviceHost:
         opened_round = _OpenedRound(manifest.blob.digest, membership)
         self._rounds[manifest.at.job_id] = opened_round
         if isinstance(decoded, RoundPackage):
-            # The machine holds what it says, and not the model, for as long as it answers.
+            # The machine keeps the package without tensors and model while it answers.
             opened_round.tensors, opened_round.model = decoded.tensors, decoded.model
             decoded = structs.replace(decoded, tensors=b"", model=b"")
         return rounds.OpenedPackage(decoded, chance, *self._work.times_s(manifest))
-
-    def _learn(self, manifest: m.Manifest, package: JobPackage) -> machine.Installation:
-        if hashlib.sha256(package.job).digest() != manifest.job_digest:
-            raise ProtocolError("wrong_job")
-        self._work.learn(manifest, package.job, package.graph, package.backbones)
-        return machine.Installation()
 
     def _install(self, manifest: m.Manifest, package: ReleasePackage) -> object:
         if manifest.sequence in json.loads(self._store.fact("releases_withdrawn") or "[]"):
@@ -249,7 +241,7 @@ class DeviceHost:
         return machine.Installation()
 
     def look_at_release(self, now_s: float) -> str:
-        """Why the release in use may not be the newest, or ""; `now_s` since 1970. Said once."""
+        """Warn once if the release in use is stale at `now_s` (since 1970); return why, or ""."""
         try:
             release = self.releases.current()
         except EdgeVeilError:
@@ -267,7 +259,7 @@ class DeviceHost:
         self._store.put_fact("release_sequence", str(manifest.sequence))
         return machine.Installation()
 
-    # --- what is said of releases ---
+    # --- reports about releases ---
 
     def _note_fate(self, manifest: m.Manifest, **news: str) -> None:
         blob = manifest.blob.digest.hex()
@@ -279,20 +271,21 @@ class DeviceHost:
         return fate if fate.get("blob") == manifest.blob.digest.hex() else {}
 
     def _report(self, manifest: m.Manifest) -> machine.MadeReport:
-        """What became of a release, or a dummy; never that its owner went back."""
+        """Seal the release's outcome, or a dummy; a rollback by the owner is not reported."""
         fate = self._fate(manifest)
-        membership, said = bytes.fromhex(fate.get("membership", "")), b""
+        membership, content = bytes.fromhex(fate.get("membership", "")), b""
         if membership and fate["outcome"]:
             outcome = m.ReleaseOutcome(fate["outcome"])
             if outcome is m.ReleaseOutcome.IN_USE and self.releases.broke(fate["digest"]):
                 outcome = m.ReleaseOutcome.ROLLED_BACK
-            said = outcome.to_bytes()
+            content = outcome.to_bytes()
         membership = membership or os.urandom(_MEMBERSHIP_BYTES)
-        return machine.MadeReport(self._sealing.seal_segment(manifest, m.HEALTH, membership, said))
+        sealed = self._sealing.seal_segment(manifest, m.HEALTH, membership, content)
+        return machine.MadeReport(sealed)
 
-    def _apply(self, said: m.ReleaseStatement) -> machine.StatementApplied:
-        self._store.put_fact("releases_withdrawn", json.dumps(said.withdrawn))
-        left = self.releases.apply(said.renewed, said.withdrawn, said.expires_s)
+    def _apply(self, news: m.ReleaseStatement) -> machine.StatementApplied:
+        self._store.put_fact("releases_withdrawn", json.dumps(news.withdrawn))
+        left = self.releases.apply(news.renewed, news.withdrawn, news.expires_s)
         if left:
             self._store.put_fact("release_package", "")
             try:
@@ -301,11 +294,11 @@ class DeviceHost:
                 self._say(f"the release before the withdrawn one is damaged: {error}")
             else:
                 self._say(f"{now.version if now else 'no release'} is in use from now on")
-        self._store.put_fact("release_statement", str(said.number))
+        self._store.put_fact("release_statement", str(news.number))
         return machine.StatementApplied(left)
 
     def _count_elsewhere(self, behind: m.Behind) -> machine.Installation:
-        """The ledger first: before it counts, nothing more is answered."""
+        """Charge the ledger first: until then, nothing more may be answered."""
         for job in behind.jobs:
             self._ledger.count_elsewhere(job.job_id.hex(), job.deposit)
             self._work.forget(job.job_id)
@@ -314,15 +307,14 @@ class DeviceHost:
         self._store.put_fact("answered", str(behind.answered))
         spent = self._ledger.spent()
         self._say(
-            "this state is older than what the proxy knows: a copy of this device has answered, or"
-            " an older state was put back. What was answered since counts here, each job with all"
-            f" that it reserved; spent on '{self.site.data.name}' so far: training: {spent}"
+            "this state is older than the proxy's: a copy of this device has answered, or an older"
+            " state was restored. Later answers are charged here, each job with all that it"
+            f" reserved; spent on '{self.site.data.name}' so far: training: {spent}"
         )
         LOG.warning("behind", extra={"jobs": len(behind.jobs), "whole": behind.whole})
         return machine.Installation()
 
     def warm_up(self) -> None:
-        """Load what rounds will need; leave a damaged release for the one before it."""
         try:
             self.releases.current()
         except DataError as error:

@@ -1,4 +1,4 @@
-"""A device's own keys: made on the box at first use, never sent anywhere."""
+"""A device's own keys: generated on the box at first use, never sent anywhere."""
 
 from __future__ import annotations
 
@@ -17,55 +17,50 @@ from edgeveil.transport.process import key_gone, refuse_lost_state
 
 IDENTITY_FILE = "identity.key"
 OPENING_FILE = "opening.key"
-BEFORE_FILE = "opening-before.key"  # until something was opened with the new one
+BEFORE_FILE = "opening-before.key"  # kept until the new key opened something
 
 
 @dataclass(frozen=True)
 class DeviceIdentity:
-    """The three secrets of one device.
+    """Secrets of one device: identity, decryption and record split."""
 
-    `signing` says who it is (Ed25519), `opening` opens what is sealed to it (HPKE X25519),
-    `split_key` (32 bytes) places each record in the training or the evaluation half.
-    """
-
-    signing: SigningKey = field(repr=False)
-    opening: OpeningKey = field(repr=False)
-    split_key: bytes = field(repr=False)
+    signing: SigningKey = field(repr=False)  # identity, Ed25519
+    opening: OpeningKey = field(repr=False)  # HPKE X25519
+    split_key: bytes = field(repr=False)  # 32 bytes; splits training and evaluation records
     opening_before: OpeningKey | None = field(repr=False, default=None)
 
     @property
     def device_id(self) -> str:
-        """16 hexadecimal digits, the fingerprint of the public identity key."""
+        """Fingerprint of the public identity key, 16 hexadecimal digits."""
         return self.signing.public().fingerprint()
 
     def settled(self, state_dir: Path) -> DeviceIdentity:
-        """The same without the opening key before, which nothing is sealed to any more."""
+        """Return the identity without the previous opening key, and delete that key's file."""
         (state_dir / BEFORE_FILE).unlink(missing_ok=True)
         return replace(self, opening_before=None)
 
     @property
     def sealing_keys(self) -> tuple[SealingKey, ...]:
-        """What the cloud may seal to: also the key before, while the proxy may not know the new."""
+        """Keys to which the cloud may seal; also the previous one, until the new one was used."""
         keys = (self.opening, self.opening_before)
         return tuple(key.public() for key in keys if key is not None)
 
     def enrolment(self) -> Enrolment:
-        """The public halves, signed, for the proxy's operator."""
         return Enrolment.make(self.signing, self.opening)
 
     @classmethod
     def load(cls, state_dir: Path) -> DeviceIdentity:
-        """The keys in `state_dir`. Raises SystemFault without an identity, else as below."""
+        """Load the keys. Raises SystemFault without an identity; else as `load_or_create`."""
         if not (state_dir / IDENTITY_FILE).exists():
             raise key_gone(state_dir / IDENTITY_FILE, "edgeveil keys")
         return cls.load_or_create(state_dir)
 
     @classmethod
     def load_or_create(cls, state_dir: Path) -> DeviceIdentity:
-        """The keys, made (mode 0600) where there are none. Raises UsageError or CryptoError."""
+        """Load the keys, or generate them (mode 0600). Raises UsageError or CryptoError."""
         try:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _alone(state_dir):
+            with _locked(state_dir):
                 return cls._load_or_create(state_dir)
         except OSError as error:
             what = f"the state folder cannot be used ({error.strerror})"
@@ -77,7 +72,7 @@ class DeviceIdentity:
         identity, opening = state_dir / IDENTITY_FILE, state_dir / OPENING_FILE
         split = state_dir / SPLIT_KEY_FILE
         if identity.exists():
-            # The identity is made last. A key missing beside it was lost, and a new split key
+            # The identity is generated last, so any other missing key was lost. A new split key
             # would let one record count for training and for evaluation.
             lost = [path.name for path in (opening, split) if not path.exists()]
             if lost:
@@ -101,10 +96,10 @@ class DeviceIdentity:
 
 
 def renew_opening(state_dir: Path) -> OpeningKey:
-    """A new opening key in place of the one in `state_dir`, or of one that was lost.
+    """Replace the opening key in `state_dir`, also a lost one. Raises UsageError or CryptoError.
 
-    The identity and the ledger stay. The key before goes on opening what is sealed to it until
-    something was opened with the new one. Raises UsageError without an identity, CryptoError.
+    Identity and ledger stay; the previous key still opens until something was opened with the new
+    one.
     """
     if not (state_dir / IDENTITY_FILE).exists():
         fix = "enrol the device: edgeveil keys"
@@ -117,8 +112,8 @@ def renew_opening(state_dir: Path) -> OpeningKey:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that two processes cannot both make keys."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock the folder, so that two processes cannot both generate keys."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

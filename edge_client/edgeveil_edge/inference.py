@@ -1,13 +1,12 @@
-"""The release in use as a service for programs on the same box.
+"""HTTP service of the release in use for programs on the same box.
 
     POST /v1/predict   {"record": […]} or {"records": [[…], …]} as application/json, or records as
-                       float32 numbers, least byte first, as application/octet-stream; of a model
-                       that knows its columns also {"record": {"age": 39, …}}
-    GET  /v1/model     which release answers, and what it takes
+                       little-endian float32 as application/octet-stream; a model with column
+                       names also takes {"record": {"age": 39, …}}
+    GET  /v1/model     release in use and its input
 
-Each request looks at what is in use, so a release that is installed or rolled back, also by another
-process, answers from the next one on. A release that cannot be loaded leaves the one before it at
-work. A run has its time limit.
+Each request checks which release is in use, so an installation or rollback, also by another
+process, applies from the next request on. If a release cannot be loaded, the previous one serves.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.registry import nearest
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
-from edgeveil_edge.predict import Predictions, told_by
+from edgeveil_edge.predict import Predictions, run_on_records
 from edgeveil_edge.release_trial import released_session
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
@@ -47,15 +46,13 @@ JSON, NUMBERS = "application/json", "application/octet-stream"
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A release that is loaded and checked."""
-
     release: InstalledRelease
     session: OnnxModel
     schema: DataSchema | None = None
 
     @classmethod
     def load(cls, release: InstalledRelease) -> ServedModel:
-        """Raises DataError for a graph that may not run here."""
+        """Load a release. Raises DataError for a graph that may not run here."""
         graph = release.path.read_bytes()
         if sha256(graph).hexdigest() != release.digest:
             raise DataError("was changed after it was installed", where=str(release.path))
@@ -63,7 +60,7 @@ class ServedModel:
         return cls(release, session, schema_in(session.metadata, session.input_shape))
 
     def predict(self, body: Request) -> Predictions:
-        """Raises DataError for a body that holds no records of the model's shape."""
+        """Run the records of a request. Raises DataError for a malformed body."""
         if body.content_type == NUMBERS:
             return self.run(_numbers(body.content, self.session.input_shape))
         records = _listed(body.content)
@@ -76,39 +73,35 @@ class ServedModel:
             raise DataError("differ in length", where="records", fix=fix) from None
 
     def run(self, values: NDArray[Any]) -> Predictions:
-        """Raises DataError for values that are no records of the model's shape."""
-        return told_by(self.session, self.release.version, values, RUN_S)
+        return run_on_records(self.session, self.release.version, values, RUN_S)
 
     @property
     def takes(self) -> dict[str, Any]:
-        """The shape of a record, and what the model's schema says of it, where it has one."""
-        told: dict[str, Any] = {"input_shape": list(self.session.input_shape)}
+        form: dict[str, Any] = {"input_shape": list(self.session.input_shape)}
         schema = self.schema
         if schema is None:
-            return told
+            return form
         columns = [name for column in schema.columns or () for name in column.names]
         named: dict[str, Any] = {"classes": list(schema.label.names), "columns": columns}
         if schema.anomaly:
             named["alarms"] = ALARM_RATE in self.session.metadata
         if schema.target is not None:
             named["range"] = [schema.target.low, schema.target.high]
-        return {**told, **named, "pictures": schema.image is not None}
+        return {**form, **named, "pictures": schema.image is not None}
 
 
 class InferenceService:
-    """Serves one device's release in use, on the addresses of its site file."""
-
     def __init__(self, settings: Inference, releases: ReleaseStore) -> None:
         self._settings, self._releases = settings, releases
         self._servers: list[HttpServer] = []
         self._model: ServedModel | None = None
         self._stops_stale = False
-        self._seen: tuple[int, ...] = ()  # of the file that says what is in use
-        # One thread: a session runs on one core, and a swap stands between two requests.
+        self._seen: tuple[int, ...] = ()  # mark of the file that names the release in use
+        # One thread: a session uses one core, and a swap happens between two requests.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="edgeveil-infer")
 
     async def start(self) -> None:
-        """Listen where the site says, if anywhere. Raises UsageError for a taken address."""
+        """Listen on the site's addresses, if any. Raises UsageError for a taken address."""
         settings, places = self._settings, []
         if settings.socket is not None:
             places.append(ListenAt(socket=settings.socket))
@@ -137,10 +130,10 @@ class InferenceService:
     async def _model_page(self, _request: Request) -> Response:
         model: ServedModel | None = await self._in_thread(self._current)
         if model is None:
-            return _told(503, _NO_RELEASE)
+            return _error(503, _NO_RELEASE)
         release = model.release
-        told = {"release": release.version, "job": release.job, "digest": release.digest}
-        return Response.of_json({**told, **model.takes})
+        named = {"release": release.version, "job": release.job, "digest": release.digest}
+        return Response.of_json({**named, **model.takes})
 
     async def _predict(self, body: Request) -> Response:
         found: Response = await self._in_thread(self._answer, body)
@@ -148,14 +141,14 @@ class InferenceService:
 
     def _answer(self, body: Request) -> Response:
         if body.content_type not in (JSON, NUMBERS):
-            return _told(415, f"send {JSON} or {NUMBERS}")
+            return _error(415, f"send {JSON} or {NUMBERS}")
         model = self._ready()
         if isinstance(model, str):
-            return _told(503, model)
+            return _error(503, model)
         try:
             found = model.predict(body)
         except DataError as error:
-            return _told(400, str(error))
+            return _error(400, str(error))
         return Response.of_json({"release": found.model, "predictions": found.plain()})
 
     def _ready(self) -> ServedModel | str:
@@ -166,7 +159,6 @@ class InferenceService:
         return stale if stale and self._stops_stale else model
 
     def _current(self) -> ServedModel | None:
-        """The release in use, loaded; the one before where it cannot be."""
         seen = self._releases.mark()
         if seen == self._seen:
             return self._model
@@ -176,11 +168,11 @@ class InferenceService:
                 self._model = None
             elif self._model is None or release.version != self._model.release.version:
                 self._model = ServedModel.load(release)
-            else:  # renewed, perhaps
+            else:  # may have been renewed
                 self._model = replace(self._model, release=release)
             self._stops_stale = self._releases.stops_expired
-        except (EdgeVeilError, OSError):  # said by the device itself, when it starts or installs
-            return self._model  # and looked at again with the next request
+        except (EdgeVeilError, OSError):  # the device reports it when it starts or installs
+            return self._model  # retried with the next request
         self._seen = seen
         return self._model
 
@@ -211,7 +203,7 @@ def _listed(content: bytes) -> list[Any]:
 
 
 def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
-    """Records with values by column name; what is left out, or null, is missing."""
+    """Encode records given by column name; omitted and null values are missing."""
     names = [name for column in schema.columns or () for name in column.names]
     encoder = RowEncoder(schema, names, "records", labelled=None)
     for number, record in enumerate(records, start=1):
@@ -227,11 +219,11 @@ def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
 
 
 def _refuse(request: Request) -> Response | None:
-    """A page of another site, in a browser on this box, does not reach the model either."""
-    return None if request.is_for_this_machine else _told(403, "ask by a name of this machine")
+    """Refuse requests of other sites' pages in a browser on this box."""
+    return None if request.is_for_this_machine else _error(403, "ask by a name of this machine")
 
 
-def _told(status: int, text: str) -> Response:
+def _error(status: int, text: str) -> Response:
     return Response.of_json({"error": text}, status)
 
 

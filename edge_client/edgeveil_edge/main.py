@@ -1,4 +1,4 @@
-"""The edge process: one or several devices, each with its own keys, link, store and ledger."""
+"""Edge process: one or several devices, each with its own keys, link, store and ledger."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ from edgeveil_edge.spending import OwnSpending
 if TYPE_CHECKING:
     from edgeveil_edge.page import DevicePage
 
-_OWN_TOPICS = 2  # beside those of its buckets
+_OWN_TOPICS = 2  # besides those of its buckets
 _PAUSED = "paused"  # a fact of the device's store
 RELEASE_LOOK_S = 300.0
 CERTIFICATE_LOOK_S = 6 * 3600.0
 
 
 def run(sites: Sequence[EdgeSite]) -> int:
-    """Run the devices until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError."""
+    """Run the devices until SIGINT or SIGTERM; return 0 if stopped. Raises EdgeVeilError."""
     logs.setup(sites[0].log.level, sites[0].log.format)
     plugins.admit(one for site in sites for one in site.policy.allowed_plugins)
     for site in filter(is_unclaimed, sites):
         if run_until_stopped(partial(_claim, site)):
             return 0
-    Job.model_rebuild()  # all that a job may name, once for this process and its children
+    Job.model_rebuild()  # once for this process and its children
     computing = ComputeProcess(shared=len(sites))
     computing.fork_early()
     try:
@@ -81,7 +81,7 @@ def run(sites: Sequence[EdgeSite]) -> int:
 
 
 async def _claim(site: EdgeSite, stop: asyncio.Event) -> int:
-    """Become a device; 1 where the process is to end before that."""
+    """Enrol with the claim; return 1 if stopped before that."""
     await first_of(stop, take_up_claim(site))
     LOG.info("stopped" if stop.is_set() else "claimed")
     return int(stop.is_set())
@@ -104,11 +104,11 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
 
 
 class Lanes:
-    """The threads of a process's devices: work on records holds up nothing else, since its length
-    may tell about them.
+    """Threads shared by a process's devices.
 
-    In each lane one task after the other: `records`, for rounds' answers; `trials`, which wait for
-    the computing process too, and whatever puts a release in use or gives it up; `others`.
+    Work on records must not delay other work, since its duration may depend on them. Each lane runs
+    one task at a time: `records` for answers; `trials` for trials, which wait for the computing
+    process, and for installing or dropping releases; `others`.
     """
 
     def __init__(self) -> None:
@@ -126,8 +126,8 @@ class Lanes:
         return self.others
 
     def warm_up(self, host: DeviceHost) -> None:
-        """Load what rounds will need; an error goes to the log, and a round meets it again."""
-        self.trials.submit(host.warm_up).add_done_callback(_tell_failed)
+        """Load what rounds will need; errors are logged and recur in the round."""
+        self.trials.submit(host.warm_up).add_done_callback(_log_failure)
 
     def __enter__(self) -> Self:
         return self
@@ -137,14 +137,14 @@ class Lanes:
             lane.shutdown()
 
 
-def _tell_failed(done: Future[None]) -> None:
+def _log_failure(done: Future[None]) -> None:
     error = None if done.cancelled() else done.exception()
     if error is not None:  # its text could quote data
         LOG.error("warm_up_failed", extra={"error": type(error).__name__})
 
 
 class DeviceProcess:
-    """One device on its link; several share a process, its lanes and its computing child."""
+    """Wires and runs one device; several share a process, its lanes and its computing child."""
 
     def __init__(
         self,
@@ -156,17 +156,16 @@ class DeviceProcess:
         say: Callable[[str], None] | None = None,
         sensors: conditions.BoxSensors | None = None,
     ) -> None:
-        """`records` replace the site's data source, `say` the console, `sensors` this machine's."""
         self._folder = OwnFolder(site.state_dir)
         self._lanes, self.site = lanes, site
         self.session: RuntimeLink
         self.runtime: Runtime
-        self._tell = say or self._say
+        self._report = say or self._say
 
         def compute(site: EdgeSite, own: DeviceIdentity) -> RemoteComputer:
             return RemoteComputer(computing, own.device_id, site, own.split_key, records)
 
-        self.device = build(site, link=self._join, say=self._tell, compute=compute)
+        self.device = build(site, link=self._join, say=self._report, compute=compute)
         self.inference = InferenceService(site.inference, self.device.host.releases)
         self.spending = OwnSpending(site.state_dir / LEDGER_FILE, site.data.name, site.policy)
         sensors = sensors or conditions.BoxSensors()
@@ -196,10 +195,10 @@ class DeviceProcess:
     def _join(self, device: DeviceRole) -> Runtime:
         packet_bytes, topics = device.site.limits.packet_bytes, Topics(device.site.cell)
         up = topics.device_up(device.id)
-        # Signed beforehand, so that the broker can say it for us when the link breaks.
+        # Signed in advance: the broker publishes it when the link breaks.
         will = up, encode(device.signer.note(Bye(device.id)))
         settings = link_settings(device.site.broker, device.id, packet_bytes, will)
-        # An access list of before has no rule for buckets: the device then asks for its stanzas.
+        # Older access lists have no rule for buckets: the device then requests its stanzas.
         buckets = self._buckets(device, topics)
         self.session = RuntimeLink(
             replace(settings, optional_topics=frozenset(buckets)),
@@ -215,24 +214,23 @@ class DeviceProcess:
         return self.runtime
 
     def _buckets(self, device: DeviceRole, topics: Topics) -> list[str]:
-        """Topics of its stanzas; none where the broker's profile allows fewer subscriptions."""
         found = topics.buckets(device.identity.sealing_keys)
         most = PROFILES[device.site.broker.profile].subscriptions
         return found if most is None or len(found) + _OWN_TOPICS <= most else []
 
     def _say(self, line: str) -> None:
-        print(logs.printable(f"{self.site.name}: {line}"), flush=True)  # it may tell a job's names
+        print(logs.printable(f"{self.site.name}: {line}"), flush=True)  # may contain a job's names
 
     async def run(self) -> None:
-        """Until cancelled; a lost broker is tried again, with jitter."""
+        """Run until cancelled; a lost broker is retried with jitter."""
         self.runtime.follow_logs()
         await self._health.start()
         self._problems = await asyncio.to_thread(self_check, self.site)
         for problem in self._problems:
-            self._tell(problem)
+            self._report(problem)
         await self.presence.settle()
         if self._page is not None:
-            await self._page.start()  # before the socket that tells where it is
+            await self._page.start()  # before the control socket, which gives its address
         await self._control.start()
         await self.inference.start()
         await self.session.attach(self.runtime, _on_state)
@@ -246,32 +244,30 @@ class DeviceProcess:
         )
 
     def pause(self, paused: bool) -> None:
-        """Decline rounds at once; the device goes with the next change of presence."""
+        """Decline rounds at once; the device leaves with the next change of presence."""
         self.presence.paused = paused
         self.device.host.pause(paused)
         if not paused:
             self.device.store.put_fact(_PAUSED, "")
 
     def order(self, command: str) -> None:
-        """`pause` or `resume`, and so it stays over a restart."""
+        """Execute `pause` or `resume`; a pause outlasts restarts."""
         if command == "pause":
             self.device.store.put_fact(_PAUSED, "yes")
         self.pause(command == "pause")
 
     async def roll_back(self) -> str:
-        """Put the release before the one in use in its place; its version. Raises UsageError."""
         loop, back = asyncio.get_running_loop(), self.device.host.releases.rollback
         return (await loop.run_in_executor(self._lanes.trials, back)).version
 
     def status(self) -> dict[str, Any]:
-        """State for the owner; reads the ledger. Raises PrivacyError where its chain is broken."""
         spent = self.spending.own()
         current = self.device.host.releases.current()
         budget = {key: spent.get(key) for key in ("training", "inference", "left", "next_refusal")}
         release = current.version if current else None
-        return {**self.standing(spent), "release": release, "budget": budget}
+        return {**self.summary(spent), "release": release, "budget": budget}
 
-    def standing(self, spent: Mapping[str, Any]) -> dict[str, Any]:
+    def summary(self, spent: Mapping[str, Any]) -> dict[str, Any]:
         """State of the device and of each open job in `spent`, its part of the ledger."""
         counted = [one for one in self.device.store.receipts() if one.state == "counted"]
         counted_of = {one.job_id.hex(): one.round for one in counted}
@@ -314,7 +310,7 @@ class DeviceProcess:
             await asyncio.sleep(RELEASE_LOOK_S)
 
     async def _look_at_certificate(self) -> None:
-        """Renew one that came with a claim in time, and where the proxy knows no device."""
+        """Renew a claim's certificate in time, and if the proxy does not know the device."""
         while True:
             unheard, self.device.host.unheard = self.device.host.unheard, False
             now = datetime.datetime.now(datetime.UTC)
@@ -326,11 +322,10 @@ class DeviceProcess:
                 except EdgeVeilError as error:
                     LOG.warning("certificate_not_renewed")
                     if unheard or soon:
-                        self._tell(f"there is no new certificate for the broker: {error}")
+                        self._report(f"the broker certificate was not renewed: {error}")
             await asyncio.sleep(CERTIFICATE_LOOK_S)
 
     async def stop(self) -> None:
-        """Say good-bye where there is a link, and close the files."""
         if self.session.connected:
             try:
                 await asyncio.wait_for(self.runtime.step(fx.Command("stop")), EXIT_S)

@@ -1,15 +1,15 @@
-"""The owner's page of one device, on this machine alone: budget, jobs, conditions and release.
+"""The owner's page of one device, on this machine only: budget, jobs, conditions, release.
 
-It is private to the owner and moves the device, so other users of the box are kept out. The way in
-is a ticket from the control socket, which only the owner may open; it is posted, never part of an
-address that is logged. A cookie stands for it from then on, out of reach of scripts and other sites
-(HttpOnly, SameSite=Strict). Requests must name this machine (DNS rebinding) and come from the page
-itself; one that changes something needs a header that no other page can set.
+The page is private to the owner and controls the device, so other users of the box are kept out. A
+log-in needs a ticket from the control socket, which only the owner may open; the ticket is posted,
+never part of a logged address. A session cookie follows (HttpOnly, SameSite=Strict). Requests must
+name this machine (against DNS rebinding) and come from the page itself; a request that changes
+something needs a header that no other page can set.
 
-    GET  /               the page, which holds nothing yet
+    GET  /               the page, without data
     POST /login          {"ticket": …}
-    GET  /session        whether one is logged in
-    GET  /events         the state, sent when it changes
+    GET  /session        whether the browser is logged in
+    GET  /events         the state, sent on change
     POST /pause /resume /rollback /logout
 """
 
@@ -46,16 +46,14 @@ if TYPE_CHECKING:
 LOOK_S = 2.0
 _WAY_IN = "run edgeveil edge status --page --config FILE at the box"
 _NAME_CHARACTERS = 64
-_REFUSALS_S = 60.0  # between two lines of the log about refused log-ins
-_LOGIN_BYTES = 999  # more than a log-in ever has
-SESSION_S = 12 * 3600.0  # in this process's memory alone: a restart logs everybody out
+_REFUSALS_S = 60.0  # between two log lines about refused log-ins
+_LOGIN_BYTES = 999  # upper bound of a log-in's body
+SESSION_S = 12 * 3600.0  # in memory only: a restart ends all sessions
 TICKET_S = 60.0
-_MOST_SESSIONS = 32  # and tickets; the oldest makes room
+_MOST_SESSIONS = 32  # and tickets; the oldest is dropped
 
 
 class DevicePage:
-    """Serves the page of `device` where its site file says."""
-
     def __init__(self, at: LoopbackHttp, device: DeviceProcess) -> None:
         self._at, self._device, self._site = at, device, device.site
         self._sessions = ExpiringSecrets[bool](SESSION_S, _MOST_SESSIONS)
@@ -85,10 +83,10 @@ class DevicePage:
         await self._server.stop()
 
     def way_in(self) -> str:
-        """An address that logs in once, within a minute; a browser sends nothing behind #."""
+        """Return an address for one log-in within a minute; browsers do not send the # part."""
         return f"{self._server.url}/#ticket={self._tickets.add(True)}"
 
-    # --- who may ---
+    # --- access ---
 
     def _refuse(self, request: Request) -> Response | None:
         if not request.is_for_this_machine:
@@ -102,16 +100,16 @@ class DevicePage:
         own = request.is_same_origin
         if request.method == "POST" and not (own and request.headers.get("x-edgeveil") == "1"):
             return refusal(403, "this was asked for by another page", "reload the device's page")
-        if request.route is not self._login_route and not (own and self._knows(request)):
-            return refusal(401, "nobody is logged in", _WAY_IN)
+        if request.route is not self._login_route and not (own and self._is_logged_in(request)):
+            return refusal(401, "not logged in", _WAY_IN)
         return None
 
     @property
     def _cookie(self) -> str:
-        """One for each port: browsers keep cookies by host alone."""
+        """Cookie name, one for each port: browsers keep cookies by host alone."""
         return f"edgeveil-device-{self._server.port}"
 
-    def _knows(self, request: Request) -> bool:
+    def _is_logged_in(self, request: Request) -> bool:
         return self._sessions.get(request.cookie(self._cookie)) is not None
 
     async def _login(self, request: Request) -> Response:
@@ -135,26 +133,26 @@ class DevicePage:
         return Response.of_json({}, headers={"Set-Cookie": cookie_header(self._cookie, "", 0)})
 
     async def _session(self, request: Request) -> Response:
-        return Response.of_json({"logged_in": self._knows(request)})
+        return Response.of_json({"logged_in": self._is_logged_in(request)})
 
-    # --- what is shown ---
+    # --- content ---
 
     async def _events(self, request: Request) -> LiveUpdates:
         async def value() -> dict[str, Any]:
             return await asyncio.to_thread(self.state)
 
-        return LiveUpdates(changes(value, LOOK_S, lambda: self._knows(request)))
+        return LiveUpdates(changes(value, LOOK_S, lambda: self._is_logged_in(request)))
 
     def state(self) -> dict[str, Any]:
-        """Everything that the page shows. Reads files: not for the loop's thread."""
+        """Return all that the page shows. Reads files: not for the event loop's thread."""
         site, device, policy = self._site, self._device, self._site.policy
         own: dict[str, Any] = {}
         try:
             own = device.spending.own()
-            ledger = {"intact": True, "links": device.spending.told()["links"]}
+            ledger = {"intact": True, "links": device.spending.plain()["links"]}
         except EdgeVeilError as error:
             ledger = {"intact": False, "what": error.what, "where": error.where, "fix": error.fix}
-        names, release = self._job_names(own.get("jobs", ())), self._release_told()
+        names, release = self._job_names(own.get("jobs", ())), self._release_state()
         if release and "job" in release:
             names.setdefault(release["job_id"], release["job"])
         same = (
@@ -166,7 +164,7 @@ class DevicePage:
         limits = {key: getattr(policy, key) for key in same}
         limits["lifetime_collusion_epsilon"] = policy.collusion_epsilon_in_all
         return {
-            **device.standing(own),
+            **device.summary(own),
             "role": site.role,
             "cell": site.cell,
             "data": site.data.name,
@@ -188,27 +186,27 @@ class DevicePage:
                     found[job] = name[:_NAME_CHARACTERS]
         return found
 
-    def _release_told(self) -> dict[str, Any] | None:
+    def _release_state(self) -> dict[str, Any] | None:
         releases = self._device.device.host.releases
         mark = releases.mark()
         if mark != self._release[0]:
-            told: dict[str, Any] | None = None
+            shown: dict[str, Any] | None = None
             try:
                 if (now := releases.current()) is not None:
                     same = ("version", "job", "digest", "expires_s")
-                    told = {key: getattr(now, key) for key in same}
-                    told |= {"job_id": str(now.meta.get("job_id", ""))}
-                    told |= {"installed_s": now.path.stat().st_mtime}
-                    told |= {"earlier": releases.history()[:-1]}
+                    shown = {key: getattr(now, key) for key in same}
+                    shown |= {"job_id": str(now.meta.get("job_id", ""))}
+                    shown |= {"installed_s": now.path.stat().st_mtime}
+                    shown |= {"earlier": releases.history()[:-1]}
             except EdgeVeilError as error:
-                told = {"problem": f"{error.what}; {error.fix}"}
-            self._release = mark, told
-        told = self._release[1]
-        if told is None or "problem" in told:
-            return told
-        return {**told, "stale": 0 < told["expires_s"] <= time.time()}
+                shown = {"problem": f"{error.what}; {error.fix}"}
+            self._release = mark, shown
+        shown = self._release[1]
+        if shown is None or "problem" in shown:
+            return shown
+        return {**shown, "stale": 0 < shown["expires_s"] <= time.time()}
 
-    # --- what it takes ---
+    # --- commands ---
 
     def _order(self, command: str) -> Handler:
         async def post(_request: Request) -> Response:

@@ -1,8 +1,8 @@
-"""A model of this box's own: the head of the release in use, learned further on its own records.
+"""Personal model of this box: the head of the release in use, fine-tuned on local records.
 
-It is learned without noise, so no guarantee covers it and it never leaves the state folder.
-Its distance from the release is chosen by cross-validation on the training records; its accuracy is
-measured on the evaluation records, which it never sees.
+Training adds no noise, so no guarantee covers the model and it never leaves the state folder. The
+pull towards the release is chosen by cross-validation on training records; accuracy is measured on
+evaluation records, which are not used in training.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from edgeveil.storage import StorageError, write_durably
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, split_fact
 
-PULLS = (10.0, 1.0, 0.1, 0.01, 0.001)  # towards the release, the strongest first
+PULLS = (10.0, 1.0, 0.1, 0.01, 0.001)  # towards the release, strongest first
 FOLDS = 5
 LEAST_RECORDS = 10  # to learn from
 _STEPS = 300
 FOLDER = "personal"  # inside a device's state folder
 _ABOUT = "about.json"
-_LEAST = 1e-12  # probability whose logarithm is taken
+_LEAST = 1e-12  # floor of probabilities before the logarithm
 
 Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class PersonalModel:
-    """What a box made of a release, and how both do on its evaluation records. Private."""
+    """Figures of a personal model and its release on the box's evaluation records. Private."""
 
-    release: str  # the version it began with
-    digest: str  # that release's, SHA-256 in hex
+    release: str  # version that was fine-tuned
+    digest: str  # of that release, SHA-256 in hex
     training_records: int
     evaluation_records: int
-    pull: float | None  # None: the release's own head did best, and stands
+    pull: float | None  # None: the release's own head did best and is kept
     shared_accuracy: float | None
     personal_accuracy: float | None
     shared_loss: float | None
@@ -60,7 +60,7 @@ class PersonalModel:
 
 
 def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, PersonalModel]:
-    """The file of the box's own model, which must be of the release in use. Raises UsageError."""
+    """Return the file and figures. Raises UsageError unless made of the release in use."""
     try:
         about = PersonalModel(**json.loads((state_dir / FOLDER / _ABOUT).read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -79,7 +79,7 @@ def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, Pe
 
 
 def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
-    """Learn the personal model of the release in use, durably. Raises UsageError or DataError."""
+    """Train and store the personal model of the release in use. Raises UsageError or DataError."""
     release = ReleaseStore(releases).current()
     if release is None:
         raise UsageError(
@@ -89,7 +89,7 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
     head = find_head(graph)
     features = HeadFeatures(graph, head)
     key = load_split_key(site.state_dir / SPLIT_KEY_FILE)
-    fixed = _split_share(site.state_dir, site.data.name)  # no job learned from what it keeps apart
+    fixed = _split_share(site.state_dir, site.data.name)  # no job trains on the evaluation share
     share = USUAL_SHARE if fixed is None else fixed
     halves = device_records(site.data, key, evaluation_share=share, schema=features.schema)
     training, evaluation = (features.of(half) for half in halves)
@@ -119,7 +119,7 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
 
 @dataclass(frozen=True)
 class HeadRecords:
-    """Records as the head sees them: features (n, d), labels (n,)."""
+    """Input of the head: features (n, d), labels (n,)."""
 
     phi: Float64
     y: NDArray[np.int64]
@@ -129,18 +129,14 @@ class HeadRecords:
 
 
 class HeadFeatures:
-    """What a release computes of a record before its last layer."""
-
     def __init__(self, graph: bytes, head: LinearHead) -> None:
         self._session = open_session(with_output(graph, head.features))
         (given,) = (one for one in self._session.get_inputs() if one.name == "x")
         self._shape = tuple(axis if isinstance(axis, int) else 0 for axis in given.shape[1:])
         self._head = head
         self.schema = schema_in(self._session.get_modelmeta().custom_metadata_map, self._shape)
-        """By which the release reads records; None: they are numbers."""
 
     def of(self, records: Records) -> HeadRecords:
-        """Of the usable ones among them. Raises DataError for records of another shape."""
         fitting = of_shape(records, self._shape)
         x = fitting.x.reshape(len(fitting), *self._shape)
         classes, width = self._head.weight.shape[1], self._head.weight.shape[0]
@@ -153,7 +149,7 @@ class HeadFeatures:
 
 
 def chosen_pull(head: LinearHead, records: HeadRecords) -> float | None:
-    """The strength with the least loss by cross-validation; None if the release is as good."""
+    """Return the pull with the least cross-validated loss; None if the release is as good."""
     part = np.random.default_rng(0).permutation(len(records.y)) % FOLDS
     shared = _losses(head, records)
     best, least = None, 0.0
@@ -170,10 +166,10 @@ def chosen_pull(head: LinearHead, records: HeadRecords) -> float | None:
 
 
 def fine_tuned(head: LinearHead, records: HeadRecords, pull: float) -> LinearHead:
-    """The head that minimises the mean cross-entropy plus pull/2 · (size of the features) · the
-    squared distance to the release's, by accelerated gradient descent (Nesterov 1983).
+    """Minimise mean cross-entropy + pull/2 · size · squared distance to the release's head.
 
-    The size is the mean squared norm of the features, so that a strength means the same for all.
+    `size` is the mean squared norm of the features, which makes pulls comparable. Uses accelerated
+    gradient descent (Nesterov 1983).
     """
     phi, begin, n = records.phi, head.weight, len(records.y)
     if head.bias is not None:
@@ -212,25 +208,25 @@ def _losses(head: LinearHead, records: HeadRecords) -> Float64:
 def _score(
     head: LinearHead, records: HeadRecords
 ) -> tuple[float | None, float | None, Mapping[str, float]]:
-    """(accuracy, mean cross-entropy, what the first is read against); None of no records."""
+    """Return (accuracy, mean cross-entropy, figures of guessing); None without records."""
     if not len(records.y):
         return None, None, {}
     found = _probabilities(head, records.phi)
-    right, beside = np.argmax(found, axis=1) == records.y, classification_figures(found, records.y)
-    return float(right.mean()), float(_losses(head, records).mean()), guessing(beside)
+    right, figures = np.argmax(found, axis=1) == records.y, classification_figures(found, records.y)
+    return float(right.mean()), float(_losses(head, records).mean()), guessing(figures)
 
 
 def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
-    """Lines for the owner, on the box's console."""
+    """Return lines for the owner, for the box's console only."""
 
     def text(accuracy: float | None, balanced: float | None) -> str:
-        beside = {"largest_class_rate": found.largest_class_rate, "balanced_accuracy": balanced}
-        return leading_text(ACCURACY, accuracy, beside)
+        rates = {"largest_class_rate": found.largest_class_rate, "balanced_accuracy": balanced}
+        return leading_text(ACCURACY, accuracy, rates)
 
     records = f"{found.training_records} records of this box"
     lines = [f"release {found.release}: its head learned further on {records}"]
     if found.pull is None:
-        lines = [f"release {found.release}: on {records} its own head does best, and stands"]
+        lines = [f"release {found.release}: on {records} its own head does best and is kept"]
     if found.evaluation_records and found.shared_loss is not None:
         shared = text(found.shared_accuracy, found.shared_balanced_accuracy)
         personal = text(found.personal_accuracy, found.personal_balanced_accuracy)
@@ -240,14 +236,13 @@ def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
             f" accuracy {personal}, loss {found.personal_loss:.3f}"
         )
     else:
-        lines.append("no evaluation record is there to compare them on")
-    lines.append("for your eyes: learned without noise, no guarantee covers it; it stays here")
+        lines.append("there are no evaluation records to compare the two models on")
+    lines.append("private: trained without noise, no guarantee covers it; it stays on this box")
     lines.append(f"use it: edgeveil predict --personal {state_dir} RECORDS")
     return lines
 
 
 def _split_share(state_dir: Path, dataset: str) -> float | None:
-    """The evaluation share of a data set, None before its first job. Raises StorageError."""
     path = state_dir / STORE_FILE
     if not path.exists():
         return None

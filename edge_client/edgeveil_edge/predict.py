@@ -35,7 +35,7 @@ from edgeveil_edge.release_trial import released_session, run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
 ROOM_RATIO, ROOM_BYTES = 100, 1 << 26  # see `room_for`
-NUMBER_BYTES = 8  # of one that a model gives
+NUMBER_BYTES = 8  # of one number in a model's output
 RELEASES = "releases"  # the folder of models inside a device's state folder
 
 
@@ -46,11 +46,10 @@ _UNKNOWN: dict[str, None] = {"label": None, "name": None}
 class Predictions:
     """Answers of model `model`: `probabilities` (records, classes).
 
-    A row with NaN or infinity is that of an unusable record. `classes` are names and `files` the
-    pictures' files, where there are any; `given` (records,) are labels beside the records, -1 for
-    none. A model of a number has `values` (records,) in the unit of its range `target`, and neither
-    classes nor probabilities; one of anomalies `scores` (records,): with `alarms` one above 1 is an
-    anomaly.
+    A row with NaN or infinity belongs to an unusable record. `given` (records,) are labels found
+    with the records, -1 for none. A regression model has `values` (records,) in the unit of its
+    range `target` instead of probabilities, an anomaly model `scores` (records,); with `alarms`, a
+    score above 1 is an anomaly.
     """
 
     model: str
@@ -65,29 +64,29 @@ class Predictions:
     alarms: bool = False
 
     @classmethod
-    def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **beside: Any) -> Self:
-        """Raises DataError for numbers without a range, or another number of classes than names."""
+    def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **fields: Any) -> Self:
+        """Build from a model's output. Raises DataError for a wrong class count or no range."""
         schema = schema_in(session.metadata, session.input_shape)
         if session.output == SCORE:
             none, alarms = np.zeros((len(found), 0)), ALARM_RATE in session.metadata
-            return cls(model, none, scores=found[:, 0], alarms=alarms, **beside)
+            return cls(model, none, scores=found[:, 0], alarms=alarms, **fields)
         if session.output != VALUE:
             classes = () if schema is None else schema.label.names
             if classes and found.shape[1] != len(classes):
                 what = f"names {len(classes)} classes of {found.shape[1]}"
                 raise DataError(what, where=model)
-            return cls(model, found, classes=classes, **beside)
+            return cls(model, found, classes=classes, **fields)
         if schema is None or schema.target is None:
-            raise DataError("gives a number, and does not tell its range", where=model)
+            raise DataError("gives a number, and its schema has no range", where=model)
         none = np.zeros((len(found), 0))
-        return cls(model, none, values=found[:, 0], target=schema.target, **beside)
+        return cls(model, none, values=found[:, 0], target=schema.target, **fields)
 
     def __len__(self) -> int:
         return len(self.probabilities)
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The likeliest class of each record (records,); 1 for an anomaly; -1 for none."""
+        """Likeliest class of each record (records,); 1 for an anomaly; -1 for none."""
         if self.scores is not None and self.alarms:
             return np.where(self._sound, self.scores > 1, -1)
         if self._number is not None:
@@ -105,7 +104,6 @@ class Predictions:
 
     @property
     def errors(self) -> Mapping[str, Any] | None:
-        """`regression_figures` or `anomaly_figures` on the records with a label, if any."""
         if self.given is None:
             return None
         if self.scores is not None:
@@ -116,7 +114,7 @@ class Predictions:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of the records with a label that is right; None without any."""
+        """Share of correct answers among records with a label; None without any."""
         if self.given is None or self._number is not None:
             return None
         known = (self.given >= 0) & self._sound
@@ -124,66 +122,65 @@ class Predictions:
 
     @property
     def guessing(self) -> dict[str, float]:
-        """Figures beside `accuracy` or an RMSE, see `edgeveil.evaluation.figures.guessing`."""
+        """Reference figures for `accuracy` or an RMSE, see `evaluation.figures.guessing`."""
         if self.given is None or self._number is not None:
             return guessing(self.errors)
         return guessing(classification_figures(self.probabilities, self.given))
 
     @property
     def beside(self) -> str:
-        """The same in words; "" where no label of a class is known."""
         accuracy = self.accuracy
         return "" if accuracy is None else beside_text(ACCURACY, accuracy, self.guessing)
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each record: number, file, label, name, probability; else as in `plain`."""
+        """Return a row per record: number, file, label, name, probability; else as `plain`."""
         return list(self.table_rows())
 
     def table_rows(self) -> Iterator[dict[str, Any]]:
-        for number, told in enumerate(self.plain_rows(), start=1):
+        for number, plain in enumerate(self.plain_rows(), start=1):
             if self._number is None:
-                row, label = told.pop("probabilities", ()), told["label"]
-                name = {"name": told.get("name")} if self.classes else {}
-                told |= {**name, "probability": None if label is None else row[label]}
-            yield {"record": number, **told}
+                row, label = plain.pop("probabilities", ()), plain["label"]
+                name = {"name": plain.get("name")} if self.classes else {}
+                plain |= {**name, "probability": None if label is None else row[label]}
+            yield {"record": number, **plain}
 
     def plain(self) -> list[dict[str, Any]]:
-        """For JSON: {label, name, probabilities, file}, {value} or {score} of each record."""
+        """Return {label, name, probabilities, file}, {value} or {score} per record, for JSON."""
         return list(self.plain_rows())
 
     def plain_rows(self) -> Iterator[dict[str, Any]]:
         if self.scores is not None:
             for score, label, sound in zip(self.scores, self.labels, self._sound, strict=True):
-                told: dict[str, Any] = {"score": float(score) if sound else None}
+                plain: dict[str, Any] = {"score": float(score) if sound else None}
                 if self.alarms:
                     known = label >= 0
-                    told |= {"label": int(label), "name": NAMES[label]} if known else _UNKNOWN
-                yield told
+                    plain |= {"label": int(label), "name": NAMES[label]} if known else _UNKNOWN
+                yield plain
             return
         if self.values is not None:
             for value, sound in zip(self.values, self._sound, strict=True):
                 yield {"value": float(value) if sound else None}
             return
         for at, (label, row) in enumerate(zip(self.labels, self.probabilities, strict=True)):
-            told = {"file": self.files[at]} if self.files else {}
+            file = {"file": self.files[at]} if self.files else {}
             if label < 0:
-                yield {**told, "label": None}
+                yield {**file, "label": None}
                 continue
             name = {"name": self.classes[label]} if self.classes else {}
-            yield {**told, "label": int(label), **name, "probabilities": row.tolist()}
+            yield {**file, "label": int(label), **name, "probabilities": row.tolist()}
 
 
 @needs_extra("infer")
 def predict(
     model: str | Path, records: str | Path | NDArray[Any], *, personal: bool = False
 ) -> Predictions:
-    """Answers of a released model on records, computed on this machine.
+    """Run a released model on records, on this machine. Raises DataError or UsageError.
 
     `model` is an ONNX file, or a device's state folder for its release in use. `records` is an
-    array (records, …), one record without its axis, or a file: .npz (array `x`), .npy or .csv
-    (values alone); with a job's schema also .csv and .parquet with names, .png, .jpg, and a folder
-    of pictures, with labels or without. A release that does not run any more is left for the one
-    before it; `personal` takes what `edge personalise` made of it. Raises DataError or UsageError.
+    array (records, …), one record without that axis, or a file: .npz (array `x`), .npy or .csv
+    (values only); with a job's schema also .csv and .parquet with names, .png, .jpg, and a folder
+    of pictures. A release that no longer runs is rolled back; `personal` uses the model of `edge
+    personalise`.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -214,7 +211,6 @@ def predict(
 
 
 def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Exception) -> None:
-    """Go back where the release fails on made-up records too, and raise DataError."""
     if not run_trial(release.path.read_bytes()):
         return
     what = f"does not run any more ({error}); {store.leave_broken()}"
@@ -224,13 +220,13 @@ def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Excepti
 
 def _predicted(path: Path, called: str, records: str | Path | NDArray[Any]) -> Predictions:
     session = released_session(path.read_bytes(), str(path))
-    return told_by(session, called, records)
+    return run_on_records(session, called, records)
 
 
-def told_by(
+def run_on_records(
     session: OnnxModel, called: str, records: str | Path | NDArray[Any], limit_s: float = math.inf
 ) -> Predictions:
-    """What a loaded model, named `called`, says of records, within `limit_s`. Raises DataError."""
+    """Run a loaded model, named `called`, on records within `limit_s`. Raises DataError."""
     schema = schema_in(session.metadata, session.input_shape)
     given = _given(records, schema, session.input_shape)
     with RunLimit(limit_s) as limit:
@@ -246,14 +242,14 @@ class _Given:
     x: NDArray[np.float32]
     labels: NDArray[np.int64] | None = None
     files: tuple[str, ...] = ()
-    file: Path | None = None  # whose size says how many they may be
+    file: Path | None = None  # its size limits the number of records
 
 
 def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
     most = room_for(file)
     each = x.itemsize * math.prod(x.shape[1:]) + NUMBER_BYTES * (numbers + 1)  # and the label
     if len(x) * each > most:
-        what = f"holds {len(x)} records, of which {most // each} are told for a file of its size"
+        what = f"holds {len(x)} records, more than the {most // each} allowed for its file size"
         fix = "split it"
         raise DataError(what, where=str(file), fix=fix)
 
@@ -288,13 +284,13 @@ def _given(
 
 
 def room_for(file: Path) -> int:
-    """Bytes for a file's records and answers: a packed file of zeros unpacks a thousandfold."""
+    """Return the bytes allowed for a file's records and answers; packed zeros expand 1000-fold."""
     return min(MAX_BYTES, max(ROOM_BYTES, ROOM_RATIO * file.stat().st_size))
 
 
 def _given_pictures(path: Path, schema: DataSchema | None) -> _Given:
     if schema is None or schema.image is None:
-        what = "holds pictures, and the model does not say what it makes of them"
+        what = "holds pictures, and the model has no schema to read them by"
         fix = "store arrays as the job's devices have them, in an NPZ file"
         raise DataError(what, where=str(path), fix=fix)
     files = pictures_below(path) if path.is_dir() else [require_file(path, "the input file")]
@@ -308,7 +304,6 @@ def _given_pictures(path: Path, schema: DataSchema | None) -> _Given:
 
 
 def rollback(state_dir: str | Path) -> str:
-    """Put the release before this one in use again; returns its version."""
     return ReleaseStore(Path(state_dir) / RELEASES).rollback().version
 
 
@@ -326,7 +321,6 @@ def _read(file: Path, most: int) -> NDArray[Any]:
 def as_records(
     values: NDArray[Any], shape: tuple[int | None, ...], where: str
 ) -> NDArray[np.float32]:
-    """The values as records of the model's shape. Raises DataError."""
     per_record = int(np.prod([axis or 1 for axis in shape], dtype=np.int64))
     values = _numbers(values, where)
     if None in shape:

@@ -1,4 +1,4 @@
-"""Whether a final model can be run: its graph is checked, then it runs on made-up records."""
+"""Trial of a final model: its graph is checked, then it runs on made-up records."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel
 
-CHECKED = "the graph check refuses it: "  # how a reason of `try_release` begins that it gave
+CHECKED = "the graph check refuses it: "  # prefix of `try_release`'s reason if the check failed
 _TRIED_RECORDS = 8
 _RECORD_NUMBERS = 1 << 24  # of one record: 64 MiB
 
 
 def released_session(graph: bytes, where: str) -> OnnxModel:
-    """A session of a model with weights. Raises DataError for a graph that may not run here."""
+    """Open a model with weights. Raises DataError for a graph that may not run here."""
     check_graph(graph, released=True)
     model = OnnxModel(graph)
     if names := sorted(model.weight_names):
@@ -29,12 +29,11 @@ def released_session(graph: bytes, where: str) -> OnnxModel:
 
 @lru_cache(maxsize=4)
 def try_release(onnx: bytes) -> str:
-    """As `run_trial`, once for each model."""
     return run_trial(onnx)
 
 
 def run_trial(onnx: bytes) -> str:
-    """Run a model on made-up records; why it cannot be used, or "". May end its process."""
+    """Run a model on made-up records; return why it is unusable, or "". May crash the process."""
     try:
         check_graph(onnx, released=True)
     except EdgeVeilError as error:
@@ -63,8 +62,8 @@ def _fault(model: OnnxModel, found: NDArray[np.float64]) -> str:
     if model.output == VALUE:
         schema = schema_in(model.metadata, model.input_shape)
         if schema is None or schema.target is None:
-            return "a number, and does not tell its range"
+            return "a number, and its schema gives no range"
         low, high = np.float32(schema.target.low), np.float32(schema.target.high)
-        return "" if ((found >= low) & (found <= high)).all() else "no number of the range it tells"
+        return "" if ((found >= low) & (found <= high)).all() else "no number within its range"
     sound = np.isfinite(found).all() and np.allclose(found.sum(axis=1), 1, atol=1e-3)
     return "" if found.shape[1] >= 2 and sound else "no probabilities"

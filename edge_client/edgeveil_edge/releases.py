@@ -6,9 +6,9 @@
                                "marks": {"0001-quickstart": {"sequences": [...], "expires_s": ...}},
                                "broken": [digest, ...], "on_expired": "warn"}
 
-`current.json` alone says what is in use; it is replaced by a rename, so a crash at any point
-leaves the old version or the new one. `marks` say under which sequences the cloud sealed a version,
-and until when (since 1970; 0: for ever) it said that none is newer.
+`current.json` alone determines the release in use. It is replaced by a rename, so a crash leaves
+the old or the new version. `marks` hold the sequence numbers under which the cloud sealed a
+version, and its expiry (seconds since 1970; 0: never).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Name = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME.pattern}\Z")]
 
 @dataclass(frozen=True)
 class InstalledRelease:
-    """A model on this device. `meta` is the signed manifest's content as it was installed."""
+    """A model on this device. `meta` is the signed manifest's content at installation."""
 
     version: str  # "0001-quickstart"
     job: str
@@ -47,7 +47,6 @@ class InstalledRelease:
     expires_s: float = 0.0  # since 1970; 0: never
 
     def stale(self, now_s: float) -> str:
-        """That the cloud has not said for too long that nothing newer is there, or ""."""
         if not 0 < self.expires_s <= now_s:
             return ""
         since = datetime.fromtimestamp(self.expires_s, UTC)
@@ -60,30 +59,27 @@ class _Marks(msgspec.Struct):
 
 
 class _Pointer(msgspec.Struct):
-    """`current.json`. `broken`: of those withdrawn, the digests of what did not run any more;
-    `on_expired`: the owner's policy for stale releases, "warn" or "stop"."""
-
     history: list[_Name]
     withdrawn: list[str]
     marks: dict[str, _Marks] = {}
-    broken: list[str] = []
-    on_expired: str = "warn"
+    broken: list[str] = []  # those of `withdrawn` that no longer ran
+    on_expired: str = "warn"  # the owner's policy for stale releases: "warn" or "stop"
 
 
 class ReleaseStore:
-    """The folder of one device's models. One process writes, any may read."""
+    """Folder of one device's models. One process writes, any may read."""
 
     def __init__(self, folder: Path, keep: int = KEEP_VERSIONS) -> None:
         self.folder, self._keep = folder, keep
         self._versions = folder / "versions"
 
     def install(self, job: str, onnx: bytes, meta: Mapping[str, Any]) -> InstalledRelease:
-        """Put `onnx` in use, durably, unless it is or was rolled back. Raises DataError."""
+        """Put `onnx` in use durably, unless in use or rolled back before. Raises DataError."""
         pointer = self._pointer()
         digest = sha256(onnx).hexdigest()
         try:
             in_use = self.current()
-        except DataError:  # a damaged version is best left by installing a new one
+        except DataError:  # replace a damaged version by the new one
             in_use = None
         if in_use is not None and (in_use.digest == digest or digest in pointer.withdrawn):
             if in_use.digest == digest:
@@ -99,15 +95,18 @@ class ReleaseStore:
         draft = self._versions / f".draft-{version}"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        told = json.dumps(manifest, sort_keys=True).encode()
-        for name, content in (("model.onnx", onnx), ("manifest.json", told)):
+        about = json.dumps(manifest, sort_keys=True).encode()
+        for name, content in (("model.onnx", onnx), ("manifest.json", about)):
             write_durably(draft / name, content, mode=0o644)
         draft.rename(self._versions / version)
         sync_folder(self._versions)
         pointer.history.append(version)
         self._mark(pointer, version, meta)
         self._point(pointer)
-        self._prune()
+        kept = set(self._pointer().history)
+        for path in self._versions.iterdir():
+            if path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
         return self._load(version)
 
     @staticmethod
@@ -118,13 +117,13 @@ class ReleaseStore:
         marks.expires_s = max(marks.expires_s, float(meta.get("expires_s", 0.0)))
 
     def adopt(self, sequence: int) -> None:
-        """The version in use was sealed anew under this sequence."""
+        """Record that the version in use was sealed again under this sequence number."""
         pointer = self._pointer()
         self._mark(pointer, pointer.history[-1], {"sequence": sequence})
         self._point(pointer)
 
     def apply(self, renewed: Collection[int], withdrawn: Collection[int], expires_s: float) -> bool:
-        """Apply renewals and withdrawals by sequence; True if the release in use was left."""
+        """Apply renewals and withdrawals; return True if the release in use was withdrawn."""
         pointer, before = self._pointer(), self._pointer()
         for version in before.history:
             marks = pointer.marks.get(version)
@@ -140,11 +139,9 @@ class ReleaseStore:
 
     @property
     def stops_expired(self) -> bool:
-        """Whether a release that is stale may not be used."""
         return self._pointer().on_expired == "stop"
 
     def follow(self, on_expired: str) -> None:
-        """The owner's word on releases that are stale (`policy.on_expired_release`)."""
         pointer = self._pointer()
         if pointer.on_expired != on_expired:
             pointer.on_expired = on_expired
@@ -152,26 +149,25 @@ class ReleaseStore:
             self._point(pointer)
 
     def mark(self) -> tuple[int, ...]:
-        """What changes when another version may be in use."""
+        """Return a value that changes when another version may be in use."""
         return file_mark(self.folder / "current.json")
 
     def broke(self, digest: str) -> bool:
-        """Whether this model was in use, and was left because it did not run any more."""
         return digest in self._pointer().broken
 
     def current(self) -> InstalledRelease | None:
-        """The release in use, its digest checked; None before the first. Raises DataError."""
+        """Return the release in use with checked digest, or None. Raises DataError."""
         history = self._pointer().history
         return self._load(history[-1]) if history else None
 
     def rollback(self, *, broken: bool = False) -> InstalledRelease:
-        """Use the version before; `broken`: this one does not run. Raises UsageError."""
+        """Return to the previous version; `broken` marks this one. Raises UsageError if none."""
         pointer = self._pointer()
         history = pointer.history
         if len(history) < 2:
             what, fix = "there is no earlier version to go back to", "wait for the next release"
             raise UsageError(what, where=str(self.folder), fix=fix)
-        earlier = self._load(history[-2])  # checked before anything changes
+        earlier = self._load(history[-2])  # verify before any change
         left = self._digest(history.pop())
         pointer.withdrawn.append(left)
         if broken:
@@ -180,19 +176,18 @@ class ReleaseStore:
         return earlier
 
     def leave_broken(self) -> str:
-        """Go back from a release that does not run; what is in use then, for its owner."""
+        """Roll back from a release that does not run; return a clause for the owner's line."""
         try:
             return f"{self.rollback(broken=True).version} takes its place"
         except EdgeVeilError:
             return "and none is there before it"
 
     def _digest(self, version: str) -> str:
-        """Of the model; "" of a lost version, which must not stop the owner from leaving it."""
+        """Return the model's digest; "" if the version is lost, which must not block a rollback."""
         manifest = self._versions / version / "manifest.json"
         return str(_json(manifest).get("digest", "")) if manifest.is_file() else ""
 
     def history(self) -> list[str]:
-        """Versions from the oldest one kept to the one in use."""
         return list(self._pointer().history)
 
     def _load(self, version: str) -> InstalledRelease:
@@ -227,12 +222,6 @@ class ReleaseStore:
         marks = {version: marks for version, marks in pointer.marks.items() if version in kept}
         shortened = structs.replace(pointer, history=kept, marks=marks)
         write_durably(self.folder / "current.json", msgspec.json.encode(shortened), mode=0o644)
-
-    def _prune(self) -> None:
-        kept = set(self._pointer().history)
-        for path in self._versions.iterdir():
-            if path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 _FIX = "go back with edgeveil predict --rollback, or wait for the next release"

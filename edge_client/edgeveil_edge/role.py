@@ -1,5 +1,7 @@
-"""A device put together: keys, files, ledger and machine. `build` is the one wiring: the process,
-simulations and load tests call it, each with a link of its own."""
+"""Assembly of a device: keys, files, ledger and machine.
+
+The process, simulations and load tests all call `build`, each with its own link.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from edgeveil_edge.store import STORE_FILE, DeviceStore
 
 
 class DeviceRole:
-    """A device that is ready to run; `site.state_dir` is its folder. It reads no clock.
+    """A device that is ready to run, with its state in `site.state_dir`.
 
-    random   noise and moments; the operating system's without another
-    link     puts the role where frames reach it; returns what runs its machine
-    sealing  another one only in a simulation
+    random   noise and moments; default: the operating system's
+    link     connects the role to a transport; returns the runner of its machine
+    sealing  replaced in simulations only
     say      takes lines for the owner
-    compute  where it computes; None: in the process that performs its tasks
+    compute  default: computes in this process
 
     Raises UsageError, StorageError, PrivacyError or CryptoError.
     """
@@ -58,7 +60,7 @@ class DeviceRole:
         own = identity.opening.public().to_bytes()
         self.store.enter_cell(site.cell, self.id, own, time.time())
         memory = self.store.load()
-        if keys.epoch > memory.epoch:  # it heard of it in another way, as from its owner
+        if keys.epoch > memory.epoch:  # the epoch came another way, as from the owner
             self.store.store(CloudEpoch(keys.epoch))
             memory = self.store.load()
         self.host = DeviceHost(

@@ -1,8 +1,8 @@
-"""One round on a device: consent, work and price; `sealing` seals what the ledger holds.
+"""One round on a device: consent, computation and price.
 
-The noised tensors and their events are committed to the ledger in one transaction; sealing takes
-the receipt. A repeated attempt finds the tensors in the ledger and seals those again; so does a
-buffered round, with those of an earlier one that came too late for it.
+Noised tensors and their privacy events are committed to the ledger in one transaction; sealing
+requires the receipt. A repeated attempt seals the stored tensors again, and so does a round of
+`buffered_rounds` with the tensors of an earlier round that missed its deadline.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from edgeveil_edge.store import (
 _BY_VALUES = "by their values"
 _BY_SCHEMA = "as they are stored"
 MEMORY_BYTES = 1 << 26
-MOST_OVERRUNS = 3  # of a job: answers whose work did not end in its time
+MOST_OVERRUNS = 3  # late answers of a job before it is declined
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
 
 
 class RoundWork:
-    """What a device computes for rounds; its plans are kept between them."""
+    """Answers rounds with this device's records; keeps compiled jobs between rounds."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class RoundWork:
         self._split_share = split_fact(SPLIT_SHARE, ledger.dataset)
         self._read_by = split_fact(READ_BY, ledger.dataset)
         self._jobs: dict[bytes, TaughtJob] = {}
-        self.paused = False  # by the owner's word: rounds are declined
+        self.paused = False  # by the owner: rounds are declined
 
     # --- jobs ---
 
@@ -85,7 +85,7 @@ class RoundWork:
             self._compute.forget(job)
 
     def times_s(self, manifest: Manifest) -> tuple[float, float]:
-        """The time budget of the job's rounds and the time of an answer; 0 where not known."""
+        """Return (time budget of the job's rounds, time of one answer) in seconds; 0 if unknown."""
         try:
             round_ = self._job(manifest).plan.job.round
         except ProtocolError:
@@ -94,8 +94,8 @@ class RoundWork:
         needed_s = trial.needed_s if trial else 0.0
         return own_budget_s(round_, needed_s, WORK_SHARE), TRIAL_MARGIN * needed_s
 
-    def take_up(self, manifest: Manifest) -> None:
-        """Settle before any record is read whether this device can play the job."""
+    def assess(self, manifest: Manifest) -> None:
+        """Decide before any record is read whether this device can run the job."""
         job_id, most = manifest.at.job_id, manifest.broadcast_bytes + manifest.stanza_bytes
         room = self.site.limits.blob_bytes
         if most > room:
@@ -103,18 +103,18 @@ class RoundWork:
             self._put_trial(job_id, JobTrial(refused=why))
             self._say(f"a job is declined, {short_name(job_id)}: {why}")
         else:
-            self._try_out(job_id, self._job(manifest))
+            self._run_trial(job_id, self._job(manifest))
 
-    def _try_out(self, job_id: bytes, job: TaughtJob) -> None:
+    def _run_trial(self, job_id: bytes, job: TaughtJob) -> None:
         try:
             judge(self.site, job.plan)
         except PrivacyError:
-            return  # told with the first round, and nothing of the job is run
+            return  # reported with the first round; nothing of the job is run
         found = self._compute.try_job(job, trains=self.site.role == "train")
         why = found.refused or self._too_slow(found, job.plan.job.round.time_budget_s * WORK_SHARE)
         if why:
             self._say(f"a job is declined, {short_name(job_id)}: {why}")
-        else:  # those of the start may have been of another share, or gone with a job
+        else:  # records read at the start may have another share, or were freed with a job
             self._read_ahead(job.plan.job.data)
         before = self._trial(job_id) or JobTrial()
         self._put_trial(job_id, JobTrial(found.needed_s, why, before.overruns))
@@ -122,9 +122,9 @@ class RoundWork:
     def judge_release(
         self, manifest: Manifest, package: ReleasePackage
     ) -> tuple[ReleaseOutcome, str]:
-        """What becomes of a model by policy, job, price and a trial; and why it is not used."""
+        """Check a model by policy, job, price and a trial run; return (outcome, refusal)."""
         job_id = manifest.at.job_id
-        plan = self._known(job_id).plan if self._store.job(job_id) is not None else None
+        plan = self._compiled(job_id).plan if self._store.job(job_id) is not None else None
         why = release_refusal(self.site, package, job_id.hex(), plan, self._ledger)
         if why:
             return ReleaseOutcome.REFUSED_BY_POLICY, why
@@ -136,26 +136,24 @@ class RoundWork:
         return outcome, why
 
     def warm_up(self) -> None:
-        """Read the records, load what jobs under way need, and try those not tried yet."""
         jobs = list(self._store.load().jobs)
-        if self._store.fact(self._read_by) != _BY_SCHEMA:  # which only a job says
+        if self._store.fact(self._read_by) != _BY_SCHEMA:  # the schema comes with a job
             self._compute.read_ahead(self._share(USUAL_SHARE))
         trials = {job_id: self._trial(job_id) for job_id in jobs}
         for job_id, trial in trials.items():
-            data = self._known(job_id).plan.job.data
+            data = self._compiled(job_id).plan.job.data
             if data.schema_ is not None and trial is not None and not trial.refused:
                 self._read_ahead(data)
         for job_id, trial in trials.items():
             if trial is None:
-                self._try_out(job_id, self._known(job_id))
+                self._run_trial(job_id, self._compiled(job_id))
             elif not trial.refused:
-                self._compute.try_job(self._known(job_id), trains=self.site.role == "train")
+                self._compute.try_job(self._compiled(job_id), trains=self.site.role == "train")
 
     def _read_ahead(self, data: JobData) -> bool:
         return self._compute.read_ahead(self._share(data.evaluation_share), data.schema_)
 
     def _share(self, asked: float) -> float:
-        """The share that the records are split by: the first job's, for good."""
         fixed = self._store.fact(self._split_share)
         return asked if fixed is None else float(fixed)
 
@@ -177,7 +175,6 @@ class RoundWork:
         )
 
     def _overran(self, job_id: bytes) -> None:
-        """Count a late answer: the job is tried again, and in the end declined."""
         trial = self._trial(job_id) or JobTrial()
         overruns = trial.overruns + 1
         why = f"{overruns} answers were late: the box is slower than in its trials"
@@ -187,36 +184,36 @@ class RoundWork:
             self._say(f"a job is declined, {short_name(job_id)}: {refused}")
 
     def _job(self, manifest: Manifest) -> TaughtJob:
-        job = self._known(manifest.at.job_id)
+        job = self._compiled(manifest.at.job_id)
         if hashlib.sha256(job.canonical).digest() != manifest.job_digest:
             raise ProtocolError("wrong_job")
         return job
 
-    def learn(
+    def install_job(
         self, manifest: Manifest, canonical: bytes, graph: bytes, backbones: Iterable[bytes]
     ) -> None:
-        """Keep a job and take it up. Raises ProtocolError `bad_job` or `wrong_backbone`."""
+        """Store a job and try it out. Raises ProtocolError `bad_job` or `wrong_backbone`."""
         try:
-            plan = self._taught(canonical, graph, backbones).plan
+            plan = self._compile(canonical, graph, backbones).plan
         except DataError as error:
             raise ProtocolError("wrong_backbone", str(error)) from None
         self._store.put_job(manifest.at.job_id, canonical, graph, plan.artifacts.values())
-        self.take_up(manifest)
+        self.assess(manifest)
 
-    def _taught(self, canonical: bytes, graph: bytes, backbones: Iterable[bytes]) -> TaughtJob:
+    def _compile(self, canonical: bytes, graph: bytes, backbones: Iterable[bytes]) -> TaughtJob:
         try:
             return TaughtJob.of(canonical, graph, backbones)
         except ProtocolError as error:
             self._say(f"a job is declined: {error}")
             raise
 
-    def _known(self, job_id: bytes) -> TaughtJob:
+    def _compiled(self, job_id: bytes) -> TaughtJob:
         found = self._jobs.get(job_id)
         if found is None:
-            known = self._store.job(job_id)
-            if known is None:
+            stored = self._store.job(job_id)
+            if stored is None:
                 raise ProtocolError("unknown_job")
-            found = self._jobs[job_id] = self._taught(*known, self._store.backbones(job_id))
+            found = self._jobs[job_id] = self._compile(*stored, self._store.backbones(job_id))
         return found
 
     # --- rounds ---
@@ -224,15 +221,15 @@ class RoundWork:
     def answer(
         self, task: ComputeAnswer, package: RoundPackage, membership: bytes | None
     ) -> SealedAnswer | NoAnswer:
-        """The round's answer, priced before it is sealed, or why not. Raises ProtocolError."""
+        """Return the priced, sealed answer or a refusal. Raises ProtocolError."""
         manifest = task.manifest
         job = self._job(manifest)
         context = RoundContext.of(job.plan, manifest.at.round)
         check_package(context, manifest, package)
         if membership is None:
             raise ProtocolError("superseded_round")
-        # Before anything is spent: a key that nothing can be sealed to ends the work, and so do
-        # factors that are not what the proxy will hold the cloud to.
+        # Before any budget is spent: reject a key that cannot be sealed to, and check factors
+        # other than those the proxy will enforce.
         if manifest.check:
             check_factors(manifest, RoundCheck.said(manifest, membership).key)
         masks = Masks.of(manifest, self.identity.device_id, task.round_key)
@@ -252,7 +249,7 @@ class RoundWork:
             late = None if held else self._late(manifest, job.plan)
             held, weight = late or (held, 1.0)
             parts = [] if held else self._computed(task, job, context, package, price)
-            del package  # a model is not held beside its answer
+            del package  # free the model before the answer is packed
             if held is None:
                 held = release(self._ledger, manifest, parts, self.site.limits.memory_bytes)
         except (PrivacyError, DataError, UsageError) as error:
@@ -262,7 +259,6 @@ class RoundWork:
         return replace(sealed, at_once=late is not None or not price, deposit=deposit)
 
     def _late(self, manifest: Manifest, plan: Plan) -> tuple[tuple[Receipt, bytes], float] | None:
-        """The newest update that was late for its round (`buffered_rounds`), and its weight."""
         at, job_id, since = manifest.at, manifest.at.job_id.hex(), list[int]()
         for earlier in late_rounds(plan, at.round):
             since.append(earlier.index)
@@ -281,7 +277,7 @@ class RoundWork:
         return None
 
     def dummies(self, manifest: Manifest, round_key: bytes) -> SealedAnswer | NoAnswer:
-        """Zeros under a membership that nobody has, of an answer's form; they have no price."""
+        """Seal zeros of an answer's sizes under a random membership; costs no privacy."""
         sizes = (group.padded_bytes + SEAL_OVERHEAD_BYTES for group in manifest.groups)
         why = too_large(self.site, sum(sizes))
         if why:
@@ -294,31 +290,30 @@ class RoundWork:
         return replace(dummies, deposit=self._ledger.deposit())
 
     def _too_often(self, manifest: Manifest, plan: Plan) -> str:
-        """The reason to decline one more attempt: answerers of two attempts could be told apart."""
+        # Answers of many attempts at one round could be compared.
         most = 1 + plan.job.round.retries + _FURTHER_ATTEMPTS
         asked = self._store.answered_before(manifest.at)
         return f"this round was answered {asked} times already" * (asked >= most)
 
     def _check_memory(self, task: ComputeAnswer) -> None:
-        """Raise PrivacyError where the proxy may have forgotten what it unmasked of this job."""
         name = memory_name(task.manifest.at.job_id)
-        told, known = task.proxy_memory.hex(), self._store.fact(name)
-        if task.manifest.masked and known is None and told:
-            self._store.put_fact(name, told)
-        elif task.manifest.masked and told != (known or ""):
+        memory, known = task.proxy_memory.hex(), self._store.fact(name)
+        if task.manifest.masked and known is None and memory:
+            self._store.put_fact(name, memory)
+        elif task.manifest.masked and memory != (known or ""):
             what = "the proxy lost its memory, or has an older one, since the job was answered"
             raise PrivacyError(what, fix="start a new job")
 
     def _check_trial(self, task: ComputeAnswer) -> None:
         trial = self._trial(task.manifest.at.job_id)
         if trial is None or (trial.again and not trial.refused):
-            self.take_up(task.manifest)  # what time it leaves may be too little for an answer
+            self.assess(task.manifest)  # may leave too little time for an answer
             what = "the job could be tried only now; the next round is answered"
             raise PrivacyError(what, where="conditions")
         if trial.refused:
             raise PrivacyError(trial.refused)
         late = self._too_slow(trial, task.allowed_s)
-        if late:  # what is left of this round, after a slow link or another job
+        if late:  # too little of this round is left, after a slow link or another job
             raise PrivacyError(late, where="conditions")
 
     def _computed(
@@ -329,19 +324,25 @@ class RoundWork:
         package: RoundPackage,
         price: tuple[Event, ...],
     ) -> list[Answer]:
-        # No trial says what reading takes, so none is part of an answer: whether it comes in time
-        # would follow from the records.
+        # No trial measures reading, so an answer never includes it: whether the answer is in time
+        # would depend on the records.
         if self._read_ahead(job.plan.job.data):
             what = "the records could be read only now; the next round is answered"
             raise PrivacyError(what, where="conditions")
         manifest, trains, at = task.manifest, self.site.role == "train", task.manifest.at
-        # What is asked is the same in every attempt that brings the same package.
+        # Every attempt with the same package uses the same noise.
         place = self._ledger.dataset, at.job_id.hex(), at.round
-        question = Question(*place, manifest.package_digest)
+        noise_context = Question(*place, manifest.package_digest)
         self._ledger.admit(manifest.at.job_id.hex(), price)
-        own = self._own_tensors(context, manifest) if trains else {}
+        own: Tensors = {}
+        if trains:
+            job_id = at.job_id.hex()
+            kept = self._ledger.kept(job_id)
+            own = own_answers(context, released_in(self._ledger, job_id))
+            own = {**own, **kept_tensors(unpack_tensors(kept) if kept else {})}
         asked = job, context.round, package, own, trains
-        noise, times = self._noise_for(question), (task.until_s, task.allowed_s, task.closes_s)
+        noise = self._noise_for(noise_context)
+        times = task.until_s, task.allowed_s, task.closes_s
         found = self._compute.answer(Computation(*asked, noise, *times))
         if found.without:
             where = f"job {short_name(at.job_id)}, round {at.round}"
@@ -354,14 +355,7 @@ class RoundWork:
         check_price(price, found.parts)
         return list(found.parts)
 
-    def _own_tensors(self, context: RoundContext, manifest: Manifest) -> Tensors:
-        job_id = manifest.at.job_id.hex()
-        kept = self._ledger.kept(job_id)
-        own = own_answers(context, released_in(self._ledger, job_id))
-        return {**own, **kept_tensors(unpack_tensors(kept) if kept else {})}
-
     def _check_split(self, data: JobData) -> None:
-        """A second job may not move the line between training and evaluation records."""
         fixed, share = self._store.fact(self._split_share), data.evaluation_share
         by = _BY_VALUES if data.schema_ is None else _BY_SCHEMA
         read_by = self._store.fact(self._read_by) or (_BY_VALUES if fixed is not None else by)
@@ -375,7 +369,6 @@ class RoundWork:
 
 
 def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
-    """The reason why a device of this role sits the round out, or an empty string."""
     if context.round.evaluates:
         return ""
     if site.role != "train" and not context.round.infer:
@@ -389,32 +382,31 @@ def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
 
 
 def too_large(site: EdgeSite, upload_bytes: int) -> str:
-    """The reason to decline such an upload, which the outbox may not hold, or an empty string."""
     limit = site.limits.outbox_bytes
-    told = f"an upload of {upload_bytes} bytes passes limits.outbox_bytes {limit}"
-    return told * (upload_bytes > limit)
+    refusal = f"an upload of {upload_bytes} bytes passes limits.outbox_bytes {limit}"
+    return refusal * (upload_bytes > limit)
 
 
 def check_price(price: tuple[Event, ...], parts: tuple[Answer, ...]) -> None:
-    """Raise PrivacyError unless what was computed costs what the ledger admitted."""
+    """Raise PrivacyError unless the events of the answer match the admitted price."""
     events = [event for part in parts for event in part.events]
     if sorted(map(repr, events)) != sorted(map(repr, price)):
-        raise PrivacyError("the answer was made at another price than the job says")
+        raise PrivacyError("the answer's price differs from the job's")
 
 
-# --- what the job says, and what the device kept ---
+# --- checks of the package, and tensors of earlier rounds ---
 
 
 def check_package(context: RoundContext, manifest: Manifest, package: RoundPackage) -> None:
-    """Raise ProtocolError unless what is asked for is what the job says."""
+    """Raise ProtocolError unless the round's package and manifest match the job."""
     round = context.round
-    said = (package.phase, package.number, package.infer)
-    if said != (round.phase, round.number, round.infer) or manifest.phase != package.phase:
+    asked = (package.phase, package.number, package.infer)
+    if asked != (round.phase, round.number, round.infer) or manifest.phase != package.phase:
         raise ProtocolError("wrong_phase")
     if manifest.shuffled != context.shuffled:
         raise ProtocolError("wrong_shuffle")
     if manifest.min_batch < context.min_batch:
-        raise ProtocolError("wrong_batch")  # what the shuffle earns is reckoned for that many
+        raise ProtocolError("wrong_batch")  # shuffle amplification is computed for min_batch
     if manifest.groups != context.groups:
         raise ProtocolError("wrong_groups")
     if (manifest.masked, manifest.sets) != (context.masked, context.sets):
@@ -422,17 +414,16 @@ def check_package(context: RoundContext, manifest: Manifest, package: RoundPacka
 
 
 def released_in(ledger: Ledger, job_id: str) -> Callable[[int], bytes | None]:
-    """What was released of a job, packed, by round."""
     return lambda round: (ledger.recall(job_id, round) or (None, None))[1]
 
 
 def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) -> Tensors:
-    """Tensors that this device released earlier in the job. Raises PrivacyError without them."""
+    """Return tensors released earlier in the job. Raises PrivacyError if one is missing."""
     result: dict[str, Array] = {}
     for earlier in context.recalled:
         payload = released(earlier.index)
         if payload is None:
-            what = f"this device did not answer '{earlier.label}', and what follows builds on it"
+            what = f"this device did not answer '{earlier.label}', on which this round builds"
             fix = "start a new job, or use ldp_fpca"
             raise PrivacyError(what, where="features", fix=fix)
         result |= tensor_views(payload)
@@ -440,7 +431,6 @@ def own_answers(context: RoundContext, released: Callable[[int], bytes | None]) 
 
 
 def kept_tensors(kept: Tensors) -> Tensors:
-    """What this device's last answer kept, named as methods expect it."""
     return {KEPT + name: array for name, array in kept.items()}
 
 
@@ -450,9 +440,9 @@ def kept_tensors(kept: Tensors) -> Tensors:
 def release(
     ledger: Ledger, manifest: Manifest, parts: list[Answer], memory_bytes: int = MEMORY_BYTES
 ) -> tuple[Receipt, bytes]:
-    """Commit events, tensors and memory; returns what may be sealed. Uses `parts` up."""
+    """Commit events, tensors and kept state; return receipt and payload. Empties `parts`."""
     events = [event for part in parts for event in part.events]
-    kept = None  # of an evaluation: it stands between two rounds, which keep for each other
+    kept = None  # an evaluation leaves the kept tensors of the training rounds as they are
     if manifest.phase not in EVALUATIONS:
         tensors = kept_of(parts, memory_bytes)
         kept = pack_tensors(tensors) if tensors else b""
@@ -462,7 +452,7 @@ def release(
     receipt = ledger.commit(job_id, index, events, payload, kept)
     if receipt.covers(payload):
         return receipt, payload
-    del payload  # there is an earlier one, which stands
+    del payload  # an earlier release of this round takes precedence
     held = ledger.recall(job_id, index)
     if held is None:
         raise PrivacyError("the ledger lost a release")
@@ -470,10 +460,9 @@ def release(
 
 
 def kept_of(parts: Sequence[Answer], memory_bytes: int) -> dict[str, Array]:
-    """What the device keeps to itself. Raises PrivacyError where that is more than so much."""
     kept = {name: array for part in parts for name, array in part.kept.items()}
     size_bytes = sum(array.nbytes for array in kept.values())
-    if size_bytes > memory_bytes:  # follows from the job's model alone, never from records
+    if size_bytes > memory_bytes:  # depends on the job's model alone, never on records
         raise PrivacyError(
             f"the job would keep {size_bytes} bytes from round to round, more than {memory_bytes}",
             where="limits.memory_bytes",

@@ -1,6 +1,6 @@
-"""An answer's segments, sealed to the round's cloud key: masked where they are summed, or dummies.
+"""Sealing of an answer's segments to the round's cloud key: masked if summed, or dummies.
 
-Sealing takes the ledger's receipt: nothing unpriced leaves the device.
+Sealing requires the ledger's receipt, so nothing unpriced leaves the device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MEMBERSHIP_BYTES = 32
 
 @dataclass(frozen=True)
 class Masks:
-    """The masks of one answer, anew for each attempt."""
+    """Masks of one answer, drawn again for each attempt."""
 
     vectors: Mapping[int, MaskedVector]  # by group
     seed: MaskSeed
@@ -44,7 +44,7 @@ class Masks:
 
     @classmethod
     def of(cls, manifest: Manifest, device: str, round_key: bytes) -> Masks:
-        """Masks of the masked groups. Raises ProtocolError `malformed_masks`, `bad_round_key`."""
+        """Draw masks. Raises ProtocolError `malformed_masks` or `bad_round_key`."""
         found = masked_vectors(manifest.at, manifest.groups, manifest.masked)
         seed, sealed = MaskSeed.generate(), b""
         if found:
@@ -59,7 +59,6 @@ class Masks:
         return masked_segment(self.vectors[group], array.astype(np.int64), self.seed, check)
 
     def seed_for(self, groups: Sequence[int]) -> bytes:
-        """The sealed seed for an upload of these groups; empty where none of them is masked."""
         return self.sealed if any(group in self.vectors for group in groups) else b""
 
 
@@ -73,7 +72,7 @@ def seal_release(
     masks: Masks | None = None,
     weight: float = 1.0,
 ) -> SealedAnswer:
-    """Each segment, masked or not, sealed to the cloud. Raises PrivacyError without a receipt."""
+    """Seal each segment, masked or not, to the cloud. Raises PrivacyError without a receipt."""
     if not receipt.covers(payload):
         raise PrivacyError("the ledger's receipt is for other tensors")
     groups, sealed = [], []
@@ -99,7 +98,7 @@ def weighed(segments: Tensors, weight: float) -> Tensors:
 
 
 def wire_arrays(context: RoundContext, segments: Tensors) -> dict[int, Array]:
-    """An answer's segments as they go up, by their group. Raises ProtocolError `wrong_shape`."""
+    """Return an answer's segments in wire form, by group. Raises ProtocolError `wrong_shape`."""
     found = dict[int, Array]()
     for index, spec in enumerate(context.segments):
         if spec.name in segments:
@@ -113,7 +112,7 @@ def wire_arrays(context: RoundContext, segments: Tensors) -> dict[int, Array]:
 def seal_dummies(
     manifest: Manifest, groups: Sequence[int], masks: Masks, sealing: Sealing = real_sealing
 ) -> SealedAnswer:
-    """Like `seal_release` to all but the cloud, which cannot open it; holds nothing."""
+    """Seal empty segments that look like a real answer to all but the cloud."""
     membership = os.urandom(MEMBERSHIP_BYTES)
     sealed = [
         sealing.seal_segment(manifest, manifest.groups[index], membership, b"") for index in groups

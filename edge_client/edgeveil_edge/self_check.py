@@ -1,4 +1,4 @@
-"""Whether a device can do its work on this box: checked before a round finds out."""
+"""Check of a device's box before its first round: libraries, clock, room, records."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from edgeveil.parts.sources import require_header, source_part
 from edgeveil.units import EARLIEST_S, byte_text
 from edgeveil_edge.conditions import BoxSensors
 
-AHEAD_S = 86400.0  # a file may be of a clock that was set since
+AHEAD_S = 86400.0  # tolerance: a file may be older than a correction of the clock
 LEAST_MEMORY_BYTES = 256 << 20  # the device, its computing process and their libraries
 
 
 @dataclass(frozen=True)
 class BoxFacts:
-    """Measurements of the box, each of which a test may replace."""
+    """Measurements of the box, replaceable in tests."""
 
     now_s: Callable[[], float] = time.time
     installed: Callable[[str], bool] = lambda library: find_spec(library) is not None
@@ -40,7 +40,7 @@ def self_check(
     read_records: bool = False,
     asked: JobData | None = None,
 ) -> list[str]:
-    """Problems of this device, each with its fix; `read_records`: all, as the job `asked` does."""
+    """Return problems with fixes; `read_records` reads all, as the job `asked` would."""
     facts = facts or BoxFacts()
     found = [*_extras(site, facts), *_clock(site, facts), *_room(site, facts)]
     return [str(one) for one in (*found, *_data(site, read_records, asked))]
@@ -77,11 +77,11 @@ def _room(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
             yield UsageError(what, where=str(site.state_dir), fix=fix)
         if memory_bytes < LEAST_MEMORY_BYTES:
             least = byte_text(LEAST_MEMORY_BYTES)
-            what = f"{byte_text(memory_bytes)} are available, it takes {least}"
+            what = f"{byte_text(memory_bytes)} are available, {least} are needed"
             fix = "end other programs, or set conditions for a time when there is more"
             yield UsageError(what, where="memory", fix=fix)
     except OSError as error:
-        what = f"how much room there is cannot be measured ({error.strerror})"
+        what = f"free disk space and memory cannot be measured ({error.strerror})"
         where, fix = str(error.filename or "box"), "mount /proc, where it lacks"
         yield UsageError(what, where=where, fix=fix)
 

@@ -1,4 +1,4 @@
-"""A device's spending for its owner, as plain values."""
+"""A device's privacy spending for its owner, as plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgeveil_edge.consent import limits_of
 
 
 def as_plain(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> dict[str, Any]:
-    """The whole book for `--json`; `epsilon` is null where nothing is proven."""
+    """Convert the whole ledger for `--json`; `epsilon` is null if nothing is proven."""
     return {
         "ledger": str(path),
         "links": book.links,
@@ -45,7 +45,7 @@ def _next_refusal(account: Account, policy: Policy | None) -> dict[str, str] | N
 
 
 def left(account: Account, policy: Policy) -> dict[str, float]:
-    """What the policy still allows, by its keys; open jobs count with all they reserved."""
+    """Return the remaining budget by policy key; open jobs count with all they reserved."""
     quotes = [countable_quote(entry.counting) for entry in account.values()]
     training, inference = total(q.training for q in quotes), total(q.inference for q in quotes)
     shared = policy.lifetime_collusion_epsilon is not None or any(
@@ -85,7 +85,6 @@ def _job(job: str, entry: JobAccount) -> dict[str, Any]:
 
 
 def kinds(entry: JobAccount) -> list[dict[str, Any]]:
-    """What a job released: each kind of event, how often, and in which rounds."""
     rounds: dict[Event, list[int]] = {}
     for round, answer in entry.answers.items():
         for event in answer.events:
@@ -97,7 +96,6 @@ def kinds(entry: JobAccount) -> list[dict[str, Any]]:
 
 
 def _spans(numbers: list[int]) -> str:
-    """`3 to 17` for a run without gaps, else each number."""
     first, last = min(numbers), max(numbers)
     if len(numbers) > 1 and last - first == len(numbers) - 1:
         return f"{first} to {last}"
@@ -105,32 +103,31 @@ def _spans(numbers: list[int]) -> str:
 
 
 class OwnSpending:
-    """A device's ledger as plain values (`as_plain`), read anew when its files change."""
+    """A device's ledger as plain values, read again when its files change."""
 
     def __init__(self, path: Path, dataset: str, policy: Policy) -> None:
         self._path, self._dataset, self._policy = path, dataset, policy
         self._mark: tuple[tuple[int, ...], ...] = ()
-        self._told: dict[str, Any] = {}
+        self._plain: dict[str, Any] = {}
 
     def own(self) -> dict[str, Any]:
-        """The data set's part of `told`; empty before its first job."""
-        sets = self.told()["data_sets"]
+        sets = self.plain()["data_sets"]
         return next((one for one in sets if one["name"] == self._dataset), {})
 
-    def told(self) -> dict[str, Any]:
-        """`as_plain`, with each job's `kinds` in place of releases. Raises PrivacyError."""
-        path = self._path  # not its -wal, which reading may change: each link changes the head
+    def plain(self) -> dict[str, Any]:
+        """Return `as_plain` with each job's `kinds` in place of releases. Raises PrivacyError."""
+        path = self._path  # not its -wal, which reading may change; each link changes the head
         files = (path, path.with_suffix(".head"), path.with_suffix(".key"))
         mark = tuple(map(file_mark, files))
         if mark != self._mark:
             book = read_ledger(self._path)
-            told = as_plain(self._path, book, {self._dataset: self._policy})
-            for one in told["data_sets"]:
+            plain = as_plain(self._path, book, {self._dataset: self._policy})
+            for one in plain["data_sets"]:
                 for job in one["jobs"]:
                     del job["releases"]
                     job["kinds"] = kinds(book.accounts[one["name"]][job["job"]])
-            self._told, self._mark = told, mark
-        return self._told
+            self._plain, self._mark = plain, mark
+        return self._plain
 
 
 def _events(events: Iterable[Event]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""A device's durable memory, one SQLite file: rounds seen, jobs, the outbox, receipts.
+"""A device's durable state in one SQLite file: rounds seen, jobs, outbox, receipts.
 
-Only noised, sealed bytes stand in the outbox; the ledger is a file of its own. A receipt is the
-device's own proof of what became of one upload.
+The outbox holds only noised, sealed bytes. A receipt records the fate of one upload. The ledger is
+a separate file.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ INSERT INTO uploads SELECT job, round, attempt, header, marks, data, dummy, held
 DROP TABLE outbox;
 ALTER TABLE uploads RENAME TO outbox;
 """,
-    # What was a fact of the device is one of a data set, named after the stroke; see `adopt_split`.
+    # Facts of the device become facts of a data set, named after the slash; see `adopt_split`.
     2: """
 UPDATE facts SET name = name || '/' WHERE name IN ('evaluation_share', 'records_read_by');
 """,
 }
 STORE_FILE = "device.sqlite"
-USUAL_SHARE = 0.1  # of evaluation records, for a job that says none
-SPLIT_SHARE = "evaluation_share"  # of a data set: what its first job kept apart, for good
-READ_BY = "records_read_by"  # of a data set: what its records were split by, for good
+USUAL_SHARE = 0.1  # of evaluation records, for a job that sets none
+SPLIT_SHARE = "evaluation_share"  # of a data set: fixed by its first job
+READ_BY = "records_read_by"  # of a data set: split by values or by schema, fixed likewise
 _SPLIT_FACTS = (SPLIT_SHARE, READ_BY)
 RECEIPTS_KEPT = 1000
 _HASH_BYTES = 32
 _WHERE = "WHERE job = ? AND round = ? AND attempt = ?"
 _REFUSED, _REFUSED_KEPT = "refused_lately", 20
 
-# Facts of what the cloud's keys said of releases: another key's numbers begin anew.
+# Release facts of the cloud's key epoch; a new key starts its own sequence numbers.
 _RELEASE_MARKS = (
     "release_sequence",
     "release_package",
@@ -77,12 +77,11 @@ ReceiptState = Literal["stored", "held", "counted", "missing", "late", "refused"
 
 @dataclass(frozen=True)
 class UploadReceipt:
-    """One upload: `segment_hashes` are the marks of its sealed segments, in order.
+    """One upload; `segment_hashes` are the marks of its sealed segments, in order.
 
-    `stored`: not acknowledged yet. `held`: the proxy acknowledged it, and no commit record was
-    seen. `counted`, `missing`: it was acknowledged, and the commit record lists all of its
-    segments, or not all. `late`: it was not acknowledged, and the record lists none of it.
-    `refused`: by the proxy. `dropped`: given up without an acknowledgement.
+    `stored`: not acknowledged. `held`: acknowledged, no commit record seen. `counted`, `missing`:
+    acknowledged, and the commit record lists all, or not all, of its segments. `late`: not
+    acknowledged, and the record lists none. `refused`: by the proxy. `dropped`: not acknowledged.
     """
 
     job_id: bytes
@@ -93,12 +92,12 @@ class UploadReceipt:
 
 
 class DeviceStore:
-    """Durable memory of one device, for one process. Every method may raise StorageError."""
+    """Durable state of one device, for one process. Every method may raise StorageError."""
 
     def __init__(self, path: Path | str) -> None:
         what = "the device's store"
         schema: dict[str, Any] = {"version": _VERSION, "steps": _STEPS}
-        # No statements are kept: an upload may be large.
+        # No statement cache: an upload may be large.
         self._file = SqliteFile(path, what, _SCHEMA, **schema, keep_statements=False)
 
     def close(self) -> None:
@@ -106,12 +105,11 @@ class DeviceStore:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is stored inside is durable when the block ends, all of it or nothing."""
         with self._file.transaction():
             yield
 
     def store(self, item: object) -> None:
-        """Apply one of the machine's items, durably; inside `together`, when that ends."""
+        """Apply one item of the machine durably; inside `together`, at the end of the block."""
         with self._file.transaction() as db:
             match item:
                 case rounds.ManifestMark(at=at, manifest_digest=digest, settled=settled):
@@ -122,7 +120,7 @@ class DeviceStore:
                     query = "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
                     db.execute(query, (*structs.astuple(at), *kept))
                     _put_fact(db, "answered", str(put.upload.number))
-                    if not put.dummy:  # dummies show nothing
+                    if not put.dummy:  # dummies get no receipt
                         _add_receipt(db, put)
                 case rounds.OutboxHeld(at=at):
                     db.execute("UPDATE outbox SET held = 1 WHERE job = ?", (at.job_id,))
@@ -156,28 +154,25 @@ class DeviceStore:
                     db.execute("DELETE FROM facts WHERE name IN (?, ?)", facts)
 
     def answered_before(self, at: m.RoundId) -> int:
-        """How many other attempts at this round were answered with an upload."""
+        """Count other attempts at this round that were answered with an upload."""
         with self._file.guard() as db:
             query = "SELECT count(*) FROM answered WHERE job = ? AND round = ? AND attempt <> ?"
             row = db.execute(query, structs.astuple(at)).fetchone()
         return int(row[0])
 
     def was_taken(self, job_id: bytes, rounds: Sequence[int]) -> bool:
-        """Whether the proxy took an upload of these rounds, or may have."""
         query = "SELECT round FROM receipts WHERE job = ? AND state NOT IN ('refused', 'late')"
         with self._file.guard() as db:
             found = db.execute(query, (job_id,)).fetchall()
         return not {round_ for (round_,) in found}.isdisjoint(rounds)
 
     def receipts(self) -> list[UploadReceipt]:
-        """What became of the newest uploads, the oldest of them first."""
         query = "SELECT job, round, attempt, state, segment_hashes FROM receipts ORDER BY rowid"
         with self._file.guard() as db:
             rows = db.execute(query)
             return [UploadReceipt(j, r, a, state, _hashes(m)) for j, r, a, state, m in rows]
 
     def load(self) -> rounds.DeviceMemory:
-        """The machine's memory as it was when the last process ended."""
         memory = rounds.DeviceMemory()
         with self._file.guard() as db:
             for job, number, attempt, digest, settled in db.execute("SELECT * FROM seen"):
@@ -223,7 +218,6 @@ class DeviceStore:
             db.executemany("INSERT INTO backbones VALUES (?, ?)", rows)
 
     def job(self, job_id: bytes) -> tuple[bytes, bytes] | None:
-        """(canonical job, graph), or None."""
         with self._file.guard() as db:
             row: tuple[bytes, bytes] | None = db.execute(
                 "SELECT canonical, graph FROM jobs WHERE job = ?", (job_id,)
@@ -231,24 +225,22 @@ class DeviceStore:
         return row
 
     def job_name(self, job_id: bytes) -> str:
-        """What its cloud calls a job; "" of one that is not known."""
         known = self.job(job_id)
         return str(json.loads(known[0])["job"]) if known else ""
 
     def backbones(self, job_id: bytes) -> list[bytes]:
-        """The feature extractors that came with a job."""
         with self._file.guard() as db:
             rows = db.execute("SELECT graph FROM backbones WHERE job = ? ORDER BY rowid", (job_id,))
             return [bytes(graph) for (graph,) in rows]
 
     def tell_sealing(self, device: str, sealing: bytes, now_s: float) -> None:
-        """The proxy is to hear of a new sealing key; numbered by the clock, and always upwards."""
+        """Queue a new sealing key for the proxy, numbered by the clock and strictly increasing."""
         number = max(int(now_s), int(self.fact("sealing_number") or 0) + 1)
         self.put_fact("sealing_number", str(number))
         self.put_fact("new_sealing", json.dumps([device, sealing.hex(), number]))
 
     def enter_cell(self, cell: str, device: str, sealing: bytes, now_s: float) -> None:
-        """Tell a proxy of another cell the sealing key, unless the device enrolled with it."""
+        """Queue the sealing key for another cell's proxy, unless the device enrolled with it."""
         if cell == (self.fact("cell") or ""):
             return
         if self.fact("sealing_number"):
@@ -256,7 +248,7 @@ class DeviceStore:
         self.put_fact("cell", cell)
 
     def adopt_split(self, datasets: Iterable[str]) -> None:
-        """Give the split's facts of an earlier version to the data sets with a release."""
+        """Assign the device-wide split facts of an earlier version to data sets with a release."""
         for name in _SPLIT_FACTS:
             value = self.fact(split_fact(name, ""))
             if value is None:
@@ -272,12 +264,12 @@ class DeviceStore:
         return str(row[0]) if row else None
 
     def refused_lately(self) -> list[dict[str, Any]]:
-        """The newest declined rounds: `time_s`, `job_id`, `job`, `round`, `cause` and `why`."""
+        """Return recently declined rounds: `time_s`, `job_id`, `job`, `round`, `cause`, `why`."""
         found: list[dict[str, Any]] = json.loads(self.fact(_REFUSED) or "[]")
         return found
 
     def note_refusal(self, refusal: Mapping[str, Any]) -> None:
-        """Keep it among `refused_lately`, one for each job and cause: its newest round."""
+        """Add to `refused_lately`, which keeps the newest round of each job and cause."""
         same = refusal["job_id"], refusal["cause"]
         others = [one for one in self.refused_lately() if (one["job_id"], one["cause"]) != same]
         self.put_fact(_REFUSED, json.dumps([dict(refusal), *others][:_REFUSED_KEPT]))
@@ -292,12 +284,11 @@ def split_fact(name: str, dataset: str) -> str:
 
 
 def trial_name(job_id: bytes) -> str:
-    """The fact that holds what a job's trial on made-up records came to."""
     return f"trial/{job_id.hex()}"
 
 
 def memory_name(job_id: bytes) -> str:
-    """The fact that names the proxy's memory when a job was first answered under masks."""
+    """Return the fact's name for the proxy's memory at the job's first masked answer."""
     return f"memory/{job_id.hex()}"
 
 
@@ -306,7 +297,7 @@ def _put_fact(db: sqlite3.Connection, name: str, value: str) -> None:
 
 
 def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut) -> None:
-    """Note an upload: the newest receipts stay, no promise is replaced, attempts count."""
+    """Record an attempt, and its receipt unless an acknowledged one exists; keep the newest."""
     at, place = item.at, structs.astuple(item.at)
     db.execute(
         "INSERT INTO receipts VALUES (?, ?, ?, 'stored', ?) ON CONFLICT DO UPDATE"
@@ -320,7 +311,7 @@ def _add_receipt(db: sqlite3.Connection, item: rounds.OutboxPut) -> None:
     db.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?)", place)
 
 
-# What a receipt becomes by what it was. What was acknowledged is never called refused or dropped.
+# New state of a receipt by its old one. An acknowledged upload never becomes refused or dropped.
 _ENDED: dict[rounds.Outcome, dict[ReceiptState, ReceiptState]] = {
     "counted": {"stored": "counted", "held": "counted", "dropped": "counted"},
     "partial": {"held": "missing", "stored": "dropped"},

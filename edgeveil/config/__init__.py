@@ -1,1 +1,1 @@
-"""Site and job files: frozen models of their blocks, with every problem named at once."""
+"""Site and job files: frozen models of their blocks, with all problems reported at once."""

@@ -14,12 +14,11 @@ _PROXY_FORM = "write http://host:port or http://user@host:port"
 
 
 def place(host: str, port: int | str) -> str:
-    """`host:port` as texts and URLs have it: an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_place(text: str) -> tuple[str, int] | None:
-    """Host and port of `host:port`, IPv6 in brackets; None where it is none."""
+    """Return host and port of `host:port`, IPv6 in brackets; None if malformed."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -32,7 +31,7 @@ def split_place(text: str) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """Where a broker listens; `path` is None for plain MQTT and the resource for WebSockets."""
+    """A broker's address; `path` is None for plain MQTT and the resource for WebSockets."""
 
     host: str
     port: int
@@ -41,9 +40,7 @@ class BrokerAddress:
 
     @classmethod
     def parse(cls, url: str) -> BrokerAddress:
-        """`mqtt://host[:port]`, `mqtts://host[:port]`, `ws://host[:port][/path]` or `wss://…`.
-        Ports when not given: 1883, 8883, 80, 443; path `/mqtt`. Raises UsageError for anything
-        else, credentials in the URL included."""
+        """Parse `mqtt[s]://host[:port]` or `ws[s]://host[:port][/path]`. Raises UsageError."""
         parts = _split(url, _FORMS)
         if "@" in parts.netloc:  # the URL itself would print the password
             fix = "move them to username and password_file"
@@ -73,7 +70,7 @@ class BrokerAddress:
         return f"{scheme}{'s' if self.tls else ''}://{at}{self.path or ''}"
 
     def __str__(self) -> str:
-        # For logs and errors: without the query, where some services want a signature.
+        # For logs and errors: without the query, which may hold a signature.
         return place(self.host, self.port) if self.path is None else self.url.partition("?")[0]
 
 
@@ -88,7 +85,7 @@ class HttpProxy:
 
     @classmethod
     def parse(cls, url: str) -> HttpProxy:
-        """`http://[user[:password]@]host:port`. Raises UsageError, which shows no password."""
+        """Parse `http://[user[:password]@]host:port`. Raises UsageError without the password."""
         parts = _split(url, _PROXY_FORM, secret=True)
         if parts.scheme != "http" or not parts.hostname or not parts.port:
             raise UsageError("must be http://host:port", fix=_PROXY_FORM)

@@ -1,4 +1,4 @@
-"""What every block of a YAML file shares: strict types, no unknown keys, no later change."""
+"""Base of every YAML block: strict types, no unknown keys, frozen."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from edgeveil.errors import ConfigError, ConfigProblem
 from edgeveil.registry import known_names, nearest
 
 MIX = "impossible_mix"
-RESTS_ON_ANOTHER = "rests_on_another_key"  # which is faulty itself, and told
+DEPENDS_ON_ANOTHER = "depends_on_another_key"  # which is reported itself
 
 
 class Block(BaseModel):
-    """A block of keys. Text is never taken for a number, nor a number for a switch."""
+    """A block of keys. Text is never accepted as a number, nor a number as a switch."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -48,15 +48,14 @@ class Block(BaseModel):
 
 @dataclass(frozen=True)
 class Mix:
-    """Values that are fine alone and impossible together. `paths` are all keys involved, dotted;
-    the problem is shown at the first one the file has."""
+    """Values that are impossible together; the first of `paths` in the file is reported."""
 
     paths: tuple[str, ...]
     text: str
 
 
 class ImpossibleMixError(ConfigError):
-    """Values that are fine alone and impossible together: `mixes`, every one of them."""
+    """All impossible combinations of a file or job, as `mixes`."""
 
     def __init__(self, mixes: Iterable[Mix]) -> None:
         self.mixes = tuple(mixes)
@@ -64,12 +63,12 @@ class ImpossibleMixError(ConfigError):
 
     @property
     def places(self) -> list[ConfigProblem]:
-        """The first key of each; a job that was made in Python has no lines."""
+        """The first key of each mix; a job made in Python has no line numbers."""
         return [ConfigProblem("", 0, mix.paths[0], mix.text) for mix in self.mixes]
 
 
 def refuse(mixes: Iterable[Mix]) -> None:
-    """Raise one validation error that carries every mix, so that all are reported at once."""
+    """Raise one validation error that carries all `mixes`."""
     found = list(mixes)
     if found:
         text = " | ".join(mix.text for mix in found)
@@ -93,11 +92,11 @@ def _site_path(value: object, info: ValidationInfo) -> Path:
 SitePath = Annotated[
     Path, PlainValidator(_site_path), WithJsonSchema({"type": "string", "format": "path"})
 ]
-"""A path; a relative one counts from the folder of the file that holds it."""
+"""A path, relative to the folder of its configuration file."""
 
 
 def named_in(what: str, family: str, usual: str = "") -> Callable[[str], str]:
-    """A validator that takes only the names of one family; who names the `usual` one loads none."""
+    """Return a validator for names of one family; `usual` is accepted without loading it."""
 
     def check(name: str) -> str:
         if name != usual and name not in (known := list(known_names(family))):

@@ -1,4 +1,4 @@
-"""Stores of blobs beside the brokers: who holds one, and who goes to one."""
+"""Blob stores for large messages, out of band of the brokers: served here, or used as a client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from edgeveil.config.links import HttpTls
 
 
 def _prefix(url: str) -> str:
-    """A URL that others begin with. Raises ValueError."""
     try:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -40,12 +39,12 @@ UrlPrefix = Annotated[str, Field(min_length=8, max_length=300), AfterValidator(_
 
 
 class BlobAccess(Block):
-    """A store of another's that large blobs come from and go to."""
+    """A store of another party, for large blobs."""
 
     urls: tuple[UrlPrefix, ...] = Field(
         min_length=1, max_length=16, examples=[["https://blobs.example.org/"]]
     )
-    """What URLs in it begin with, up to a slash; no other is ever asked."""
+    """Prefixes of its URLs, up to a slash; no other URL is ever requested."""
     ca_file: SitePath | None = None
     """PEM file of the authorities that may vouch for it; none: the system's."""
 
@@ -62,23 +61,23 @@ class BlobServe(Block):
 
 
 class BlobBucket(Block):
-    """A bucket at S3, or at what speaks like it, at Google's or at Azure's."""
+    """A bucket at S3 or a compatible service, at Google's or at Azure's."""
 
     url: str = Field(pattern=r"^(s3|gs|az)://\S+$", max_length=300, examples=["s3://fleet/blobs"])
     """`s3://bucket/folder`, `gs://…` or `az://…`."""
     options_file: SitePath | None = None
-    """YAML of region, endpoint, access_key_id, …, for this user alone; None: the environment."""
+    """YAML file of region, endpoint, access_key_id, …, mode 0600; null: the environment."""
 
 
 class BlobStore(Block):
-    """Large blobs go beside the broker, through a store of this side's own."""
+    """A store of this side's own: large blobs go through it in place of the broker."""
 
     url: UrlPrefix | None = Field(default=None, examples=["https://blobs.example.org/"])
-    """What others reach `serve` by."""
+    """URL prefix by which others reach `serve`."""
     serve: BlobServe | None = None
-    """The process serves them itself, from its state folder."""
+    """Serve blobs from this process, out of its state folder."""
     bucket: BlobBucket | None = None
-    """They lie in a bucket, reached by signed URLs."""
+    """Keep blobs in a bucket, reached by signed URLs."""
 
 
 def blob_mixes(store: BlobStore | None, at: str) -> Iterator[Mix]:
@@ -91,7 +90,6 @@ def blob_mixes(store: BlobStore | None, at: str) -> Iterator[Mix]:
 
 
 def bucket_options(path: Path | None) -> dict[str, str]:
-    """What a bucket's options file says. Raises UsageError."""
     if path is None:
         return {}
     import yaml

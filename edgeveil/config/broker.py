@@ -17,7 +17,7 @@ class BrokerTls(Block):
     """TLS of the broker's listener."""
 
     ca_file: SitePath | None = None
-    """PEM of the authorities for clients, who then need one; its CN is the user, or users_file."""
+    """PEM of client authorities: clients then need a certificate; user: its CN, or users_file."""
     crl_file: SitePath | None = None
     """PEM of revoked certificates; when it changes, every connection is cut once."""
     cert_file: SitePath = Field(examples=["../site/tls/broker.crt"])
@@ -27,12 +27,12 @@ class BrokerTls(Block):
 
 
 class BrokerLimits(Block):
-    """Sizes that bound the broker's memory."""
+    """Limits of the broker's memory."""
 
     packet_bytes: PacketBytes = 65536
     """Largest whole MQTT packet; not below what the processes are set to."""
     max_queued_bytes: ByteLimit = 1 << 26
-    """Bytes that may wait for one slow client; what exceeds them is dropped."""
+    """Bytes that may wait for one slow client; further messages are dropped."""
     max_connections: int = Field(default=20_000, ge=1, le=10**7)
     """Clients at one time."""
 
@@ -41,7 +41,7 @@ class BrokerSite(Block):
     """A broker that `edgeveil broker` starts; any other MQTT broker serves as well."""
 
     engine: Literal["auto", "amqtt", "mosquitto"] = "auto"
-    """`auto`: mosquitto where it is installed and can do what is asked, else amqtt."""
+    """`auto`: mosquitto if installed and capable of these settings, else amqtt."""
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
     """Address to listen on; the default is reachable from this machine alone."""
     port: PortNumber = 1883
@@ -57,7 +57,7 @@ class BrokerSite(Block):
     tls: BrokerTls | None = None
     """TLS of the listener; null: plain TCP."""
     limits: BrokerLimits = BrokerLimits()
-    """Bounds."""
+    """Limits."""
 
     def _mixes(self) -> Iterator[Mix]:
         if self.engine == "mosquitto" and self.tls is not None and self.websockets_port is not None:
@@ -78,7 +78,7 @@ class BrokerSite(Block):
         if self.users_file is not None or ca_file is not None:
             return
         if self.acl is not None:
-            text = "an access list tells users apart, but nobody has to log in; add users_file"
+            text = "an access list is for users, but nobody has to log in; add users_file"
             yield Mix(("acl", "users_file", "tls"), text)
         if self.host not in LOOPBACK:
             text = f"{self.host} is open to the network and nobody has to log in; add users_file,"

@@ -1,6 +1,6 @@
-"""What managed brokers allow one connection: the figures of docs/brokers.md, as links keep them.
+"""Limits of managed brokers per connection, with their sources and dates in docs/brokers.md.
 
-A figure of None is not published, or no limit. Sources and dates stand in docs/brokers.md.
+None: not published, or no limit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ProfileName = Literal["default", "aws_iot", "event_grid", "emqx_serverless", "hi
 
 @dataclass(frozen=True)
 class BrokerProfile:
-    """Limits of one connection; of whole packets where the service counts payloads."""
+    """Limits of one connection, for whole packets even if the service counts payloads."""
 
     publishes_per_s: int | None = None
     bytes_per_s: int | None = None
@@ -30,7 +30,7 @@ class BrokerProfile:
     stable_client_id: bool = False
 
     def misfits(self, packet_bytes: int, keepalive_s: int) -> Iterator[tuple[str, str]]:
-        """(what does not fit: `packet_bytes` or `keepalive_s`, in words with the fix)."""
+        """Yield (key, text with the fix) for `packet_bytes` or `keepalive_s` beyond the limits."""
         most = self.largest_packet_bytes
         if most is not None and packet_bytes > most:
             yield "packet_bytes", f"{packet_bytes} bytes exceed its packets; set {most} or less"
@@ -40,7 +40,7 @@ class BrokerProfile:
 
     @property
     def largest_packet_bytes(self) -> int | None:
-        """The largest packet that keeps all limits of bytes; None: any."""
+        """The largest packet within all byte limits; None: any."""
         limits = (self.packet_bytes, self.in_flight_bytes, self.bytes_per_s)
         return min((limit for limit in limits if limit is not None), default=None)
 

@@ -26,41 +26,41 @@ from edgeveil.config.links import (
 
 
 class CloudLimits(Block):
-    """Sizes that bound what the cloud takes in."""
+    """Limits of the cloud's input."""
 
     packet_bytes: PacketBytes = 65536
     """Largest whole MQTT packet; not above the broker's own limit."""
     blob_bytes: ByteLimit = 1 << 28
     """Largest model package in all its chunks together."""
     spool_bytes: ByteLimit = 1 << 30
-    """Disk for the batches under way; a batch without room waits at the proxy."""
+    """Disk for incoming batches; a batch without room waits at the proxy."""
     jobs_running: int = Field(default=4, ge=1, le=64)
     """Jobs that run at once; the others wait in the queue."""
 
 
 class ComputeAt(Block):
-    """Where the segments of a batch are opened, checked and added up, the same to the bit."""
+    """Where segments of a batch are decrypted, checked and summed; results are bit-identical."""
 
     engine: Literal["local", "ray"] = "local"
     """`local`: processes here. `ray`: the operator's own Ray cluster, which sees a round's key."""
     workers: int = Field(default=0, ge=0, le=256)
-    """How many open a batch's segments, each on one processor; 0: the cloud's own process alone."""
+    """Worker processes for a batch's segments, one processor each; 0: only the cloud's process."""
     address: str | None = Field(default=None, pattern=r"^\S{1,300}$", examples=["10.0.0.1:6379"])
     """HOST:PORT of the head of `engine: ray`; null: a Ray of the cloud's own on this machine."""
     least_bytes: int = Field(default=32 << 20, ge=0, le=1 << 50)
-    """Sealed segments below this are opened by the cloud itself."""
+    """The cloud's own process opens batches below this size."""
 
     @model_validator(mode="after")
     def _meant(self) -> Self:
         if self.address is not None and self.engine != "ray":
             raise ValueError("address names a Ray cluster; set engine: ray")
         if self.engine == "ray" and self.workers == 0:
-            raise ValueError("engine: ray needs workers; say how many processors it may use")
+            raise ValueError("engine: ray needs workers; set how many processors it may use")
         return self
 
 
 class ReleaseValidity(Block):
-    """How long devices take a release for the newest one."""
+    """How long a release counts as current on devices."""
 
     valid_s: float = Field(default=7 * 86400.0, ge=60, le=366 * 86400)
     """Seconds after a renewal until a release is stale; it is renewed seven times as often."""
@@ -72,7 +72,7 @@ class CloudCell(Block):
     name: Cell
     """As in the cell's topics; empty: the cell without a name."""
     broker: BrokerLink | None = None
-    """Its cloud-side broker; null: the one that the cells share."""
+    """Its cloud-side broker; null: the shared one."""
     proxy_key_file: SitePath | None = Field(default=None, examples=["../site/keys/north.pub"])
     """Its proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
 
@@ -86,15 +86,15 @@ class CloudKeys(Block):
     http: CloudHttp = Http()
     """Status and control."""
     test_data: DataSource | TestSources | None = None
-    """Labelled records to test models on; jobs name their `name` as `data.source`; or a list."""
+    """Labelled test records, for jobs with their `name` as `data.source`; or a list."""
     limits: CloudLimits = CloudLimits()
-    """Bounds."""
+    """Limits."""
     log: Log = Log()
     """Console."""
 
 
 class CloudSite(CloudKeys):
-    """The cloud process: runs jobs, never sees who sent what."""
+    """The cloud process: runs jobs, never sees which device sent an upload."""
 
     broker: BrokerLink
     """The cloud-side broker."""
@@ -105,21 +105,21 @@ class CloudSite(CloudKeys):
     proxy_key_file: SitePath | None = Field(default=None, examples=["../site/keys/proxy.pub"])
     """The proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
-    """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
+    """Delegations of the fleet's offline root, from `edgeveil trust`; newer ones come by wire."""
     cells: tuple[CloudCell, ...] = Field(default=(), max_length=64)
     """The cells of the fleet; empty: it has one, without a name."""
     moves_file: SitePath | None = Field(default=None, examples=["../site/moves.jsonl"])
-    """Which cell each moved device belongs to, from `edgeveil site apply`; null: none was moved."""
+    """Cells of moved devices, from `edgeveil site apply`; null: none was moved."""
     record_dir: SitePath | None = None
-    """Keeps what the cloud sees of a job here, for a demonstration of one's own; null: none."""
+    """Folder for a record of everything the cloud sees of a job, for demonstrations; null: none."""
     allow_python_models: bool = False
-    """Run the installed Python code that a submitted job's `model: {name: python}` names."""
+    """Run installed Python code named by a submitted job's `model: {name: python}`."""
     compute: ComputeAt = ComputeAt()
     """Workers that open batches."""
     releases: ReleaseValidity = ReleaseValidity()
-    """Renewal of what devices have in use."""
+    """Renewal of released models in use."""
     blobs: BlobStore | None = None
-    """A store for packages and batches that are large; null: all goes over the broker."""
+    """A store for large packages and batches; null: all go over the broker."""
 
     @property
     def test_sets(self) -> tuple[DataSource, ...]:

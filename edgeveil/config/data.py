@@ -16,7 +16,6 @@ _PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re
 
 
 def source_name(name: str) -> str:
-    """The name, if records can be read from it. Raises ValueError."""
     if name.startswith("python:"):
         if not _PYTHON.fullmatch(name):
             raise ValueError("must be `python: module:function`, both names of Python")
@@ -34,7 +33,7 @@ FolderName = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class Images(Block):
-    """What each picture of an image folder becomes."""
+    """The form of records from pictures of an image folder."""
 
     size: tuple[Pixels, Pixels] = Field(examples=[[28, 28]])
     """Height and width; pictures of another size are scaled to it."""
@@ -43,17 +42,17 @@ class Images(Block):
     classes: tuple[FolderName, ...] | None = Field(
         default=None, min_length=1, max_length=10000, examples=[["cat", "dog"]]
     )
-    """The classes' folders, class 0 first. A site file needs them; in a run, null: those there."""
+    """Folders of the classes, class 0 first. Required in a site file; in a run, null: all found."""
 
 
 class DataFiles(Block):
-    """The files of a data source, as far as it has any."""
+    """The files of a data source, if any."""
 
     path: SitePath | None = None
     """The file; for `idx` the images, for `images` and published sets their folder."""
     labels_path: SitePath | None = None
     """The labels of `idx`."""
-    header: bool | None = Field(default=None, exclude_if=lambda said: said is None)
+    header: bool | None = Field(default=None, exclude_if=lambda given: given is None)
     """Of `csv`: whether line 1 names the columns (else `data.schema.header`). Devices need it."""
     label_column: str | None = Field(default=None, min_length=1, max_length=128)
     """The label's column in `csv` and `parquet`; none: the last one."""
@@ -65,7 +64,7 @@ DEFAULT_PARTITION = "iid"
 
 
 class Partition(Block):
-    """How the records of one data set are dealt to simulated devices."""
+    """How the records of one data set are partitioned among simulated devices."""
 
     kind: Annotated[
         str,
@@ -74,7 +73,7 @@ class Partition(Block):
     ] = DEFAULT_PARTITION
     """`iid`, `n_class` (few classes), `dirichlet` (uneven classes), `quantity_skew` (sizes)."""
     classes_per_device: int = Field(default=2, ge=1, le=10000)
-    """Classes of one device; read by `n_class` alone."""
+    """Classes of one device; only for `n_class`."""
     alpha: float = Field(default=0.5, gt=0, le=1e6)
     """Evenness of `dirichlet` and `quantity_skew`: 0.1 is very uneven, 100 nearly even."""
     lq_user: float = Field(default=0.0, ge=0, le=1)
@@ -82,50 +81,48 @@ class Partition(Block):
     lq_data: float = Field(default=0.0, ge=0, le=1)
     """Share of such a device's records that are of low quality: of another class, and noisy."""
     lq_range: tuple[float, float] | None = Field(default=None, examples=[[0, 255]])
-    """Least and greatest value of files of your own; half of it is the noise's deviation."""
+    """Least and greatest value, for custom files; the noise's deviation is half of the range."""
 
 
 class Shard(Block):
-    """Deals one data set to several devices of a demonstration, and takes one share."""
+    """Partitions one data set among several devices of a demonstration, and takes one share."""
 
     devices: int = Field(ge=1, le=10**6, examples=[20])
     """Shares to make."""
     index: int = Field(ge=0, examples=[0])
     """The share of this device, from 0."""
     partition: Partition = Partition()
-    """How records are dealt."""
+    """How records are partitioned."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
-    """Seed of the dealing; the same on all devices of the demonstration."""
+    """Seed of the partition; the same on all devices of the demonstration."""
     classes: int | None = Field(default=None, ge=1, le=10**6, examples=[10])
-    """How many classes a file of your own has, where it is dealt or disturbed by class."""
+    """Number of classes of a custom file that is partitioned or disturbed by class."""
 
 
 class DataSource(DataFiles):
-    """Where records come from."""
+    """A source of records."""
 
     name: str = Field(min_length=1, max_length=64, examples=["digits"])
-    """The data set's lasting name: the ledger is kept under it, jobs name it as `data.source`."""
+    """The data set's permanent name, used by the ledger and by jobs as `data.source`."""
     source: SourceName = Field(max_length=300, examples=["digits"])
     """`digits` (of scikit-learn), a published set, a kind of file, or `python: module:function`."""
     test_records: int | None = Field(default=None, ge=0, le=10**9)
     """The cloud's test of digits (null: 360) and published sets (null: their test half)."""
     test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
-    """Of other sources: the share, by each record's hash, that is the cloud's test; null: none."""
+    """For other sources: test share of the cloud, chosen by each record's hash; null: none."""
     test_fold: int = Field(default=0, ge=0, lt=1000, exclude_if=operator.not_)
-    """Which share of them: of 0.2 there are five, from 0 on, and together they are all records."""
+    """Index of the test share, from 0: 0.2 gives five folds that together cover all records."""
     test_path: SitePath | None = Field(default=None, exclude_if=operator.not_)
-    """In place of a share: a file in the form of `path` that the cloud alone reads."""
+    """In place of a share: a test file in the form of `path`, read only by the cloud."""
     shard: Shard | None = Field(default=None, exclude_if=operator.not_)
-    """On a device of a demonstration: take one share of the data set; null: all of it."""
+    """For a device of a demonstration: its share of the data set; null: all of it."""
 
 
 def _source(source: str) -> Any | None:
-    """The part that a `source` names; None for one of a plug-in that cannot join here."""
     return part_named("sources", "python" if source.startswith("python:") else source)
 
 
 def _published(source: str) -> bool:
-    """Whether the source says itself which of its records the cloud tests on."""
     part = _source(source)
     return part is not None and part.test is not None
 
@@ -169,7 +166,7 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
 def held_back_mixes(
     source: str, records: int | None, share: float | None, at: str, source_key: str
 ) -> Iterator[Mix]:
-    """A test part that is counted where it must be a share, or the other way round."""
+    """Yield test settings of the wrong kind: a count in place of a share, or a share of a count."""
     if records is not None and not _published(source):
         text = f"counts records, and of {source} a share is held back; write test_share: 0.2"
         yield Mix((f"{at}.test_records", source_key), text)
@@ -179,7 +176,7 @@ def held_back_mixes(
 
 
 def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Iterator[Mix]:
-    """Keys of `files` that the source, named at `source_key`, does not read."""
+    """Yield keys of `files` that the source, named at `source_key`, does not read."""
     for key in ("header", "labels_path", "label_column", "images"):
         readers = _readers("sources", key)
         if getattr(files, key) is not None and source not in readers:
@@ -188,7 +185,7 @@ def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Ite
 
 
 def unstated_header(data: Mapping[str, Any]) -> str:
-    """Why a device's data block must say whether its file has a header, or ""."""
+    """Return why a device's data block must have `header`, or ""."""
     if data.get("header") is not None or data.get("source") not in _readers("sources", "header"):
         return ""
     text = "without it a device answers no job; add header: true where the file's first line"
@@ -206,7 +203,7 @@ def dealing_mixes(rule: Partition, source: str, at: str, source_key: str) -> Ite
     if published and rule.lq_range is not None:
         yield Mix((f"{at}.lq_range", source_key), f"is for own files, not for {source}; drop it")
     if rule.lq_data and rule.lq_range is None and not published:
-        text = "is noise in a range that your own records may not say; add lq_range: [0, 255]"
+        text = "is noise in a range that must not be read from your records; add lq_range: [0, 255]"
         yield Mix((f"{at}.lq_data", f"{at}.lq_range"), text)
 
 

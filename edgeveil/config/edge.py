@@ -16,9 +16,9 @@ from edgeveil.config.links import (
     BrokerLink,
     ByteLimit,
     Cell,
-    Listens,
     Log,
     PacketBytes,
+    TcpListener,
     at_usual_port,
     broker_mixes,
     trust_mixes,
@@ -30,7 +30,7 @@ _WINDOW = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5]
 
 
 def minutes_of(window: str) -> tuple[int, int]:
-    """Begin and end of `HH:MM-HH:MM` in minutes since midnight. Raises ValueError."""
+    """Return begin and end of `HH:MM-HH:MM` in minutes since midnight. Raises ValueError."""
     found = _WINDOW.fullmatch(window)
     if found is None:
         raise ValueError(f"must be HH:MM-HH:MM, got '{window[:40]}'; write 22:00-06:00")
@@ -46,24 +46,24 @@ def _window(text: str) -> str:
 
 
 class Conditions(Block):
-    """When the box has time for learning, in WorkManager's terms; else the device is silent."""
+    """When the box may learn, in WorkManager's terms; otherwise the device stays silent."""
 
     charging: bool = False
-    """Only on external power; a box without a battery always is."""
+    """Only on external power, which a box without a battery always has."""
     battery_not_low: bool = False
-    """Not on battery with 15 % or less."""
+    """Not on a battery charged to 15 % or less."""
     idle: bool = False
     """Only while nobody uses the box: systemd-logind's idle hint, else untouched terminals."""
     unmetered: bool = False
-    """Only on a network that is not paid by the byte; see `metered_interfaces`."""
+    """Only on an unmetered network; see `metered_interfaces`."""
     metered_interfaces: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
         default=("wwan*", "ppp*", "usb*", "rmnet*"), max_length=32
     )
-    """Interfaces that are metered where NetworkManager does not say; `*` stands for any text."""
+    """Metered interfaces if NetworkManager does not know; `*` matches any text."""
     storage_not_low: bool = False
-    """Only with at least 5 % of the state folder's disk free, or 500 MiB where that is less."""
+    """Only with at least 5 % of the state folder's disk free, or 500 MiB if that is less."""
     max_temperature_celsius: float | None = Field(default=None, ge=-50, le=150)
-    """Hottest sensor of the box; null: any. Without a sensor the condition does not hold."""
+    """Most at the hottest sensor; null: any. Without a sensor the condition is not met."""
     max_load: float | None = Field(default=None, gt=0)
     """Largest load average per core over one minute, this device's own work included; null: any."""
     between: tuple[Annotated[str, AfterValidator(_window)], ...] = Field(default=(), max_length=32)
@@ -75,18 +75,18 @@ class Conditions(Block):
 
 
 class EdgeLimits(Block):
-    """Sizes that bound what a device takes in and keeps."""
+    """Limits of a device's input and storage."""
 
     packet_bytes: PacketBytes = 65536
     """Largest whole MQTT packet; not above the broker's own limit."""
     blob_bytes: ByteLimit = 1 << 28
     """Largest model package in all its chunks together."""
     outbox_bytes: ByteLimit = 1 << 28
-    """Disk for a job's sealed upload that waits for the proxy."""
+    """Disk for a job's encrypted upload that waits for the proxy."""
     memory_bytes: ByteLimit = 1 << 26
-    """What a job may keep here from round to round, for itself alone."""
+    """Most state that a job may keep on the device from round to round."""
     jobs: int = Field(default=32, ge=1, le=10**4)
-    """Jobs kept at once, each of at most blob_bytes; the oldest makes room."""
+    """Jobs kept at once, each of at most blob_bytes; the oldest one is evicted."""
 
 
 def _loopback(host: str) -> str:
@@ -95,8 +95,8 @@ def _loopback(host: str) -> str:
     return host
 
 
-class LoopbackHttp(Listens):
-    """Where predictions, or the owner's page, listen for this machine alone."""
+class LoopbackHttp(TcpListener):
+    """Loopback listener of predictions or of the owner's page."""
 
     host: Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_loopback)] = (
         "127.0.0.1"
@@ -105,36 +105,36 @@ class LoopbackHttp(Listens):
 
 
 class Inference(Block):
-    """Predictions of the release in use for programs on this box; off without an address."""
+    """Predictions of the released model, for programs on this box; off without an address."""
 
     socket: SitePath | None = None
-    """Unix socket, for this user alone (mode 0600)."""
+    """Unix socket of mode 0600."""
     http: Annotated[LoopbackHttp, AfterValidator(at_usual_port(8710))] | None = None
-    """Loopback address; any user of the box may ask there."""
+    """Loopback address, open to any user of the box."""
 
 
 class ClaimUse(Block):
-    """How a box that nobody has prepared becomes a device, at its first start."""
+    """How an unprepared box becomes a device at its first start."""
 
     cert_file: SitePath = Field(examples=["tls/claim.crt"])
-    """PEM file of the certificate that all such boxes show the broker, to claim and no more."""
+    """PEM file of the certificate shared by all such boxes, valid only for claiming."""
     key_file: SitePath = Field(examples=["tls/claim.key"])
     """PEM file of its private key."""
     claim_file: SitePath = Field(examples=["claim"])
-    """File with the box's claim, of `edgeveil proxy admit --claim`; removed when used."""
+    """File with the box's claim, from `edgeveil proxy admit --claim`; removed after use."""
 
 
 class EdgeSite(Block):
-    """A device: learns from records that stay on the box, as far as its owner's policy allows."""
+    """A device: learns from records that stay on the box, within its owner's policy."""
 
     name: str = Field(min_length=1, max_length=64, examples=["kitchen-box"])
-    """What the owner calls the box; it stays on the box."""
+    """The owner's name for the box; it never leaves the box."""
     role: Literal["train", "infer"] = "train"
-    """`train`: trains and evaluates. `infer`: evaluates alone, and needs no torch."""
+    """`train`: trains and evaluates. `infer`: only evaluates, and needs no torch."""
     broker: BrokerLink
     """The edge-side broker."""
     cell: Cell = ""
-    """The cell of the fleet that it belongs to; empty: the fleet has no named cells."""
+    """Its cell of the fleet; empty: the fleet has no named cells."""
     state_dir: SitePath = Path("state/edge")
     """Folder for keys, ledger, outbox and models; made at first start, one per device."""
     cloud_key_file: SitePath | None = Field(default=None, examples=["../site/keys/cloud.pub"])
@@ -142,27 +142,27 @@ class EdgeSite(Block):
     proxy_key_file: SitePath | None = Field(default=None, examples=["../site/keys/proxy.pub"])
     """The proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
-    """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
+    """Delegations of the fleet's offline root, from `edgeveil trust`; newer ones come by wire."""
     data: DataSource
     """The device's records."""
     policy: Policy = Policy()
-    """What the owner allows."""
+    """The owner's limits."""
     policy_file: SitePath | None = Field(default=None, examples=["policy.yaml"])
-    """The same in a file of the owner's own, with the one key `policy`; in place of that above."""
+    """Separate file of the owner with the one key `policy`, in place of the block above."""
     claim: ClaimUse | None = None
-    """At the first start claim a certificate, kept as broker.cert_file; null: it is there."""
+    """Claim a certificate at the first start, kept as broker.cert_file; null: it exists."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """What training computes on; `auto`: cuda, else mps, else cpu."""
+    """Processor for training; `auto`: cuda, else mps, else cpu."""
     conditions: Conditions = Conditions()
-    """When the box has time."""
+    """When the box may learn."""
     inference: Inference = Inference()
     """Predictions for programs on this box."""
     page: Annotated[LoopbackHttp, AfterValidator(at_usual_port(8711))] | None = None
-    """The owner's page: ledger, jobs, pause, release; `edge status --page` prints the way in."""
+    """The owner's page: ledger, jobs, pause, release; `edge status --page` prints its address."""
     blobs: BlobAccess | None = None
-    """Stores for what is large, beside the broker; null: all goes over the broker."""
+    """Stores for large messages; null: all go over the broker."""
     limits: EdgeLimits = EdgeLimits()
-    """Bounds."""
+    """Limits."""
     log: Log = Log()
     """Console."""
 

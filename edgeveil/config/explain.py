@@ -1,4 +1,4 @@
-"""Explain a failed validation by the model's JSON Schema: per problem the line, what, why, fix."""
+"""Explain a failed validation by the model's JSON Schema: per problem line, fault, reason, fix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from edgeveil.config.base import MIX, RESTS_ON_ANOTHER, ImpossibleMixError, Mix
+from edgeveil.config.base import DEPENDS_ON_ANOTHER, MIX, ImpossibleMixError, Mix
 from edgeveil.config.yaml_tree import Path, Problem, Tree
 from edgeveil.registry import nearest
 
@@ -29,7 +29,7 @@ _SCIENTIFIC = re.compile(r"[-+]?[0-9][0-9_]*\.?[0-9]*[eE][-+]?[0-9]+")
 
 
 class Explainer:
-    """Explains the errors of one file against its schema. `prefix` is the site's key, if any."""
+    """Explains the errors of one file against its schema; `prefix` is the site's key, if any."""
 
     def __init__(self, tree: Tree, walk: SchemaWalk, prefix: Path = ()) -> None:
         self.tree, self.walk, self.prefix = tree, walk, prefix
@@ -38,22 +38,22 @@ class Explainer:
             self.value = self.value[step]
 
     def problems(self, error: ValidationError | ImpossibleMixError) -> list[Problem]:
-        """One problem per key, however many alternatives of a value failed."""
+        """Return one problem per key, however many alternatives of a value failed."""
         found: dict[Path, Problem] = {}
-        for detail in told(error)[0]:
+        for detail in faults(error)[0]:
             path, schema = self.place(detail)
             found.setdefault(path, self._problem(path, self._text(detail, path, schema)))
-        # A list whose items failed also counts as too short: the items say it better.
+        # A list with failed items also counts as too short: report the items alone.
         lists = {path[:at] for path in found for at, step in enumerate(path) if type(step) is int}
         return [problem for path, problem in found.items() if path not in lists]
 
     def mixes(
         self, error: ValidationError | ImpossibleMixError, faulty: Iterable[Path] = ()
     ) -> list[Problem]:
-        """The impossible mixes, but for those that rest on a faulty key."""
+        """Return the impossible mixes, except those that involve a faulty key."""
         skip, found = len(self.prefix), []
         spoiled = {*faulty, *(problem.path[skip:] for problem in self.tree.problems)} - {()}
-        for mix in told(error)[1]:
+        for mix in faults(error)[1]:
             paths = [tuple(int(s) if s.isdecimal() else s for s in p.split(".")) for p in mix.paths]
             pairs = [(path, bad, min(len(path), len(bad))) for path in paths for bad in spoiled]
             if not any(path[:shared] == bad[:shared] for path, bad, shared in pairs):
@@ -62,7 +62,7 @@ class Explainer:
         return found
 
     def place(self, detail: ErrorDetails) -> tuple[Path, Schema]:
-        """The key an error is about: its location without the names of alternatives."""
+        """Return path and schema of an error's key: its location without alternatives' names."""
         path: Path = ()
         schema, value = self.walk.root, self.value
         for step in detail["loc"]:
@@ -96,7 +96,7 @@ class Explainer:
             return f"is missing and has no default{_example(schema)}"
         if kind == "union_tag_not_found":
             tags = " or ".join(self.walk.tags(schema))
-            return f"is missing, it says which keys belong here; set it to {tags}"
+            return f"is missing, it decides which keys belong here; set it to {tags}"
         if kind == "union_tag_invalid":
             tag = str(detail["ctx"]["tag"])[:64]
             return f"unknown name '{tag}', {nearest(tag, self.walk.tags(schema))}"
@@ -134,22 +134,20 @@ class Explainer:
         return f"unknown key, {nearest(name, self.walk.keys(self.walk.chosen(schema, value)))}"
 
 
-def told(error: ValidationError | ImpossibleMixError) -> tuple[list[ErrorDetails], list[Mix]]:
-    """The errors of single keys, and the impossible mixes."""
+def faults(error: ValidationError | ImpossibleMixError) -> tuple[list[ErrorDetails], list[Mix]]:
     if isinstance(error, ImpossibleMixError):
         return [], list(error.mixes)
     details = error.errors(include_url=False)
     mixes = [mix for detail in details for mix in detail.get("ctx", {}).get("mixes", [])]
-    return [one for one in details if one["type"] not in (MIX, RESTS_ON_ANOTHER)], mixes
+    return [one for one in details if one["type"] not in (MIX, DEPENDS_ON_ANOTHER)], mixes
 
 
 def _example(schema: Schema) -> str:
-    """The fix: an example where the schema has one, else what the key is for."""
     for value in [*schema.get("examples", []), schema.get("default")]:
         if value not in (None, "", [], {}):
             plain = value if isinstance(value, str) else shown(value)
-            said = json.dumps(value) if isinstance(value, (list, dict)) else plain
-            return f"; set for example {said}"
+            text = json.dumps(value) if isinstance(value, (list, dict)) else plain
+            return f"; set for example {text}"
     if schema.get("required"):
         return f"; give it the keys it needs: {', '.join(schema['required'])}"
     purpose = str(schema.get("description", "")).splitlines()
@@ -157,21 +155,21 @@ def _example(schema: Schema) -> str:
 
 
 class SchemaWalk:
-    """One exported schema with its `$defs`; every node handed out has its `$ref` followed."""
+    """One exported schema with its `$defs`; every returned node has its `$ref` resolved."""
 
     def __init__(self, schema: Schema) -> None:
         self._definitions: Schema = schema.get("$defs", {})
         self.root = self.follow(schema)
 
     def follow(self, node: Schema) -> Schema:
-        """The node a `$ref` points at, with what stands beside the `$ref` laid over it."""
+        """Return a `$ref`'s target, overlaid with the keys beside the `$ref`."""
         while "$ref" in node:
             target = self._definitions[node["$ref"].rsplit("/", 1)[-1]]
             node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
         return node
 
     def variants(self, node: Schema) -> list[Schema]:
-        """The alternatives of a node, `null` left out; the node itself where it has none."""
+        """Return the alternatives of a node without `null`, or the node itself."""
         options = node.get("anyOf") or node.get("oneOf")
         if not options:
             return [node]
@@ -179,23 +177,22 @@ class SchemaWalk:
         return [variant for variant in found if variant.get("type") != "null"]
 
     def property(self, node: Schema, key: str) -> Schema | None:
-        """The schema of a key in a block, None where no alternative has it."""
+        """Return the schema of a key in a block; None if no alternative has it."""
         for variant in self.variants(node):
             if key in variant.get("properties", {}):
                 return self.follow(variant["properties"][key])
         return None
 
     def item(self, node: Schema) -> Schema:
-        """The schema of a list's items, empty where the node is no list."""
+        """Return the schema of a list's items; empty if the node is no list."""
         for variant in self.variants(node):
             if "items" in variant:
                 return self.follow(variant["items"])
-            if "prefixItems" in variant:  # a tuple: ours hold one kind of value
+            if "prefixItems" in variant:  # a tuple, here always of one type
                 return self.follow(variant["prefixItems"][0])
         return {}
 
     def tagged(self, node: Schema, tag: str) -> Schema | None:
-        """The alternative that a discriminator's value names."""
         mapping = self._mapping(node)
         return self.follow({"$ref": mapping[tag]}) if tag in mapping else None
 
@@ -203,7 +200,6 @@ class SchemaWalk:
         return list(self._mapping(node))
 
     def chosen(self, node: Schema, value: Any) -> Schema:
-        """The alternative that `value` names; the node itself where it has or names none."""
         given = value.get(self._discriminator(node).get("propertyName")) if value else None
         return (self.tagged(node, given) if isinstance(given, str) else None) or node
 
@@ -221,7 +217,7 @@ class SchemaWalk:
 
 
 def bounds(node: Schema) -> str:
-    """`in (0, 1)`, `at least 1`, … ; empty where a number is unbounded."""
+    """Return `in (0, 1)`, `at least 1`, … ; empty if unbounded."""
     low, high = node.get("minimum"), node.get("maximum")
     above, below = node.get("exclusiveMinimum"), node.get("exclusiveMaximum")
     least, most = above if low is None else low, below if high is None else high
@@ -234,7 +230,7 @@ def bounds(node: Schema) -> str:
 
 
 def describe(walk: SchemaWalk, node: Schema) -> str:
-    """What a value must be: `a whole number at least 1 or 'all'`."""
+    """Return a description of valid values: `a whole number at least 1 or 'all'`."""
     return " or ".join(dict.fromkeys(_one(walk, variant) for variant in walk.variants(node)))
 
 
@@ -248,20 +244,20 @@ def _one(walk: SchemaWalk, node: Schema) -> str:
         if most and least == most:
             size = f" of {most}"
         return f"a list{size} ({describe(walk, walk.item(node))})"
-    words = _KINDS.get(str(node.get("type")), "a value of another form")
+    kind = _KINDS.get(str(node.get("type")), "a value of another form")
     if node.get("type") in ("integer", "number"):
-        return f"{words} {bounds(node)}".rstrip()
+        return f"{kind} {bounds(node)}".rstrip()
     if node.get("pattern") == SHA256_HEX:
         return "64 hex digits, as `edgeveil check FILE` prints"
     if "pattern" in node:
-        return f"{words} of the form {node['pattern'].strip('^$')}"
+        return f"{kind} of the form {node['pattern'].strip('^$')}"
     if "maxLength" in node:
-        return f"{words} of {node.get('minLength', 0)} to {node['maxLength']} characters"
-    return words
+        return f"{kind} of {node.get('minLength', 0)} to {node['maxLength']} characters"
+    return kind
 
 
 def number(value: Any) -> str:
-    """A number as YAML 1.1 reads it back: `1.0e-5`, never `1e-05`."""
+    """Format a number for YAML 1.1: `1.0e-5`, never `1e-05`."""
     text = repr(value)
     if "e" not in text:
         return text.removesuffix(".0")
@@ -272,7 +268,7 @@ def number(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, short: text quoted, blocks and lists by their kind alone."""
+    """Return a short form of a value for messages: text quoted, blocks and lists by kind."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""A file -> a model. Every problem at once, as `file:line key.path: what, why, fix`."""
+"""Read a file into a model; problems are `file:line key.path: fault, reason, fix`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ R = TypeVar("R")
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a plain file, none of one that is too large. Raises ConfigError, and SystemFault
-    for one that is there and cannot be read now."""
+    """Return a plain file's bytes. Raises ConfigError; SystemFault if it is unreadable for now."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -46,7 +45,7 @@ def read(path: Path) -> bytes:
 
 
 def parsed(raw: bytes, where: str) -> Tree:
-    """The block of keys that YAML text holds, with its lines. Raises ConfigError."""
+    """Return the block of keys in YAML text. Raises ConfigError."""
     tree = read_tree(raw)
     if not tree.lines:
         raise problems_error(where, tree.problems)
@@ -57,7 +56,7 @@ def parsed(raw: bytes, where: str) -> Tree:
 
 
 def only_block(model: type[M], kind: str, tree: Tree, path: Path) -> M:
-    """The one block of a file; relative paths in it count from the file's folder."""
+    """Return the one block of a file; relative paths are resolved from the file's folder."""
     for key in tree.value:
         if key != kind:
             text = f"unknown key, a file with '{kind}' holds nothing else"
@@ -82,9 +81,9 @@ def judged(
     folder: Path | None = None,
     schema: Callable[[], Schema] | None = None,
 ) -> R:
-    """Apply `judge`, which may raise ImpossibleMixError, to the model of a file's block. `schema`
-    explains problems in place of the model's own. Raises ConfigError with all problems, also those
-    that `judge` finds among the sound keys."""
+    """Apply `judge`, which may raise ImpossibleMixError, to the model of a file's block.
+
+    `schema` explains problems in place of the model's. Raises ConfigError with all problems."""
 
     def reading(value: Any) -> R:
         raw = json.dumps(value)
@@ -93,13 +92,13 @@ def judged(
     try:
         result = reading(tree.value[prefix[0]] if prefix else tree.value)
     except (ValidationError, ImpossibleMixError) as error:
-        from edgeveil.config.explain import Explainer, SchemaWalk, told  # a sound file needs none
+        from edgeveil.config.explain import Explainer, SchemaWalk, faults  # slow to import
 
         explain = Explainer(tree, SchemaWalk((schema or model.model_json_schema)()), prefix)
         misread = {problem.path for problem in tree.problems}  # fails again as a wrong type
         found = [one for one in explain.problems(error) if one.path not in misread]
         problems = [*tree.problems, *found, *explain.mixes(error)]
-        if places := [explain.place(detail) for detail in told(error)[0]]:
+        if places := [explain.place(detail) for detail in faults(error)[0]]:
             problems += _mixes_behind(reading, explain, places)
         raise problems_error(where, problems) from None
     if tree.problems:
@@ -112,7 +111,7 @@ def _mixes_behind(
     explain: Explainer,
     places: list[tuple[yaml_tree.Path, Schema]],
 ) -> list[Problem]:
-    """Mixes among the sound keys, which the faulty ones at `places` would otherwise hide."""
+    """Return mixes among the valid keys, which the faulty ones at `places` would hide."""
     value = copy.deepcopy(explain.value)
     for path, schema in places:
         _mend(value, path, schema)
@@ -124,7 +123,6 @@ def _mixes_behind(
 
 
 def _mend(value: Any, path: yaml_tree.Path, schema: Schema) -> None:
-    """Put the default or an example where a faulty value stands, or take the key out."""
     for step in path[:-1]:
         if isinstance(step, int) or not isinstance(value, dict):
             return
@@ -139,16 +137,15 @@ def _mend(value: Any, path: yaml_tree.Path, schema: Schema) -> None:
 
 
 def problems_error(where: str, problems: list[Problem]) -> ConfigError:
-    """All problems of one file in the order of its lines, without what would steer a terminal."""
+    """Return an error with all problems in order of lines, without control characters."""
     ordered = sorted(problems, key=lambda problem: problem.line)
     lines = (f"{where}:{p.line} {path_text(p.path)}: {' '.join(p.text.split())}" for p in ordered)
     safe = ("".join(sign if sign.isprintable() else "?" for sign in line) for line in lines)
     return ConfigError(list(dict.fromkeys(safe)))
 
 
-# --- keys of earlier versions' files that became constants ---------------------------------------
-# With its usual value, as an earlier version wrote it, such a key is dropped as it is read. Any
-# other value is refused.
+# --- keys of earlier versions that became constants ----------------------------------------------
+# With the constant's value such a key is dropped on reading. Any other value is refused.
 
 _PROXY_LIMITS = {
     "credit_bytes": 16 << 20,
@@ -160,7 +157,7 @@ _PROXY_LIMITS = {
     "max_offline_share": 0.5,
 }
 _BLOBS = {"least_bytes": 1 << 20, "expires_s": 3600}
-RETIRED: dict[str, dict[str, object]] = {  # a type stands for all values of it
+RETIRED: dict[str, dict[str, object]] = {  # a type matches all its values
     "job": {
         "local_run.engine": "auto",
         "update.*.clip_rate": 0.2,
@@ -168,7 +165,7 @@ RETIRED: dict[str, dict[str, object]] = {  # a type stands for all values of it
         "local_run.partition.lq_noise": 0.5,
         "local_run.protocol": 5,
         "local_run.cells": 1,
-        "local_run.policy": dict,  # a block, of any keys; a path to a policy file is none
+        "local_run.policy": dict,  # any block; a path to a policy file is still valid
         "broadcast": {"dtype": "float32"},
         "round.max_staleness": 8,
         "round.staleness_exponent": 0.5,
@@ -218,7 +215,7 @@ _INSTEAD = {
 
 
 def drop_retired(kind: str, block: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-    """Remove retired keys from a file's block; returns (path, problem) of those that differ."""
+    """Remove retired keys from a block; return (path, problem) of those with another value."""
     found = []
     for dotted, usual in RETIRED.get(kind, {}).items():
         *steps, key = dotted.split(".")
@@ -230,7 +227,7 @@ def drop_retired(kind: str, block: dict[str, Any]) -> list[tuple[tuple[str | int
 def drop_keys(
     path: tuple[str | int, ...], block: dict[str, Any], keys: Mapping[str, object]
 ) -> list[tuple[tuple[str | int, ...], str]]:
-    """Remove these keys from a block; returns (path, problem) of those of another value."""
+    """Remove these keys from a block; return (path, problem) of those with another value."""
     found = []
     for key, usual in keys.items():
         value = block.get(key)

@@ -1,4 +1,4 @@
-"""How a process reaches its broker, where it listens, what it writes: blocks that roles share."""
+"""Blocks shared by roles: broker links, listeners, logs."""
 
 from __future__ import annotations
 
@@ -77,19 +77,19 @@ class BrokerLink(Block):
     http_proxy: Annotated[str, Field(max_length=300), AfterValidator(_proxy_url)] | None = Field(
         default=None, repr=False, examples=["http://10.0.0.1:3128"]
     )
-    """`http://[user@]host:port` of an HTTP proxy that all go through (CONNECT); none: directly."""
+    """`http://[user@]host:port` of an HTTP proxy for all connections (CONNECT); none: direct."""
     http_proxy_password_file: SitePath | None = None
     """File whose first line is the password at that proxy; read when the process starts."""
     profile: ProfileName = "default"
-    """The managed service whose limits the link keeps to (docs/brokers.md)."""
+    """Managed service with the limits that the link respects (docs/brokers.md)."""
     protocol: Literal[5, 4] = 5
-    """MQTT version: 5, or 4 for 3.1.1; brokers without 5 are spoken to in 4 anyway."""
+    """MQTT version: 5, or 4 for 3.1.1; brokers without version 5 get 4 in any case."""
     username: str | None = Field(default=None, min_length=1, max_length=128)
     """User name at the broker."""
     password_file: SitePath | None = None
     """File whose first line is the password; read when the process starts."""
     ca_file: SitePath | None = None
-    """PEM file of the authorities that may vouch for the broker; none: the system's."""
+    """PEM file of the authorities accepted for the broker; none: the system's."""
     cert_file: SitePath | None = None
     """PEM file of this client's own certificate."""
     key_file: SitePath | None = None
@@ -97,17 +97,17 @@ class BrokerLink(Block):
     keepalive_s: int = Field(default=60, ge=5, le=65535)
     """Seconds of silence after which the link is checked."""
     links: int = Field(default=1, ge=1, le=64)
-    """Connections of a proxy; the first listens, the others speak. The cloud's side takes two."""
+    """Connections of a proxy: the first receives, the others send. At most two to the cloud."""
     silence_s: float = Field(default=600.0, ge=5, le=3600)
-    """Seconds without a message until the other side is asked for one; none comes: a new link."""
+    """Seconds without a message until the peer is probed; without an answer the link reconnects."""
 
     @property
     def urls(self) -> tuple[str, ...]:
         return (self.url,) if isinstance(self.url, str) else self.url
 
 
-class Listens(Block):
-    """Where something listens for TCP."""
+class TcpListener(Block):
+    """A TCP listener."""
 
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
     """Address; the default is reachable from this machine alone."""
@@ -115,53 +115,53 @@ class Listens(Block):
     """TCP port; 0: the usual one (cloud 8701, proxy 8702, predictions 8710, owner's page 8711)."""
 
 
-P = TypeVar("P", bound=Listens)
+P = TypeVar("P", bound=TcpListener)
 
 
 class HttpTls(Block):
     """TLS of the status and control pages."""
 
     cert_file: SitePath
-    """PEM file of the certificate that is shown, with those that lead to its authority."""
+    """PEM file of the certificate chain."""
     key_file: SitePath
-    """PEM file of that certificate's private key, unencrypted, for this user's eyes only."""
+    """PEM file of that certificate's private key, unencrypted, mode 0600."""
     client_ca_file: SitePath | None = None
-    """PEM of the authorities for clients, who then show a certificate; none: nobody is asked."""
+    """PEM of client authorities: clients then need a certificate; none: no certificate needed."""
 
 
 class HttpClient(Block):
-    """A client that is known by its certificate."""
+    """A client identified by its certificate."""
 
     name: str = Field(min_length=1, max_length=255)
     """The common name of its subject, or one of its alternative names (DNS, URI or e-mail)."""
     scope: Literal["read", "submit", "admin"]
-    """What it may do without a token; each includes those before it."""
+    """Its rights without a token; each includes those before it."""
 
 
-class Http(Listens):
-    """Where the status and control pages listen."""
+class Http(TcpListener):
+    """Listener of the status and control pages."""
 
     socket: SitePath | None = Field(default=None, examples=["../state/cloud.sock"])
     """Unix socket to listen on in place of host and port, mode 0600; none: TCP."""
     socket_group: str | None = Field(default=None, min_length=1, max_length=64)
-    """Group whose members may open `socket` too (mode 0660); none: this user alone."""
+    """Group with access to `socket` (mode 0660); none: only this user."""
     tls: HttpTls | None = None
     """Speak HTTPS; none: plain HTTP."""
     clients: tuple[HttpClient, ...] = Field(default=(), max_length=1000)
-    """Clients of the cloud without a token, known by certificates of `tls.client_ca_file`."""
+    """Clients of the cloud without a token, identified by certificates of `tls.client_ca_file`."""
 
 
 class Log(Block):
-    """What a process writes to its console."""
+    """Console output of a process."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least grave level that is written."""
+    """Lowest level that is written."""
     format: Literal["text", "json"] = "text"
-    """`text` to read, `json` for one object a line."""
+    """`text`, or `json` for one object per line."""
 
 
 def at_usual_port(port: int) -> Callable[[P], P]:
-    """Make a validator that puts a role's usual port where a block has 0."""
+    """Return a validator that replaces port 0 by a role's default port."""
 
     def resolve(http: P) -> P:
         left_out = http.port == 0 and not getattr(http, "socket", None)
@@ -179,7 +179,7 @@ def http_mixes(http: Http) -> Iterator[Mix]:
     if http.socket is not None:
         for key in ("host", "port", "tls"):
             if key in http.model_fields_set and getattr(http, key) is not None:
-                text = "a Unix socket stands in place of TCP; drop one of the two"
+                text = "a Unix socket replaces TCP; drop one of the two"
                 yield Mix((f"http.{key}", "http.socket"), text)
     elif http.socket_group is not None:
         yield Mix(("http.socket_group", "http.socket"), "is of a Unix socket; add http.socket")
@@ -193,11 +193,11 @@ def http_mixes(http: Http) -> Iterator[Mix]:
 
 
 def trust_mixes(trust_file: Path | None, **keys: Path | None) -> Iterator[Mix]:
-    """A site pins the keys of others one by one, or the root that vouches for them; not both."""
+    """Yield a site that pins others' keys and names a trust file too, or has neither."""
     rooted = trust_file is not None
     for key, path in keys.items():
         if (path is not None) == rooted:
-            text = "others' keys stand in trust_file, or are pinned one by one; "
+            text = "keys of others are either in trust_file or pinned one by one; "
             text += "drop one of the two" if rooted else f"add {key}, or trust_file"
             yield Mix((key, "trust_file"), text)
 
@@ -205,7 +205,7 @@ def trust_mixes(trust_file: Path | None, **keys: Path | None) -> Iterator[Mix]:
 def broker_mixes(
     link: BrokerLink, at: str, packet_bytes: int, *, of_proxy: bool = False
 ) -> Iterator[Mix]:
-    """Impossible mixes of one broker block at key `at`, also with `limits.packet_bytes`."""
+    """Yield impossible mixes of the broker block at key `at`, also with `limits.packet_bytes`."""
     if link.links > 1 and not of_proxy:
         yield Mix((f"{at}.links",), "only a proxy has use for several; drop it")
     for key, text in PROFILES[link.profile].misfits(packet_bytes, link.keepalive_s):
@@ -227,4 +227,4 @@ def broker_mixes(
         if proxy is None or proxy.username is None:
             yield Mix(keys, "a password needs a user name; write http_proxy: http://user@host:port")
         elif proxy.password is not None:
-            yield Mix(keys, "the password stands in http_proxy too; drop it there")
+            yield Mix(keys, "http_proxy holds a password too; drop it there")

@@ -1,4 +1,4 @@
-"""What a device's owner allows."""
+"""The policy of a device's owner."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edgeveil.config.explain import SHA256_HEX
 from edgeveil.registry import known_names
 
 DEFAULT_METHOD = "fm"
-USUAL_RECORDS = 20_000  # that a box holds at most
-USUAL_ROOM = 4  # times the nominal count of its data set: what the tools write for a box
+USUAL_RECORDS = 20_000  # default of max_records
+USUAL_ROOM = 4  # max_records over nominal records, as the tools write it
 _NAME = r"[A-Za-z_]\w{0,63}"
 FUNCTION = rf"^{_NAME}(\.{_NAME})*:{_NAME}$"  # `module:function`
 ColumnPattern = Annotated[str, Field(min_length=1, max_length=128)]
@@ -33,18 +33,18 @@ def _named_alone(any_function: bool) -> bool:
 
 
 class AllowedPlugin(Block):
-    """A plug-in that the owner has read, as it was then."""
+    """A plug-in at the version that the owner has read."""
 
     distribution: str = Field(
         pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=128, examples=["my-rules"]
     )
-    """Its name, as pip has it."""
+    """Its name in pip."""
     sha256: str = Field(pattern=SHA256_HEX)
     """The digest (hex) of its installed files, as `edgeveil methods digest NAME` prints it."""
 
 
 class AllowedPythonModel(Block):
-    """A function that makes a model, as its code was when the owner read it."""
+    """A function that makes a model, at the version of its code that the owner has read."""
 
     function: str = Field(pattern=FUNCTION, max_length=256, examples=["mypackage.models:Net"])
     """`module:function`, as a job's `model: {name: python}` names it."""
@@ -53,32 +53,32 @@ class AllowedPythonModel(Block):
 
 
 class Policy(Block):
-    """The owner's limits. No job can override them; a job beyond them is refused unread."""
+    """The owner's limits. No job can override them; a job beyond them is refused."""
 
     max_epsilon_per_job: float = Field(default=10.0, ge=0)
     """Largest training ε of one job."""
     lifetime_epsilon: float = Field(default=50.0, ge=0)
-    """Largest training ε of all jobs together on this data set."""
+    """Largest training ε of all jobs on this data set."""
     lifetime_delta: float = Field(default=1e-4, ge=0, lt=1, examples=[1e-4])
-    """Largest δ of all jobs together on this data set, of training and of evaluation each."""
+    """Largest δ of all jobs on this data set, for training and for evaluation each."""
     max_inference_epsilon: float = Field(default=100.0, ge=0)
-    """Largest ε of all uploads of evaluation records, per device where it has one, per record."""
+    """Largest ε of all uploads of evaluation records, per device if defined, and per record."""
     max_inference_record_epsilon: float | None = Field(default=None, ge=0, examples=[5])
-    """The same per record, where that is to differ. null: as max_inference_epsilon."""
+    """The same limit per record. null: max_inference_epsilon."""
     max_collusion_epsilon_per_job: float | None = Field(default=None, ge=0, examples=[30])
-    """Of shared noise, if all others collude, in one job. null: as max_epsilon_per_job."""
+    """Largest ε of shared noise in one job if all others collude. null: max_epsilon_per_job."""
     lifetime_collusion_epsilon: float | None = Field(default=None, ge=0, examples=[150])
-    """The same of all jobs, training and evaluation each. null: as lifetime_epsilon."""
+    """The same for all jobs, training and evaluation each. null: lifetime_epsilon."""
     accept_unproven: bool = False
-    """Take part in jobs whose guarantee is claimed and not proven."""
+    """Take part in jobs with a claimed but unproven guarantee."""
     accept_unprotected: bool = False
     """Upload inferences, or trained updates, without noise when a job asks for it."""
     accept_releases: Literal["none", "joined", "data_set"] = "data_set"
-    """Final models put in use: `data_set`: for this data set; `joined`: of own jobs; `none`."""
+    """Final models to use: `data_set`: for this data set; `joined`: of own jobs; `none`."""
     on_expired_release: Literal["warn", "stop"] = "warn"
-    """What `edgeveil predict` does with a release that was not renewed: say so, or refuse."""
+    """For a release that was not renewed, `edgeveil predict` warns or refuses."""
     accept_unshuffled: bool = False
-    """Take part in jobs with `proxy.shuffle: none`, whose uploads are not mixed at the proxy."""
+    """Take part in jobs with `proxy.shuffle: none`, which the proxy does not shuffle."""
     allowed_methods: tuple[MethodName, ...] = (DEFAULT_METHOD,)
     """Training methods that may read the data; one without a proof must be named here."""
     allowed_backbones: tuple[Annotated[str, Field(pattern=SHA256_HEX)], ...] = ()
@@ -86,31 +86,31 @@ class Policy(Block):
     allowed_python_models: tuple[AllowedPythonModel, ...] = ()
     """Installed code that a job's `model: {name: python}` may run here, as this user."""
     allowed_plugins: tuple[AllowedPlugin, ...] = ()
-    """Installed plug-ins whose parts may be imported and run on the data."""
+    """Installed plug-ins that may be imported and run on the data."""
     allowed_columns: tuple[ColumnPattern, ...] | None = Field(
         default=None,
         max_length=4096,
         exclude_if=lambda given: given is None,
         examples=[["age", "hours_*"]],
     )
-    """Columns that jobs may read, label too, as names or patterns with `*`; null: all. Where a job
+    """Columns that jobs may read, and labels, as names or patterns with `*`; null: all. If a job
     names them by order (`data.schema.header`), `#3` is the third. No schema: reads all."""
     min_devices: int = Field(default=5, ge=1)
-    """Fewest devices a round must select; hiding among fewer is refused."""
+    """Fewest devices that a round must select."""
     max_jobs: int = Field(default=4, ge=1)
-    """Most jobs at once, each with its budget reserved; one more is declined for now."""
+    """Most jobs at once, each with its budget reserved; further ones must wait."""
     max_budget_s: float = Field(default=120.0, gt=0, le=86400)
     """Longest time budget of a job's rounds (`round.budget_s`), in seconds."""
     max_records: int = Field(
         default=USUAL_RECORDS, ge=1, le=10**9, exclude_if=lambda records: records == USUAL_RECORDS
     )
-    """The most records the box will ever hold: public, so no count of them. Each job is tried on so
-    many made-up ones; of more, so many are used. The tools write 4 times the nominal count."""
+    """Most records the box will ever hold: public, so not their count. Each job is first tried on
+    this many synthetic records; of more, this many are used. Tools write 4 · nominal records."""
     require_cover: bool = False
-    """Answer no round without cover traffic (`cover_traffic` at the proxy), and say nothing."""
+    """Silently ignore rounds without cover traffic (`cover_traffic` at the proxy)."""
 
     def with_room(self, nominal_records: int) -> Policy:
-        """This policy with `max_records` for a box of about so many records, unless it says so."""
+        """Return this policy with `max_records` for a nominal count, unless the file sets it."""
         if "max_records" in self.model_fields_set:
             return self
         return self.model_copy(update={"max_records": min(USUAL_ROOM * nominal_records, 10**9)})
@@ -128,4 +128,4 @@ class Policy(Block):
     allow_python_models: SkipJsonSchema[Annotated[bool, AfterValidator(_named_alone)]] = Field(
         default=False, exclude=True
     )
-    """Of the version before: `true` is refused, and `false` says what is so anyway."""
+    """Key of the version before: `true` is refused, `false` is the default."""

@@ -25,39 +25,39 @@ from edgeveil.config.links import (
 
 
 class ProxyLimits(Block):
-    """Sizes that bound what the proxy takes in."""
+    """Limits of the proxy's input."""
 
     packet_bytes: PacketBytes = 65536
     """Largest whole MQTT packet; not above the brokers' own limits."""
     blob_bytes: ByteLimit = 1 << 28
     """Largest model package or batch in all its chunks together."""
     spool_bytes: ByteLimit = 1 << 30
-    """Disk for uploads and batches that wait; a closing round stands there twice."""
+    """Disk for waiting uploads and batches; a closing round takes twice its size."""
     cache_bytes: ByteLimit = 1 << 30
-    """Disk for broadcasts that devices may still ask for; more are refused."""
+    """Disk for broadcasts that devices may still fetch; more are refused."""
     hellos_per_s: float = Field(default=500, gt=0, le=1e6)
-    """Devices heard in a second; those beyond are told when to come again."""
+    """Greetings answered per second; further devices get a time to retry."""
     device_messages_per_s: float = Field(default=200, gt=0, le=1e6)
-    """Messages taken from one device in a second, bursts of two; parts of uploads come on top."""
+    """Messages accepted per device and second, in bursts of two seconds; upload parts are extra."""
     upload_bytes: ByteLimit = 1 << 26
     """Largest upload of one device in one round."""
     lot_bytes: int = Field(default=1 << 20, ge=1, le=1 << 50)
-    """Masked uploads that go on together while a round is open, min_batch_floor of them or more."""
+    """Size of a chunk of masked uploads, forwarded early if it has min_batch_floor or more."""
     devices: int = Field(default=100_000, ge=1, le=10**7)
     """Devices that may be enrolled."""
 
 
 class ClaimDeskSettings(Block):
-    """Boxes that nobody has prepared are admitted by claims (`edgeveil proxy admit --claim`)."""
+    """Admission of unprepared boxes by claims (`edgeveil proxy admit --claim`)."""
 
     authority_cert_file: SitePath = Field(examples=["tls/claims-ca.crt"])
-    """PEM file of the authority that signs their certificates, which the edge broker trusts."""
+    """PEM file of the authority for their certificates, trusted by the edge broker."""
     authority_key_file: SitePath = Field(examples=["tls/claims-ca.key"])
     """PEM file of its private key."""
     certificate_days: int = Field(default=397, ge=1, le=825)
-    """Days that such a certificate holds."""
+    """Validity of such a certificate in days."""
     admit: Literal["at_once", "operator"] = "at_once"
-    """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy admit NAME`."""
+    """`at_once`: a claim suffices; `operator`: after `edgeveil proxy admit NAME`."""
 
 
 class ProxyKeys(Block):
@@ -66,11 +66,11 @@ class ProxyKeys(Block):
     http: ProxyHttp = Http()
     """Status."""
     min_batch_floor: int = Field(default=3, ge=1, le=10**6)
-    """Fewest uploads ever handed over in one batch, whatever a job says."""
+    """Fewest uploads in one batch, for every job."""
     cover_traffic: bool = False
-    """Every device answers every round, the unselected with dummies: costs an upload each."""
+    """Every device answers every round, unselected ones with dummies: one upload each."""
     limits: ProxyLimits = ProxyLimits()
-    """Bounds."""
+    """Limits."""
     log: Log = Log()
     """Console."""
 
@@ -79,27 +79,27 @@ class ProxySite(ProxyKeys):
     """The proxy process: knows the devices, never sees a model, an update or an inference."""
 
     edge_broker: BrokerLink
-    """The broker that the devices use."""
+    """The devices' broker."""
     cloud_broker: BrokerLink
-    """The broker that the cloud uses."""
+    """The cloud's broker."""
     cell: Cell = ""
-    """The cell of the fleet that it belongs to; empty: the fleet has no named cells."""
+    """Its cell of the fleet; empty: the fleet has no named cells."""
     state_dir: SitePath = Path("state/proxy")
     """Folder for keys, enrolled devices, cache and spool; made at first start."""
     cloud_key_file: SitePath | None = Field(default=None, examples=["../site/keys/cloud.pub"])
     """The cloud's public Ed25519 key, where it is pinned; else `trust_file`."""
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
-    """What the fleet's offline root delegates, from `edgeveil trust`; newer ones come by wire."""
+    """Delegations of the fleet's offline root, from `edgeveil trust`; newer ones come by wire."""
     devices_file: SitePath | None = Field(default=None, examples=["../site/devices.jsonl"])
-    """Devices that the fleet file admits and revokes, from `edgeveil site apply`."""
+    """Devices admitted and revoked by the fleet file, from `edgeveil site apply`."""
     claims: ClaimDeskSettings | None = None
-    """Admission by one-time claims; null: there is none."""
+    """Admission by one-time claims; null: disabled."""
     cover_window_s: float = Field(default=10, gt=0, le=86400)
     """Seconds over which devices spread their answers under cover traffic."""
     blobs: BlobStore | None = None
-    """A store for devices' large packages and uploads; null: all goes over the broker."""
+    """A store for devices' large packages and uploads; null: all go over the broker."""
     cloud_blobs: BlobAccess | None = None
-    """The cloud's store, likewise; null: all goes over the cloud's broker."""
+    """The cloud's store; null: all messages go over the cloud's broker."""
 
     def _mixes(self) -> Iterator[Mix]:
         yield from http_mixes(self.http)

@@ -1,4 +1,4 @@
-"""Site files by the one key that they hold; only the schema of that role is loaded."""
+"""Site files, recognised by their one top-level key; only that role's schema is loaded."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def site_of(kind: str) -> type[Site]:
 
 
 def load_site(path: Path) -> Site:
-    """Read a site file; relative paths in it count from its folder. The process checks at its start
-    whether key files exist. Raises ConfigError with all problems."""
+    """Read a site file. Raises ConfigError with all problems; key files are checked at start."""
     tree = parsed(read(path), str(path))
     kind = kind_of(tree.value)
     if kind not in SITES:
@@ -46,7 +45,6 @@ def load_site(path: Path) -> Site:
 
 
 def _edge_site(tree: Tree, path: Path) -> EdgeSite:
-    """Read with the plug-ins that its owner allows, and no others."""
     from pydantic import TypeAdapter, ValidationError
 
     from edgeveil import plugins
@@ -55,7 +53,7 @@ def _edge_site(tree: Tree, path: Path) -> EdgeSite:
 
     own = _policy_tree(tree, path)
     allowed: tuple[AllowedPlugin, ...] = ()
-    with suppress(KeyError, TypeError, ValidationError):  # told below, with their places
+    with suppress(KeyError, TypeError, ValidationError):  # reported below with their lines
         policy = own[0].value["policy"] if own else tree.value["edge"]["policy"]
         allowed = TypeAdapter(tuple[AllowedPlugin, ...]).validate_python(policy["allowed_plugins"])
     with plugins.only(allowed):
@@ -66,21 +64,20 @@ def _edge_site(tree: Tree, path: Path) -> EdgeSite:
 
 
 def load_policy(path: Path) -> Policy:
-    """An owner's policy by itself, as `policy_file` names it. Raises ConfigError."""
+    """Read an owner's policy file. Raises ConfigError."""
     from edgeveil.config.policy import Policy
 
     return only_block(Policy, "policy", parsed(read(path), str(path)), path)
 
 
 def _policy_tree(tree: Tree, path: Path) -> tuple[Tree, Path] | None:
-    """The owner's own file, where the site file names one."""
     block = tree.value["edge"]
     named = block.get("policy_file") if isinstance(block, dict) else None
     if not isinstance(named, str) or not named:
         return None
     if "policy" in block:
         at = ("edge", "policy")
-        text = "the policy stands in policy_file too; drop one of the two"
+        text = "there is a policy in policy_file too; drop one of the two"
         raise problems_error(str(path), [*tree.problems, Problem(at, tree.line(at), text)])
     file = path.absolute().parent / Path(named).expanduser()
     if not file.exists():
@@ -94,7 +91,7 @@ def _policy_tree(tree: Tree, path: Path) -> tuple[Tree, Path] | None:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a file by its top-level keys: a site's own name, another's, else `job`."""
+    """Return a file's kind by its top-level keys; default `job`."""
     keys = set(value) if isinstance(value, dict) else set()
     found = [key for key in (*SITES, *_OTHERS) if key in keys]
     return found[0] if found and keys.isdisjoint(_OF_JOBS) else "job"

@@ -1,6 +1,6 @@
 """Read YAML text as plain values, with the line of every key.
 
-Nodes are never constructed, so no tag can name code; anchors, deep nesting and floods of values are
+Nodes are never constructed, so no tag can name code; anchors and too many or deep values are
 refused before they cost memory.
 """
 
@@ -25,7 +25,7 @@ _TEXT_TAGS = {_TAG + "str", _TAG + "timestamp", _TAG + "value", _TAG + "merge"}
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault: the key's path, its line from 1, and what, why and fix as one text."""
+    """One fault: key path, line from 1, and fault, reason and fix as one text."""
 
     path: Path
     line: int
@@ -34,14 +34,13 @@ class Problem:
 
 @dataclass
 class Tree:
-    """Plain values and where each stands. `value` is None where the text has no document."""
+    """Plain values with their lines; `value` is None for an empty text."""
 
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def line(self, path: Path) -> int:
-        """Line of the key, or of the nearest block around it."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
@@ -94,8 +93,8 @@ def read_tree(raw: bytes) -> Tree:
     except yaml.MarkedYAMLError as error:
         if "found character '\\t'" in str(error.problem):
             return _broken(tree, _line_of(error), "not YAML: a tab; indent with spaces")
-        said = " ".join(part for part in (error.context, error.problem) if part)
-        return _broken(tree, _line_of(error), f"not YAML: {said}; mend the syntax here")
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        return _broken(tree, _line_of(error), f"not YAML: {problem}; mend the syntax here")
     if node is None:
         return _broken(tree, 1, "the file is empty; start from one of the files in configs/")
     tree.lines[()] = _line(node)
@@ -176,7 +175,7 @@ def _scalar(node: ScalarNode) -> Any:
 
 
 def _number(text: str) -> int | float:
-    """YAML 1.1 reads 1:30 as 90 and 010 as 8; nobody who writes them here means that."""
+    """Parse a number; refuse 1:30 and 010, which YAML 1.1 reads as 90 and 8."""
     plain = text.replace("_", "")
     if len(plain) > NUMBER_CHARACTERS:
         raise ValueError(f"a number of more than {NUMBER_CHARACTERS} characters; shorten it")
@@ -196,7 +195,7 @@ def _number(text: str) -> int | float:
 
 
 def path_text(path: Path) -> str:
-    """`features[0].shift`; `(file)` for the file as a whole. Always one short word."""
-    words = (step if isinstance(step, int) else re.sub(r"[^\w-]", "?", step)[:64] for step in path)
-    text = "".join(f"[{word}]" if isinstance(word, int) else f".{word}" for word in words)
+    """Return `features[0].shift`, or `(file)` for the whole file; never a space."""
+    steps = (step if isinstance(step, int) else re.sub(r"[^\w-]", "?", step)[:64] for step in path)
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
     return text.lstrip(".") or "(file)"

@@ -1,1 +1,1 @@
-"""Keys, signatures, sealing, chunks, stanzas and commitments; no cipher of our own."""
+"""Keys, signatures, sealing, chunks, stanzas and commitments from standard ciphers."""

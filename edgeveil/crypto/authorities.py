@@ -1,9 +1,8 @@
-"""Certificate authorities: one for each broker domain, which know nothing of each other.
+"""Certificate authorities, one independent authority for each broker domain (X.509, P-256).
 
-X.509 with P-256. An authority vouches for its domain's broker and for those who may connect to it;
-a certificate says which of the two its holder is, and a client's names its user: a device's id,
-`cloud` or `proxy`. A client's serial numbers follow from its name, so that its certificates can be
-revoked without having kept them.
+An authority certifies its domain's broker and clients. A certificate is for one of these two uses;
+a client's common name is its user: a device's id, `cloud` or `proxy`. A client's serial numbers are
+derived from its name, so that certificates can be revoked without a record of them.
 """
 
 from __future__ import annotations
@@ -24,25 +23,24 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from edgeveil.errors import UsageError
 from edgeveil.storage import read_private, write_durably
 
-DAYS = 825  # more is refused by common TLS clients
+DAYS = 825  # limit of common TLS clients
 AUTHORITY_DAYS = 3650
-CRL_DAYS = 3650  # a broker takes nobody once its list has ended
-RENEWALS = 64  # certificates of one holder under one authority; all of them are revoked together
-_SKEW = datetime.timedelta(hours=1)  # boxes' clocks drift
+CRL_DAYS = 3650  # a broker rejects all clients once its list has expired
+RENEWALS = 64  # certificates of one holder under one authority, revoked together
+_SKEW = datetime.timedelta(hours=1)  # tolerance for clock drift
 _P256 = ec.SECP256R1()
 
 PublicKey = ec.EllipticCurvePublicKey
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A private key for TLS."""
     return ec.generate_private_key(_P256)
 
 
 def key_pem(
     key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, passphrase: bytes | None = None
 ) -> bytes:
-    """PKCS#8 in PEM, encrypted where there is a passphrase."""
+    """Return PKCS#8 in PEM, encrypted if a passphrase is given."""
     how: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if passphrase is not None:
         how = serialization.BestAvailableEncryption(passphrase)
@@ -50,20 +48,18 @@ def key_pem(
 
 
 def certificate_pem(certificate: x509.Certificate) -> bytes:
-    """In PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Signs certificates and the list of revoked ones."""
+    """Signs certificates and the revocation list."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @classmethod
     def make(cls, name: str, *, days: int = AUTHORITY_DAYS) -> Authority:
-        """A new one, which vouches for itself."""
         key, subject = new_key(), _name(name)
         certificate = (
             _builder(subject, subject, key.public_key(), x509.random_serial_number(), days)
@@ -75,7 +71,7 @@ class Authority:
 
     @classmethod
     def load(cls, certificate: Path, key: Path, passphrase: bytes | None = None) -> Authority:
-        """From two PEM files. Raises UsageError for damaged ones or another passphrase."""
+        """Load two PEM files. Raises UsageError if damaged, or for a wrong passphrase."""
         raw = read_private(key, "private key", UsageError)
         try:
             found = x509.load_pem_x509_certificate(certificate.read_bytes())
@@ -88,19 +84,17 @@ class Authority:
         return cls(found, secret)
 
     def save(self, certificate: Path, key: Path, passphrase: bytes | None = None) -> None:
-        """To two PEM files, the key's with mode 0600."""
         write_durably(certificate, certificate_pem(self.certificate), mode=0o644)
         write_durably(key, key_pem(self.key, passphrase), mode=0o600)
 
     @property
     def expired(self) -> bool:
-        """Whether nothing that it signs counts any more."""
         return self.certificate.not_valid_after_utc <= datetime.datetime.now(datetime.UTC)
 
     def server(
         self, name: str, key: PublicKey, hosts: Sequence[str], *, days: int = DAYS
     ) -> x509.Certificate:
-        """For a broker that answers to these DNS names and IP addresses."""
+        """Certify a broker with these DNS names and IP addresses."""
         named = x509.SubjectAlternativeName([_host(host) for host in hosts])
         serial = x509.random_serial_number()
         builder = self._leaf(name, key, serial, days, ExtendedKeyUsageOID.SERVER_AUTH)
@@ -109,8 +103,7 @@ class Authority:
     def client(
         self, name: str, key: PublicKey, *, issue: int = 0, days: int = DAYS
     ) -> x509.Certificate:
-        """For who connects as the user `name`; `issue` counts the holder's certificates. Raises
-        UsageError where there are too many to revoke."""
+        """Certify the user `name`. Raises UsageError if `issue` reaches RENEWALS."""
         if not 0 <= issue < RENEWALS:
             fix = "rotate the authority"
             raise UsageError(f"has had {RENEWALS} certificates", where=name, fix=fix)
@@ -119,7 +112,7 @@ class Authority:
         return builder.sign(self.key, hashes.SHA256())
 
     def revocations(self, names: Iterable[str]) -> bytes:
-        """The signed list (PEM) of every certificate that holders of these names have or had."""
+        """Return the signed list (PEM) of all certificates of these names, up to RENEWALS each."""
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateRevocationListBuilder()
@@ -149,14 +142,13 @@ class Authority:
 
 
 def serial_number(name: str, issue: int) -> int:
-    """Of a client's certificate: positive, 159 bits, its last 6 the count (RFC 5280, 4.1.2.2)."""
+    """Return a client's serial number: 159 bits, the last 6 are `issue` (RFC 5280, 4.1.2.2)."""
     digest = hashlib.sha256(f"edgeveil certificate {name}".encode()).digest()
     return (1 << 158) | (int.from_bytes(digest[:19], "big") << 6) | issue
 
 
 def make_certificates(folder: Path, hosts: list[str], domains: Iterable[str]) -> None:
-    """Write `<domain>-ca.crt`, `.key`, `broker-<domain>.crt` and `.key` for each domain; an
-    authority that is there and not expired signs: clients know it."""
+    """Write CA and broker certificates and keys per domain; an unexpired CA is reused."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for domain in domains:
         certificate, key = folder / f"{domain}-ca.crt", folder / f"{domain}-ca.key"

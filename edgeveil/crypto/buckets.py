@@ -1,8 +1,8 @@
-"""Stanzas in buckets: a device looks through few of them, however many devices are asked.
+"""Buckets of stanzas: a device reads one small bucket, however large the broadcast.
 
-A device's bucket is a public hash of its sealing key. Few recipients have one bucket, the whole
-area of `seal_stanzas`. All buckets of a broadcast have one size, by the number of recipients:
-dummies fill them up, so that none tells how many of its devices were asked.
+A device's bucket is a public hash of its sealing key. With few recipients there is one bucket, the
+area of `seal_stanzas`. All buckets of a broadcast are padded with dummies to one size, which
+depends on the number of recipients, so none reveals how many of its devices were selected.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from edgeveil.crypto.keys import KEY_BYTES, ContentKey, SealingKey
 from edgeveil.crypto.labels import BUCKET, context
 from edgeveil.crypto.sealing import STANZA_BYTES, seal_stanzas
 
-LEVELS = (4, 16, 64, 256, 1024, 4096, 16384, 65536)  # numbers of buckets that a broadcast may have
-CAPACITY = 64  # stanzas of a bucket at most
-_USUAL = 24  # recipients of a bucket at most, on average
-_OVERFULL = 2.0**-20  # the chance that any bucket of a broadcast has more than its size
+LEVELS = (4, 16, 64, 256, 1024, 4096, 16384, 65536)  # possible numbers of buckets
+CAPACITY = 64  # most stanzas of a bucket
+_USUAL = 24  # most recipients of a bucket on average
+_OVERFULL = 2.0**-20  # probability that any bucket of a broadcast exceeds its size
 _DRAWN_BITS = 16
 
 
 def bucket_level(keys: Sequence[SealingKey]) -> int:
-    """How many buckets a broadcast has: the fewest with 24 keys on average and 64 at most."""
+    """Return the number of buckets: the fewest with 24 keys on average and at most 64."""
     if len(keys) <= CAPACITY:
         return 1
     for level in LEVELS:
@@ -37,14 +37,14 @@ def bucket_level(keys: Sequence[SealingKey]) -> int:
 
 
 def bucket_of(key: SealingKey, level: int) -> int:
-    """The bucket of this key among `level`: the first bits of a hash, so that levels nest."""
+    """Return the key's bucket among `level`: the first bits of a hash, so levels nest."""
     drawn = hashlib.sha256(context(BUCKET, key.to_bytes())).digest()
     return int.from_bytes(drawn[:2], "big") >> (_DRAWN_BITS - level.bit_length() + 1)
 
 
 @lru_cache(maxsize=256)
 def bucket_stanzas(recipients: int, level: int) -> int:
-    """Stanzas of each bucket: so many that uniformly drawn recipients fit, but for 2^-20.
+    """Return the stanzas per bucket that fit random recipients with probability 1 - 2^-20.
 
     The smallest k with level · P[Poisson(recipients / level) > k] ≤ 2^-20, at most 64; the Poisson
     tail bounds the binomial one up to a factor that the rounding up to k covers many times.
@@ -60,15 +60,14 @@ def bucket_stanzas(recipients: int, level: int) -> int:
 
 
 def bucket_bytes(stanzas: int) -> int:
-    """Bytes of a bucket of so many stanzas."""
     return KEY_BYTES + stanzas * STANZA_BYTES
 
 
 def fitting(keys: Iterable[bytes]) -> list[bytes]:
-    """The keys without those that crowd a bucket at the largest level: of each the first 64 stay.
+    """Return the keys, at most 64 per bucket at the largest level, first come first served.
 
-    More do not come by chance, but from devices that searched for keys of one bucket. Others are
-    asked uniformly still, where the given order is random.
+    More do not occur by chance, but if devices searched for keys of one bucket. In random order,
+    the selection of others stays uniform.
     """
     room = Counter[int]()
     kept: list[bytes] = []
@@ -83,7 +82,7 @@ def fitting(keys: Iterable[bytes]) -> list[bytes]:
 def seal_buckets(
     content_key: ContentKey, recipients: Sequence[SealingKey], info: bytes, level: int
 ) -> bytes:
-    """`level` areas of `seal_stanzas` one after the other, all as large as the largest needs."""
+    """Return `level` areas of `seal_stanzas`, all of the size that the largest needs."""
     dealt: list[list[SealingKey]] = [[] for _ in range(level)]
     for key in recipients:
         dealt[bucket_of(key, level)].append(key)

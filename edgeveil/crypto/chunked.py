@@ -2,8 +2,8 @@
 
     salt (32) ‖ chunk size (4, big-endian) ‖ chunk 0 ‖ chunk 1 ‖ …     each chunk: bytes ‖ tag (16)
 
-The key is HKDF-SHA256(content key, salt, label ‖ chunk size). A chunk's nonce is its position
-(11 bytes) and 1 for the last chunk, else 0, so a cut, moved, repeated or appended chunk fails;
+The key is HKDF-SHA256(content key, salt, label ‖ chunk size). A chunk's nonce is its position (11
+bytes) and 1 for the last chunk, else 0, so a cut, moved, repeated or appended chunk fails;
 `context` is every chunk's associated data.
 """
 
@@ -32,7 +32,7 @@ HEADER_BYTES = SALT_BYTES + 4
 
 
 def chunked_bytes(plaintext_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Size of the ciphertext of a text of `plaintext_bytes`; an empty text is one empty chunk."""
+    """Return the ciphertext's size; an empty plaintext is one empty chunk."""
     chunks = max(1, -(-plaintext_bytes // chunk_bytes))
     return HEADER_BYTES + plaintext_bytes + chunks * TAG_BYTES
 
@@ -45,8 +45,7 @@ def seal_chunked(
     *,
     front: bytes = b"",
 ) -> bytes:
-    """`plaintext` sealed, `chunked_bytes(len(plaintext), chunk_bytes)` bytes, behind `front`.
-    Raises CryptoError for a chunk size outside 1..2^24."""
+    """Return `front` and the sealed text. Raises CryptoError unless 1 ≤ chunk_bytes ≤ 2^24."""
     if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
         raise CryptoError(f"chunk_bytes must be in 1..{MAX_CHUNK_BYTES}, got {chunk_bytes}")
     salt = os.urandom(SALT_BYTES)
@@ -61,8 +60,7 @@ def seal_chunked(
 
 
 def open_chunked(content_key: ContentKey, context: bytes, ciphertext: bytes | memoryview) -> bytes:
-    """The plaintext, whole or not at all: CryptoError for another key or context, or an altered,
-    cut, reordered or extended ciphertext."""
+    """Return the whole plaintext. Raises CryptoError for any other key, context or content."""
     view = memoryview(ciphertext)
     chunk_bytes = int.from_bytes(view[SALT_BYTES:HEADER_BYTES], "big")
     body = view[HEADER_BYTES:]
@@ -77,7 +75,7 @@ def open_chunked(content_key: ContentKey, context: bytes, ciphertext: bytes | me
             piece = aead.decrypt(nonce, body[start : start + chunk_bytes + TAG_BYTES], context)
         except (InvalidTag, ValueError):
             raise _refused() from None
-        # One text has one chunking: an empty last chunk behind full ones is nobody's output.
+        # One text has one chunking: reject an empty last chunk after full ones.
         if not piece and position:
             raise _refused()
         opened.write(piece)
@@ -102,10 +100,10 @@ def _refused() -> CryptoError:
 
 
 def commit(content_key: ContentKey, context: bytes) -> bytes:
-    """SHA-256(label ‖ content key ‖ context), 32 bytes; label and key are of fixed length."""
+    """Return SHA-256(label ‖ content key ‖ context), 32 bytes; label and key have fixed length."""
     return hashlib.sha256(COMMITMENT + content_key.to_bytes() + context).digest()
 
 
 def commits_to(commitment: bytes, content_key: ContentKey, context: bytes) -> bool:
-    """Whether `commitment` was made for this key and context (constant time)."""
+    """Return whether `commitment` is for this key and context (constant time)."""
     return hmac.compare_digest(commitment, commit(content_key, context))

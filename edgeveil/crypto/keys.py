@@ -1,6 +1,6 @@
-"""Key types, one for each use: secrets hide, refuse pickling, never hash.
+"""Key types, one for each use: secrets are hidden in `repr`, not picklable, not hashable.
 
-Every key is 32 bytes. A key file holds one line, `<tag> <hex>`; the tag names the type.
+Every key is 32 bytes. A key file holds one line, `<tag> <hex>`; the tag identifies the type.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ L = TypeVar("L")
 
 
 def derived(secret: bytes, info: bytes) -> bytes:
-    """32 bytes by HKDF-SHA256 (RFC 5869), without salt, bound to `info`."""
+    """Derive 32 bytes by HKDF-SHA256 (RFC 5869), without salt, bound to `info`."""
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
 
 
 class Key:
     """32 bytes with a purpose. Immutable; equality is by type and in constant time."""
 
-    __slots__ = ("_library", "_raw")  # a proxy holds those of many devices
+    __slots__ = ("_library", "_raw")  # saves memory: a proxy has many of them
     tag: ClassVar[str]
     secret: ClassVar[bool]
     _raw: bytes
@@ -58,19 +58,17 @@ class Key:
         return self._raw
 
     def _made(self, make: Callable[[bytes], L]) -> L:
-        """The library's key, made once: making it costs as much as using it."""
+        """Cache the library's key: creating it costs as much as using it."""
         if not hasattr(self, "_library"):
             object.__setattr__(self, "_library", make(self._raw))
         return cast(L, self._library)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
-        """The key of these 32 bytes. Raises CryptoError for another length."""
         return cls(raw)
 
     def save(self, path: Path, *, overwrite: bool = False) -> None:
-        """Write the key file atomically, mode 0600 when secret. Raises CryptoError, also if it
-        exists."""
+        """Write the file atomically, a secret with mode 0600. Raises CryptoError if it exists."""
         mode = 0o600 if self.secret else 0o644
         write_key(path, self.tag, self._raw, mode=mode, replace=overwrite)
 
@@ -81,7 +79,7 @@ class Key:
 
 
 class SecretKey(Key):
-    """A key that shows nothing of itself and cannot leave the process by pickling."""
+    """A key that is hidden in `repr` and cannot be pickled."""
 
     __slots__ = ()
     secret = True
@@ -94,12 +92,11 @@ class SecretKey(Key):
 
     @classmethod
     def generate(cls) -> Self:
-        """A fresh key from the operating system's random source."""
         return cls(os.urandom(KEY_BYTES))
 
 
 class PublicKey(Key):
-    """A key that anyone may hold; shown by its fingerprint only."""
+    """A key that may be published; `repr` shows its fingerprint."""
 
     __slots__ = ()
     secret = False
@@ -114,13 +111,11 @@ class PublicKey(Key):
         return type(self), (self._raw,)
 
     def fingerprint(self) -> str:
-        """First 16 hexadecimal digits of the key's SHA-256."""
+        """Return the first 16 hexadecimal digits of the key's SHA-256."""
         return hashlib.sha256(self._raw).hexdigest()[:16]
 
 
 class VerifyKey(PublicKey):
-    """Ed25519 public key: checks signatures."""
-
     __slots__ = ()
     tag = "edgeveil-verify-key-1"
 
@@ -129,8 +124,6 @@ class VerifyKey(PublicKey):
 
 
 class SigningKey(SecretKey):
-    """Ed25519 private key: signs."""
-
     tag = "edgeveil-signing-key-1"
 
     def library_key(self) -> Ed25519PrivateKey:
@@ -141,7 +134,7 @@ class SigningKey(SecretKey):
 
 
 class SealingKey(PublicKey):
-    """HPKE X25519 public key: anyone can seal to its owner."""
+    """HPKE X25519 public key, for sealing."""
 
     __slots__ = ()
     tag = "edgeveil-sealing-key-1"
@@ -151,7 +144,7 @@ class SealingKey(PublicKey):
 
 
 class OpeningKey(SecretKey):
-    """HPKE X25519 private key: opens what was sealed to it."""
+    """HPKE X25519 private key, for opening."""
 
     tag = "edgeveil-opening-key-1"
 
@@ -163,7 +156,7 @@ class OpeningKey(SecretKey):
 
 
 class ContentKey(SecretKey):
-    """Symmetric key of one encrypted stream; fresh for each."""
+    """Symmetric key of one encrypted stream, never reused."""
 
     __slots__ = ()
     tag = "edgeveil-content-key-1"
@@ -175,61 +168,64 @@ class LedgerKey(SecretKey):
     tag = "edgeveil-ledger-key-1"
 
     def noise_key(self) -> NoiseKey:
-        """Derive the key of this device's noise; neither key tells the other."""
+        """Derive the key of this device's noise; neither key reveals the other."""
         return NoiseKey(derived(self._raw, separated(labels.NOISE_KEY)))
 
     def deposit_key(self) -> DepositKey:
-        """Derive the key of what the device deposits with the proxy for itself."""
+        """Derive the key of the encrypted state that the device stores at the proxy."""
         return DepositKey(derived(self._raw, separated(labels.DEPOSIT_KEY)))
 
 
 class NoiseKey(SecretKey):
-    """Key that all of a device's noise is derived from: who has it can take the noise away."""
+    """Key from which all of a device's noise is derived: its holder can remove the noise."""
 
     tag = "edgeveil-noise-key-1"
 
 
 class DepositKey(SecretKey):
-    """Key of what a device deposits with the proxy for its own eyes alone."""
+    """Key of the state that a device stores at the proxy, readable by the device only."""
 
     tag = "edgeveil-deposit-key-1"
 
 
 class MaskSeed(SecretKey):
-    """What one device's masks of one round are made of; the proxy has it, the cloud never."""
+    """Seed of one device's masks of one round; known to the proxy, never to the cloud."""
 
     __slots__ = ()
     tag = "edgeveil-mask-seed-1"
 
 
 class CheckKey(SecretKey):
-    """What the factors of check sums are made of; those have it who opened a round's package."""
+    """Key of the factors of check sums; known to all that opened the round's package."""
 
     tag = "edgeveil-check-key-1"
 
     @classmethod
     def disclosable(cls, membership: bytes, at: bytes) -> CheckKey:
-        """Derive the key of the round `at` from its membership tag, which the key does not give
-        away: the proxy hears it once it holds the round's batch."""
+        """Derive the key of the round `at` from its membership tag.
+
+        The key does not reveal the tag, so the proxy may receive it once it stores the round's
+        batch.
+        """
         return cls(derived(membership, labels.context(labels.CHECK_KEY, at)))
 
     def commitment(self, at: bytes) -> bytes:
-        """Return what binds whoever announces it to this one key in the round `at`, 32 bytes."""
+        """Return 32 bytes that commit to this key in the round `at`."""
         return hashlib.sha256(labels.context(labels.CHECK_COMMITMENT, at, self._raw)).digest()
 
 
-DEPOSIT_BYTES = 1024  # of what is deposited, whatever it holds
+DEPOSIT_BYTES = 1024  # constant size of the encrypted state at the proxy
 
 SIGNATURE_BYTES = 64
 
 
 def sign(key: SigningKey, label: bytes, payload: bytes) -> bytes:
-    """The 64-byte signature. Raises CryptoError for a label with a NUL."""
+    """Return the 64-byte signature. Raises CryptoError for a label with a NUL."""
     return key.library_key().sign(separated(label) + payload)
 
 
 def verify(key: VerifyKey, label: bytes, payload: bytes, signature: bytes) -> bool:
-    """Whether `signature` is this key's over label and payload; False for any malformed input."""
+    """Return whether the signature is valid for label and payload; False for malformed input."""
     if len(signature) != SIGNATURE_BYTES:
         return False
     try:
@@ -243,7 +239,7 @@ _MAX_FILE_BYTES = 1024
 
 
 def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> None:
-    """Write `<tag> <hex>` in one step, with `mode` from the first byte on. Raises CryptoError."""
+    """Write `<tag> <hex>` atomically, with `mode` from the first byte on. Raises CryptoError."""
     if not replace and path.exists():
         fix = "choose another path, or remove the old key if nothing depends on it"
         raise CryptoError("a key file is there already", where=str(path), fix=fix)
@@ -255,7 +251,7 @@ def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> 
 
 
 def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
-    """The key's bytes. Raises CryptoError: unreadable, another type, damaged, or open to others."""
+    """Return the key. Raises CryptoError: unreadable, another type, damaged, open to others."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -272,14 +268,14 @@ def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
 
 
 def _parse(text: bytes, tag: str, where: str) -> bytes:
-    words = text.split()
-    if len(text) > _MAX_FILE_BYTES or len(words) != 2 or not words[0].startswith(b"edgeveil-"):
+    parts = text.split()
+    if len(text) > _MAX_FILE_BYTES or len(parts) != 2 or not parts[0].startswith(b"edgeveil-"):
         raise CryptoError("this is not a key file", where=where, fix=f"it must hold '{tag} <hex>'")
-    if words[0] != tag.encode("ascii"):
-        found = words[0].decode("ascii", "replace")
+    if parts[0] != tag.encode("ascii"):
+        found = parts[0].decode("ascii", "replace")
         raise CryptoError(f"this holds a key of type {found}", where=where, fix=f"expected {tag}")
     try:
-        return bytes.fromhex(words[1].decode("ascii"))
+        return bytes.fromhex(parts[1].decode("ascii"))
     except ValueError:
         what = "the key in this file is damaged"
         raise CryptoError(what, where=where, fix="copy the whole key file again") from None

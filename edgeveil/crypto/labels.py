@@ -1,5 +1,4 @@
-"""Versioned labels, one for each use of a key: ASCII without NUL. A change in what is signed,
-sealed or derived takes a new version."""
+"""Versioned labels, one per use of a key; a change of the content requires a new version."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from edgeveil.errors import CryptoError
 
 VERSION = "v1"
 
-# Signatures: what a blob is, a small statement, a device's own keys, what an administrator did.
+# Signatures: headers, bodies, enrolments, administrators' actions and others.
 HEADER = b"edgeveil/v1/header"
 BODY = b"edgeveil/v1/body"
 ENROLMENT = b"edgeveil/v1/enrolment"
@@ -41,7 +40,7 @@ CHECK_KEY = b"edgeveil/v1/check-key"
 CHECK_COMMITMENT = b"edgeveil/v1/check-commitment"
 
 # Keyed hashes: a link of the privacy ledger, an evaluation record's slot, a record's rank; and a
-# device's noise: one question's key, its secret samples, the noise on one exact sum.
+# device's noise: the key of one noise context, its secret samples, the noise on one exact sum.
 LEDGER_LINK = b"edgeveil/v1/ledger-link"
 EVALUATION_SLOT = b"edgeveil/v1/evaluation-slot"
 RECORD_RANK = b"edgeveil/v1/record-rank"
@@ -49,27 +48,27 @@ NOISE_QUESTION = b"edgeveil/v1/noise-question"
 NOISE_SAMPLES = b"edgeveil/v1/noise-samples"
 NOISE_SUM = b"edgeveil/v1/noise-sum"
 
-# Keyed hashes of records, whose key follows from a public seed: held back for the cloud's test,
-# dealt to a device, disturbed.
+# Keyed hashes of records under a key derived from a public seed: withheld for the cloud's test,
+# assigned to a device, perturbed.
 PUBLIC_SEED = b"edgeveil/v1/public-seed"
 RECORD_HELD = b"edgeveil/v1/record-held"
 RECORD_DEALT = b"edgeveil/v1/record-dealt"
 RECORD_DISTURBED = b"edgeveil/v1/record-disturbed"
 
-# Hashes without a key: a record as it is stored, a row's cells or a file's bytes.
+# Unkeyed hash of a stored record: a row's cells or a file's bytes.
 RECORD_STORED = b"edgeveil/v1/record-stored"
 
-# A hash without a key: the public key with which a box asks for a certificate, as a topic names it.
+# Unkeyed hash of the public key with which a box requests a certificate, used in a topic.
 CLAIM_KEY = b"edgeveil/v1/claim-key"
 
 
 def context(label: bytes, *parts: bytes) -> bytes:
-    """`label`, NUL, then each part behind its 4-byte big-endian length; see `separated`."""
+    """Return the label, NUL, then each part after its 4-byte big-endian length."""
     return separated(label) + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def separated(label: bytes) -> bytes:
-    """The label and its NUL. Raises CryptoError when the label is empty or holds a NUL."""
+    """Return the label and a NUL. Raises CryptoError if the label is empty or holds a NUL."""
     if not label or b"\0" in label:
         raise CryptoError("a label must be non-empty and free of NUL")
     return label + b"\0"

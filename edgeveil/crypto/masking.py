@@ -1,22 +1,22 @@
-"""Vectors of integers mod 2^k under masks that sum up: packed, masked, summed, checked.
+"""Vectors of integers mod 2^k under additive masks: packed, masked, summed, checked.
 
-A masked vector is `x + mask(seed) mod 2^k`: uniform to whoever lacks the seed, by the keystream's
-pseudo-randomness (one-time pad in the group). Sums of masked vectors are sums of vectors under the
-sum of their masks (Bonawitz et al. 2017, section 4; with two servers Prio, Corrigan-Gibbs and Boneh
-2017), exactly, since nothing is rounded. Masks are ChaCha20 keystream (RFC 8439) under a key of
+A masked vector `x + mask(seed) mod 2^k` is uniform without knowledge of the seed, by the
+keystream's pseudo-randomness (one-time pad in the group). The sum of masked vectors is the exact
+sum of the vectors under the sum of their masks (Bonawitz et al. 2017, section 4; with two servers
+Prio, Corrigan-Gibbs and Boneh 2017). Masks are ChaCha20 keystream (RFC 8439) under a key of
 HKDF-SHA256 (RFC 5869) that is bound to its use.
 
-With each vector goes a check, Σ r_j·x_j mod 2^64 under a mask of its own, the factors r_j made of a
-key that devices and cloud share. Mod 2^k it is a linear form over the ring. So the form of a masked
-vector less its check is the form of the mask less the check's mask (`check_of_mask`), which whoever
-has the seed and the key can compute too: a vector for which the two agree is, whatever its sender
-did, some vector with its own check under this seed's mask, and sums of such vectors fit their sum
-of checks with certainty. Of an unrelated seed they agree with a probability of 2^-k.
+Each vector has a check, Σ r_j·x_j mod 2^64, under its own mask; devices and cloud share the key of
+the factors r_j. Mod 2^k the check is a linear form over the ring. So the form of a masked vector
+minus its check equals the form of the mask minus the check's mask (`check_of_mask`), which a holder
+of seed and key can compute too. If the two agree, the vector is some vector with its own check
+under this seed's mask, whatever its sender did, and sums of such vectors fit the sum of their
+checks with certainty. For an unrelated seed they agree with probability 2^-k.
 
-Where the key is not disclosed, the check holds for integers whose sums do not leave the ring, mod
-2^64: who takes away wrong masks without that key changes some x_j by e_j with 0 < |e_j| < 2^k, and
-the check holds with a probability of at most 2^(k - 65): r_j·e_j is uniform over the multiples of
-the largest power of two, at most 2^(k - 1), that divides e_j.
+If the key is not disclosed, the check holds mod 2^64 for integers whose sums do not leave the ring:
+subtracting wrong masks without that key changes some x_j by e_j with 0 < |e_j| < 2^k, and the check
+holds with a probability of at most 2^(k - 65): r_j·e_j is uniform over the multiples of the largest
+power of two, at most 2^(k - 1), that divides e_j.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ from edgeveil.errors import CryptoError
 UInt64 = NDArray[np.uint64]
 Int64 = NDArray[np.int64]
 
-_NONCE = bytes(16)  # every keystream has a key of its own
+_NONCE = bytes(16)  # constant, since every keystream has its own key
 _WORD = np.dtype("<u8")
 _BLOCK = 8192
 _ZEROS = bytes(8 * _BLOCK)
-_MOST_ADDED = 0xFFFF // 0xFF  # bytes that fit in 16 bits together
+_MOST_ADDED = 0xFFFF // 0xFF  # bytes whose sum fits in 16 bits
 _FACTORS_KEPT = 1 << 21  # of 8 bytes each
 
 
 def pack(ring: Ring, numbers: UInt64) -> bytes:
-    """The vector (count,), mod 2^bits: all lowest bytes, all next ones; then bit by bit."""
-    whole, rest = divmod(ring.bits, 8)
+    """Pack a vector (count,): planes of whole bytes, lowest first, then planes of bits."""
+    whole, extra_bits = divmod(ring.bits, 8)
     octets = np.ascontiguousarray(numbers, _WORD).view(np.uint8).reshape(-1, 8)
     packed, each = np.empty(ring.packed_bytes, np.uint8), -(-ring.count // 8)
     for index in range(whole):
         packed[index * ring.count : (index + 1) * ring.count] = octets[:, index]
-    last = octets[:, whole].copy() if rest else octets
-    for bit in range(rest):
+    last = octets[:, whole].copy() if extra_bits else octets
+    for bit in range(extra_bits):
         start = whole * ring.count + bit * each
         packed[start : start + each] = np.packbits(last & (1 << bit))
     return packed.tobytes()
 
 
 def unpack(ring: Ring, packed: bytes) -> UInt64:
-    """The vector (count,); raises CryptoError unless `packed` has its size."""
+    """Invert `pack`. Raises CryptoError for another size."""
     if len(packed) != ring.packed_bytes:
         raise CryptoError(f"a packed vector has {ring.packed_bytes} bytes, not {len(packed)}")
-    whole, rest = divmod(ring.bits, 8)
+    whole, extra_bits = divmod(ring.bits, 8)
     octets, raw = np.zeros((ring.count, 8), np.uint8), np.frombuffer(packed, np.uint8)
     for index in range(whole):
         octets[:, index] = raw[index * ring.count : (index + 1) * ring.count]
     last, each = np.zeros(ring.count, np.uint8), -(-ring.count // 8)
-    for bit in range(rest):
+    for bit in range(extra_bits):
         start = whole * ring.count + bit * each
         last |= np.unpackbits(raw[start : start + each], count=ring.count) << bit
     octets[:, whole] = last
@@ -77,14 +77,14 @@ def unpack(ring: Ring, packed: bytes) -> UInt64:
 
 
 def signed(ring: Ring, numbers: UInt64) -> Int64:
-    """The integers from -2^(bits-1) up to 2^(bits-1) that these are, mod 2^bits."""
+    """Return the representatives in [-2^(bits-1), 2^(bits-1))."""
     room = np.uint64(64 - ring.bits)
     return (numbers << room).view(np.int64) >> room.astype(np.int64)
 
 
 @dataclass
 class Vector:
-    """Numbers of a ring, uint64 (count,) of which the lowest bits count, and their check."""
+    """Vector over a ring, uint64 (count,) with `bits` significant low bits, and its check."""
 
     ring: Ring
     numbers: UInt64
@@ -96,13 +96,12 @@ class Vector:
 
     @classmethod
     def from_bytes(cls, ring: Ring, raw: bytes) -> Vector:
-        """As `to_bytes` gave it; raises CryptoError for another size."""
+        """Invert `to_bytes`. Raises CryptoError for another size."""
         if len(raw) != ring.byte_count:
             raise CryptoError(f"a vector and its check have {ring.byte_count} bytes here")
         return cls(ring, unpack(ring, raw[:-CHECK_BYTES]), int.from_bytes(raw[-CHECK_BYTES:]))
 
     def to_bytes(self) -> bytes:
-        """The packed vector and its check, `ring.byte_count` bytes."""
         return pack(self.ring, self.numbers) + self.check.to_bytes(CHECK_BYTES)
 
     def add(self, other: Vector) -> None:
@@ -116,24 +115,23 @@ class Vector:
 
 
 class PackedSum:
-    """The sum of packed vectors and their checks, none of them unpacked: bytes and bits of a place
-    are added up in 16 bits, and moved on before these can be full."""
+    """Sum of packed vectors and checks, in 16-bit counters flushed before they overflow."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
-        self._whole, self._rest = divmod(ring.bits, 8)
-        self._places = np.zeros((self._whole + self._rest) * ring.count, np.uint16)
+        self._whole, self._extra_bits = divmod(ring.bits, 8)
+        self._places = np.zeros((self._whole + self._extra_bits) * ring.count, np.uint16)
         self._added, self._total = 0, Vector.zeros(ring)
 
     def add(self, raw: bytes | memoryview) -> None:
-        """One more, as `Vector.to_bytes` gave it; raises CryptoError for another size."""
+        """Add the result of `Vector.to_bytes`. Raises CryptoError for another size."""
         ring = self.ring
         if len(raw) != ring.byte_count:
             raise CryptoError(f"a vector and its check have {ring.byte_count} bytes here")
         packed, begin = np.frombuffer(raw, np.uint8), self._whole * ring.count
         self._places[:begin] += packed[:begin]
         each = -(-ring.count // 8)
-        for bit in range(self._rest):
+        for bit in range(self._extra_bits):
             plane = packed[begin + bit * each : begin + (bit + 1) * each]
             at = begin + bit * ring.count
             self._places[at : at + ring.count] += np.unpackbits(plane, count=ring.count)
@@ -144,7 +142,6 @@ class PackedSum:
             self._move()
 
     def join(self, other: Vector) -> None:
-        """What others came to, added up elsewhere."""
         self._total.add(other)
 
     def total(self) -> Vector:
@@ -152,7 +149,7 @@ class PackedSum:
         return Vector(self.ring, self._total.numbers.copy(), self._total.check)
 
     def _move(self) -> None:
-        for place in range(self._whole + self._rest):
+        for place in range(self._whole + self._extra_bits):
             shift = 8 * place if place < self._whole else 7 * self._whole + place
             part = self._places[place * self.ring.count : (place + 1) * self.ring.count]
             self._total.numbers += part.astype(_WORD) << np.uint64(shift)
@@ -161,8 +158,7 @@ class PackedSum:
 
 
 def add_mask(total: Vector, seed: MaskSeed, use: bytes) -> None:
-    """Add the seed's mask to a vector: uniform numbers, and a uniform check. `use` says which
-    vector: two of one seed must never share it."""
+    """Add the seed's mask; two vectors of one seed must never have the same `use`."""
     words = _WORD if total.ring.bits > 32 else np.dtype("<u4")
     stream = _Keystream(seed, context(MASK, use))
     total.check = (total.check + int.from_bytes(stream.next(CHECK_BYTES))) % 2**64
@@ -171,7 +167,7 @@ def add_mask(total: Vector, seed: MaskSeed, use: bytes) -> None:
 
 
 def masked(numbers: Int64, seed: MaskSeed, key: CheckKey, use: bytes, ring: Ring) -> Vector:
-    """`numbers` (count,) with their check, both under the seed's mask."""
+    """Return `numbers` (count,) with their check, both under the seed's mask."""
     plain = np.array(numbers, np.int64).view(np.uint64)
     result = Vector(ring, plain, check_of(numbers, key, use))
     add_mask(result, seed, use)
@@ -179,7 +175,6 @@ def masked(numbers: Int64, seed: MaskSeed, key: CheckKey, use: bytes, ring: Ring
 
 
 def sum_of_masks(seeds: Iterable[MaskSeed], use: bytes, ring: Ring) -> Vector:
-    """What takes the masks of all these seeds away from the sum of what they hide."""
     total = Vector.zeros(ring)
     for seed in seeds:
         add_mask(total, seed, use)
@@ -187,7 +182,7 @@ def sum_of_masks(seeds: Iterable[MaskSeed], use: bytes, ring: Ring) -> Vector:
 
 
 def check_of(numbers: Int64, key: CheckKey, use: bytes) -> int:
-    """Σ r_j·x_j mod 2^64, the factors by this key."""
+    """Return Σ r_j·x_j mod 2^64 with this key's factors."""
     plain = np.ascontiguousarray(numbers, np.int64).view(np.uint64)
     stream, total = _Keystream(key, context(MASK_CHECK, use)), 0
     for part in _blocks(len(plain)):
@@ -198,16 +193,18 @@ def check_of(numbers: Int64, key: CheckKey, use: bytes) -> int:
 def unmasked(
     total: Vector, masks: Vector, key: CheckKey, use: bytes, bits: int = 64
 ) -> Int64 | None:
-    """Return the exact sum, int64 (count,); None where the `bits` lowest bits of its check do not
-    hold. All 64 hold where `masks` is the sum of the masks in `total` and no sum leaves the ring;
-    as many as the ring has also where one does."""
+    """Return the exact sum, int64 (count,), or None if the check's lowest `bits` bits differ.
+
+    With `masks` the sum of the masks in `total`, all 64 bits match if no sum leaves the ring, else
+    as many bits as the ring has.
+    """
     numbers = signed(total.ring, total.numbers - masks.numbers)
     checked = total.check - masks.check
     return numbers if (check_of(numbers, key, use) - checked) % 2**bits == 0 else None
 
 
 class Factors:
-    """The factors r_j of checks of many vectors of one ring: kept where few, else derived anew."""
+    """Factors r_j for checks of many vectors of one ring: cached if few, else derived again."""
 
     def __init__(self, key: CheckKey, use: bytes, ring: Ring) -> None:
         self.ring, self._use, self._key = ring, use, key
@@ -215,7 +212,6 @@ class Factors:
         self._kept: UInt64 | None = None
 
     def blocks(self) -> Iterator[tuple[slice, UInt64]]:
-        """Yield places and their factors, block by block."""
         if self.ring.count > _FACTORS_KEPT:
             yield from self._derived()
             return
@@ -225,17 +221,18 @@ class Factors:
             yield part, self._kept[part]
 
     def form(self, numbers: UInt64) -> int:
-        """Return Σ r_j·x_j mod 2^bits of a vector (count,)."""
         parts = (int(np.dot(words, numbers[part])) for part, words in self.blocks())
         return sum(parts) % self._modulus
 
     def check_of_masked(self, vector: Vector) -> int:
-        """The form of a vector less its check, mod 2^bits; of a sound one `check_of_mask`."""
+        """Return form minus check, mod 2^bits; for a valid vector equal to `check_of_mask`."""
         return (self.form(vector.numbers) - vector.check) % self._modulus
 
     def check_of_mask(self, seed: MaskSeed) -> int:
-        """Return the form of the seed's mask less the check's mask, mod 2^bits: the proxy's side.
-        No higher bit may leave: it would tell which numbers wrapped around under the mask."""
+        """Return the form of the seed's mask minus the check's mask, mod 2^bits, for the proxy.
+
+        Higher bits must not be sent: they would reveal which numbers wrapped around under the mask.
+        """
         mask = Vector.zeros(self.ring)
         add_mask(mask, seed, self._use)
         return self.check_of_masked(mask)
@@ -247,7 +244,7 @@ class Factors:
 
 
 class _Keystream:
-    """ChaCha20 keystream under a key of its own, given out block by block in one buffer."""
+    """ChaCha20 keystream under its own derived key, read block by block in one buffer."""
 
     def __init__(self, key: SecretKey, info: bytes) -> None:
         own = ChaCha20(derived(key.to_bytes(), info), _NONCE)
@@ -258,12 +255,12 @@ class _Keystream:
         return self._stream.update(bytes(size))
 
     def words(self, part: slice, word: np.dtype[Any]) -> NDArray[np.unsignedinteger]:
-        """As many words as the part has places; good until the next are asked for."""
+        """Return one word per place of the part; valid until the next call."""
         size = (part.stop - part.start) * word.itemsize
         self._stream.update_into(memoryview(_ZEROS)[:size], self._buffer)
         return np.frombuffer(self._buffer, word, part.stop - part.start)
 
 
 def _blocks(count: int) -> Iterator[slice]:
-    # Small enough for the processor's caches, and no fresh memory is taken for each.
+    # Small enough for the processor's caches; the buffer is reused.
     return (slice(start, min(count, start + _BLOCK)) for start in range(0, count, _BLOCK))

@@ -1,4 +1,4 @@
-"""The size of vectors of integers mod 2^k, without numpy: who checks sizes need not add up."""
+"""Sizes of vectors of integers mod 2^k, without numpy for code that only checks sizes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ class Ring:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of a packed vector: `count`·`bits` bits, each plane of bits rounded up."""
-        whole, rest = divmod(self.bits, 8)
-        return self.count * whole + -(-self.count // 8) * rest
+        """Bytes of a packed vector: `count`·`bits` bits, each bit plane rounded up."""
+        whole, extra_bits = divmod(self.bits, 8)
+        return self.count * whole + -(-self.count // 8) * extra_bits
 
     @property
     def byte_count(self) -> int:
-        """Bytes of a packed vector and its check."""
         return self.packed_bytes + CHECK_BYTES

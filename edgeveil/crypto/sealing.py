@@ -1,7 +1,7 @@
 """HPKE (RFC 9180, base mode): X25519, HKDF-SHA256, ChaCha20-Poly1305.
 
-The library offers no associated data, so all context goes into `info`. A sealed text is
-`enc (32 bytes) ‖ ciphertext ‖ tag (16 bytes)`.
+The library has no associated data, so all context goes into `info`. A sealed text is `enc (32
+bytes) ‖ ciphertext ‖ tag (16 bytes)`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
 def seal(public: SealingKey, info: bytes, plaintext: bytes | bytearray | memoryview) -> bytes:
-    """`plaintext` for the owner of `public` alone, 48 bytes longer. Raises CryptoError for a key of
-    low order."""
+    """Encrypt for the owner of `public`; adds 48 bytes. Raises CryptoError for a low-order key."""
     try:
         return _SUITE.encrypt(plaintext, public.library_key(), info)
     except ValueError:
@@ -36,7 +35,7 @@ def seal(public: SealingKey, info: bytes, plaintext: bytes | bytearray | memoryv
 
 
 def open_sealed(private: OpeningKey, info: bytes, ciphertext: bytes) -> bytes | None:
-    """The plaintext, or None: sealed to another key or under another `info`, altered, too short."""
+    """Return the plaintext, or None for another key or `info`, or an altered or short text."""
     if len(ciphertext) < SEAL_OVERHEAD_BYTES:
         return None
     try:
@@ -46,7 +45,6 @@ def open_sealed(private: OpeningKey, info: bytes, ciphertext: bytes) -> bytes | 
 
 
 def unusable(public: SealingKey) -> CryptoError:
-    """The error of a public key of low order."""
     what = f"nothing can be sealed to the key {public.fingerprint()}"
     return CryptoError(what, fix="enrol the device again with a key that it made itself")
 
@@ -54,26 +52,24 @@ def unusable(public: SealingKey) -> CryptoError:
 TAG_BYTES = 8
 STANZA_BYTES = TAG_BYTES + KEY_BYTES + SEAL_OVERHEAD_BYTES
 SMALLEST_BUCKET = 16
-# Two recipients share a tag about once in 2^64 pairs: more equal ones are an attempt to keep a
-# device busy.
+# Two recipients share a tag about once in 2^64 pairs: more equal tags are an attempt to waste a
+# device's time.
 EQUAL_TAGS_TRIED = 4
 
 
 def stanza_count(recipients: int) -> int:
-    """Stanzas for this many recipients: the next power of two, at least 16."""
+    """Return the stanzas for this many recipients: the next power of two, at least 16."""
     return max(SMALLEST_BUCKET, 1 << max(0, recipients - 1).bit_length())
 
 
 def stanza_area_bytes(recipients: int) -> int:
-    """Bytes of the ephemeral key and all stanzas together."""
     return KEY_BYTES + stanza_count(recipients) * STANZA_BYTES
 
 
 def seal_stanzas(
     content_key: ContentKey, recipients: Sequence[SealingKey], info: bytes, count: int | None = None
 ) -> bytes:
-    """The whole area: `count` stanzas (None: `stanza_count`), those beyond the recipients dummies.
-    Raises CryptoError when a recipient's key is unusable."""
+    """Return `count` stanzas, filled up with dummies. Raises CryptoError for an unusable key."""
     ephemeral, thrown_away = OpeningKey.generate(), OpeningKey.generate().public()
     public, private = ephemeral.public(), ephemeral.library_key()
     raw = content_key.to_bytes()
@@ -88,9 +84,9 @@ def seal_stanzas(
 
 
 def open_stanzas(key: OpeningKey, info: bytes, area: bytes | memoryview) -> ContentKey | None:
-    """The content key if a stanza is for `key`, else None; None too for a broken area."""
-    count, rest = divmod(len(area) - KEY_BYTES, STANZA_BYTES)
-    if count < 1 or rest:
+    """Return the content key if a stanza is for `key`; None otherwise, or for a malformed area."""
+    count, extra_bytes = divmod(len(area) - KEY_BYTES, STANZA_BYTES)
+    if count < 1 or extra_bytes:
         return None
     ephemeral = SealingKey(bytes(area[:KEY_BYTES]))
     try:
@@ -114,12 +110,12 @@ def open_stanzas(key: OpeningKey, info: bytes, area: bytes | memoryview) -> Cont
 
 
 def _bound(ephemeral: SealingKey, recipient: SealingKey, info: bytes) -> bytes:
-    """What a tag is bound to: both public keys, as HPKE's own secrets are, and the context."""
+    """Return a tag's context: both public keys, as HPKE binds its own secrets, and `info`."""
     return bound_to(STANZA_TAG, ephemeral.to_bytes(), recipient.to_bytes(), info)
 
 
 def _tag(private: X25519PrivateKey, other: SealingKey, bound: bytes) -> bytes:
-    """The tag of the keys' shared secret; CryptoError when `other` is of low order."""
+    """Return the tag of the shared secret. Raises CryptoError if `other` is of low order."""
     try:
         secret = private.exchange(other.library_key())
     except ValueError:

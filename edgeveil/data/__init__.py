@@ -1,1 +1,1 @@
-"""Where records come from, how they are shared out and how one device splits them."""
+"""Data sources, partitions, and the split of a device's records."""

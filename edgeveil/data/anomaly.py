@@ -1,5 +1,4 @@
-"""Labels where what is usual is learned: 0 for normal, any class above for anomalous; a record
-without a label is learned from too."""
+"""Labels of anomaly detection: 0 for normal, classes above for anomalous, -1 for unlabelled."""
 
 from __future__ import annotations
 
@@ -9,12 +8,11 @@ from numpy.typing import NDArray
 NORMAL, ANOMALOUS, UNLABELLED, UNKNOWN = 0, 1, -1, -2
 NAMES = ("normal", "anomalous")
 ALARM_RATE = "edgeveil.alarm_rate"
-"""Property of a released model whose score above 1 is an alarm: the share of normal records that
-its threshold was made for."""
+"""Property of a released anomaly model: the alarm rate on normal records behind its threshold."""
 
 
 def learned_from(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mask (n,): normal, or without a label. Each decides alone."""
+    """Return a mask (n,) of training records: normal or unlabelled."""
     return np.asarray((labels == NORMAL) | (labels == UNLABELLED))
 
 

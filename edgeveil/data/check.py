@@ -1,4 +1,4 @@
-"""What an owner should know about the records before a device enrols; never leaves the console."""
+"""Checks of a device's records before it enrols; results never leave the owner's console."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edgeveil.data.schema import DataSchema
 
 @dataclass(frozen=True)
 class DataReport:
-    """Counts over one device's records, and a line for each thing the owner should look at."""
+    """Counts over one device's records, and one line per problem."""
 
     records: int
     training: int
     evaluation: int
     shape: tuple[int, ...]
-    not_learned: int  # of a job that learns what is normal: records that are labelled anomalous
-    usable: int  # records that learning will count
+    not_learned: int  # anomalous records of an anomaly job
+    usable: int  # records used for learning
     histogram: Mapping[int, int]  # usable records by class
     problems: list[str]
 
@@ -75,20 +75,20 @@ _NEARLY_ALL = 0.9
 
 
 def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
-    """What in a table is not as the schema says. For the owner's console alone."""
+    """Return deviations of a table from its schema, for the owner's console alone."""
     ranges = {name: one.number for one in schema.columns or () for name in one.names}
-    told = [line for one in found.columns for line in _column_problems(one, ranges[one.name])]
+    lines = [line for one in found.columns for line in _column_problems(one, ranges[one.name])]
     if found.unknown_labels:
         are = f"none of the classes {', '.join(schema.label.names[:8])}"
         if schema.target is not None:
             are = "missing or no number"
         elif schema.anomaly:
             are = "neither normal nor anomalous by the schema"
-        told.append(
+        lines.append(
             f"{found.unknown_labels} of {len(found.records)} labels in column"
             f" '{schema.label.column}' are {are}: dropped"
         )
-    return told
+    return lines
 
 
 def _column_problems(one: ColumnTally, number: tuple[float, float] | None) -> Iterator[str]:

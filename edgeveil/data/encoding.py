@@ -1,8 +1,7 @@
-"""A schema makes numbers of records, the same on every device.
+"""Encode records as numbers by a schema, the same on every device.
 
-What a record becomes follows from schema and record alone, and no record fails: what cannot be read
-is a missing value; a row of another width, or with an unknown label, is dropped by learning. Only a
-lacking column is refused.
+The result depends on schema and record alone, and no record fails: an unreadable value counts as
+missing; a row of wrong width or unknown label is dropped. Only a missing column is an error.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from edgeveil.registry import nearest
 _DIGEST_BYTES = 32
 NO_CLASS = -1
 _WHOLE = 2.0**53
-UNREADABLE = "\ufffd"  # for what no cell can be: a list, no UTF-8, a date out of calendars
-_SPARE_ROWS = 64  # beyond a limit, so that not each row further is a sorting
+UNREADABLE = "\ufffd"  # for a list, invalid UTF-8, or a date out of range
+_SPARE_ROWS = 64  # rows beyond a limit, so that not each further row needs a sort
 
 
 @dataclass(frozen=True)
 class ColumnTally:
     name: str
     rows: int
-    missing: int  # empty, or what the schema says stands for it
-    unreadable: int  # no number, where one belongs: read as missing
+    missing: int  # empty, or one of the schema's `missing`
+    unreadable: int  # not a number in a number column: read as missing
     clipped: int  # numbers outside the public range
-    unknown: int  # categories that are not in the public list
+    unknown: int  # categories not in the public list
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Records, and what was found in their columns; `unknown_labels` are dropped when learning."""
+    """Records and the tallies of their columns; `unknown_labels` are dropped in learning."""
 
     records: Records
     columns: tuple[ColumnTally, ...] = ()
@@ -56,8 +55,7 @@ class Encoded:
 
 
 def cell_text(value: Any) -> str:
-    """A value as the text of a cell, whatever file, and whatever type the other cells of its column
-    gave it. What is missing is empty; lists and structures are all one text."""
+    """Return a value as cell text, independent of the file's format and of other cells' types."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -84,9 +82,10 @@ def cell_text(value: Any) -> str:
 
 
 class RowEncoder:
-    """Rows of text -> records; `names` are the file's columns in order. DataError for a lacking
-    column. `labelled`: whether the label is needed, None: if it is there, as always where records
-    need none. With a `limit` so many rows are kept; tallies count the others too."""
+    """Encodes rows of text; `names` are the file's columns in order.
+
+    `labelled` None: read labels if present. All rows are tallied, the `limit` of them are kept.
+    Raises DataError for a missing or duplicate column."""
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class RowEncoder:
         self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
 
     def add(self, cells: Sequence[str]) -> str:
-        """Add one row; what is wrong with it as a whole, or "". RecordsError for too many bytes."""
+        """Add a row; return its problem or "". Raises RecordsError for too many bytes."""
         self._make_room(len(self._labels) + 1)
         whole = len(cells) == self._width
         self._digests += stored_digest(cell.encode("utf-8", "surrogatepass") for cell in cells)
@@ -150,7 +149,7 @@ class RowEncoder:
         return ""
 
     def encoded(self) -> Encoded:
-        """All rows so far, or as many as the limit allows. Raises as `add`."""
+        """Return all rows so far, up to the limit. Raises as `add`."""
         self._keep_limit()
         self._make_room(len(self._labels))
         rows = len(self._labels)
@@ -212,7 +211,7 @@ class _ColumnReader:
         self.width, category = column.width, column.category or ()
         self._unknown = len(category)
         self._number = {text: at for at, text in enumerate(category)}
-        self._cells = array("d")  # numbers, or places in the list of categories
+        self._cells = array("d")  # numbers, or indices of categories
         self._gaps = self._unreadable = 0
 
     def add(self, cell: str) -> None:
@@ -229,7 +228,6 @@ class _ColumnReader:
         self._cells = _chosen(self._cells, chosen)
 
     def fill(self, x: NDArray[np.float32]) -> None:
-        """Write the column's values to x (n, width), which holds zeros."""
         column, values = self._column, np.frombuffer(self._cells)
         if column.number is None:
             x[np.arange(len(x)), values.astype(np.int64)] = 1
@@ -245,7 +243,6 @@ class _ColumnReader:
         x[:, 0] = np.where(known, scaled, 0.0)
 
     def tally(self, broken: NDArray[np.bool_]) -> ColumnTally:
-        """What was found, rows that are broken as a whole left out."""
         rows, gaps = int((~broken).sum()), self._gaps - int(broken.sum())
         clipped, unknown, values = 0, 0, np.frombuffer(self._cells)
         if self._column.number is None:
@@ -264,18 +261,18 @@ def number_in(cell: str) -> float:
 
 
 def stored_digest(parts: Iterable[bytes]) -> bytes:
-    """SHA-256 of a record as it is stored: a row's cells, or a file's bytes."""
+    """Return the SHA-256 of a stored record: a row's cells, or a file's bytes."""
     return hashlib.sha256(context(RECORD_STORED, *parts)).digest()
 
 
 def digest_rows(digests: bytes | bytearray) -> NDArray[np.float32]:
-    """Digests one after the other -> (n, 32), a byte a value: what `Records.stored` holds."""
+    """Return concatenated digests as (n, 32), one byte per value, for `Records.stored`."""
     rows = np.frombuffer(bytes(digests), np.uint8).reshape(-1, _DIGEST_BYTES)
     return rows.astype(np.float32)
 
 
 def pictures(schema: DataSchema, x: NDArray[np.float32], where: str) -> NDArray[np.float32]:
-    """Pictures (n, h, w), (n, 3, h, w) or (n, h, w, 3) as the schema's records. DataError."""
+    """Convert pictures (n, h, w), (n, 3, h, w) or (n, h, w, 3) to the schema's form."""
     image = schema.image
     if image is None:
         what = "the job's schema names columns, and an NPZ file has none"

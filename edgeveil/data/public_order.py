@@ -1,5 +1,4 @@
-"""Seeded public orders, the same on every machine and with every library version: for
-demonstrations and partitions, never for noise or selection."""
+"""Public seeded orders, equal on every machine and version; never for noise or selection."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ SPLIT_SEED = 0
 
 
 def public_order(count: int, seed: int, label: str) -> NDArray[np.int64]:
-    """A permutation of `range(count)`, sorted by SHA-256(label, seed, index)."""
+    """Return a permutation of `range(count)`, sorted by SHA-256(label, seed, index)."""
     prefix = f"edgeveil/v1/{label}/{seed}/".encode()
     digests = [sha256(prefix + str(index).encode()).digest() for index in range(count)]
     return np.array(sorted(range(count), key=digests.__getitem__), dtype=np.int64)
 
 
 def public_chance(seed: int, label: str) -> np.random.RandomState:
-    """Seeded chance of one label, of the one generator whose streams numpy has frozen."""
+    """Return seeded randomness for a label, from numpy's only generator with frozen streams."""
     digest = sha256(f"edgeveil/v1/{label}/{seed}".encode()).digest()
     return np.random.RandomState(np.frombuffer(digest, dtype="<u4"))
 
@@ -30,8 +29,7 @@ def public_chance(seed: int, label: str) -> np.random.RandomState:
 def hold_back(
     records: Records, count: int, seed: int = SPLIT_SEED, label: str = "held"
 ) -> tuple[Records, Records]:
-    """(rest, held): `count` records are held, of each class in proportion (largest remainder). By
-    index and all labels, so for published records alone. DataError if there are fewer."""
+    """Return (remaining, held), stratified by all labels: for published records only."""
     if not 0 <= count <= len(records):
         what = f"cannot hold back {count} of {len(records)} records"
         raise DataError(what, where="test_records", fix=f"choose 0 to {len(records)}")
@@ -40,7 +38,6 @@ def hold_back(
 
 
 def _stratified(y: NDArray[np.int64], count: int, order: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mask (n,) with exactly `count` true: the first of each class in `order`."""
     mask = np.zeros(len(y), dtype=np.bool_)
     if not count:
         return mask

@@ -1,4 +1,4 @@
-"""Records and their labels, and what every source checks of them before memory is taken."""
+"""Records and labels, with the checks of every source before memory is allocated."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from edgeveil.errors import DataError, RecordsError
 
 MAX_BYTES = 2 << 30  # of one array in memory, as float32
-OPAQUE = "OV"  # kinds of NumPy arrays that no file is read for: objects, structures
+OPAQUE = "OV"  # kinds of NumPy arrays that are never read from files: objects, structures
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Records of one device: `x` (n, ...) float32, `y` (n,) int64, and with a schema `stored` (n,
-    k), which follows from each record as it lies in its file. Compared and hashed by identity,
-    never changed in place."""
+    """Records of one device: `x` (n, ...) float32, `y` (n,) int64, immutable.
+
+    `stored` (n, k) identifies each record as stored in its file, with a schema."""
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -34,7 +34,7 @@ class Records:
 
     @property
     def places(self) -> NDArray[np.float32]:
-        """What decides where each record stands (n, ...): the record as it is stored."""
+        """Values (n, ...) that decide a record's split and rank: the record as stored."""
         return self.x if self.stored is None else self.stored
 
     def at(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
@@ -43,7 +43,7 @@ class Records:
 
 
 def require_file(path: Path | None, key: str) -> Path:
-    """The path, if it names a file that exists; else DataError naming the configuration key."""
+    """Return the path of an existing file. Raises DataError with the configuration `key`."""
     if path is None:
         raise DataError("no file is named", where=key, fix=f"set {key} to the file's path")
     if not path.is_file():
@@ -53,10 +53,10 @@ def require_file(path: Path | None, key: str) -> Path:
 
 
 def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: str) -> None:
-    """RecordsError if an array of `shape` would take more than `max_bytes`, before it is read."""
+    """Raise RecordsError if an array of `shape` would take more than `max_bytes`."""
     if any(axis < 0 for axis in shape):
         raise DataError(f"has the shape {shape}", where=where, fix="copy the file again")
-    # Records are held as float32. An axis of 0 must not hide how large the others are.
+    # Records become float32. An axis of 0 must not hide the size of the others.
     wanted = math.prod(max(axis, 1) for axis in shape) * max(item_bytes, 4)
     if wanted > max_bytes:
         what = f"holds {wanted} bytes of numbers, the limit is {max_bytes}"
@@ -64,10 +64,10 @@ def require_room(shape: Sequence[int], item_bytes: int, max_bytes: int, where: s
 
 
 def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
-    """Records from any numeric `x` (n, ...) and labels `y` (n,). Raises DataError for shapes and
-    structures, never for a value, since taking part may not depend on a record. Two arrays of shape
-    (0,), an empty list, are no records: x is then (0, 0)."""
-    if x.shape == y.shape == (0,):
+    """Return records from numeric `x` (n, ...) and labels `y` (n,).
+
+    Raises DataError for shapes, never for a value: participation must not depend on a record."""
+    if x.shape == y.shape == (0,):  # empty lists
         x = x.reshape(0, 0)
     if x.dtype.kind == "V" or y.dtype.kind == "V":
         what = f"x has type {x.dtype}, y {y.dtype}"
@@ -80,15 +80,15 @@ def as_records(x: NDArray[Any], y: NDArray[Any], where: str) -> Records:
         what = f"x has shape {x.shape} and y {y.shape}"
         raise DataError(what, where=where, fix="store one label for each record")
     if x.dtype.kind in "iu" and x.dtype.itemsize > 4:
-        # A gap elsewhere makes a column of whole numbers float64: rounded the same way, then.
+        # A missing value elsewhere makes an integer column float64: round the same way here.
         x = x.astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite
+    with np.errstate(over="ignore", invalid="ignore"):  # too large values become infinite
         values = np.ascontiguousarray(x, dtype=np.float32)
     return Records(values, whole_labels(y))
 
 
 def plain_numbers(array: NDArray[Any]) -> NDArray[Any]:
-    """The numbers of an array of any type, objects too; NaN for each value that is none."""
+    """Convert an array of any type to numbers, NaN for each other value."""
     kind = array.dtype.kind
     if kind == "O":
         values = [_number(value) for value in array.ravel()]
@@ -106,7 +106,6 @@ def plain_numbers(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _number(value: object) -> float:
-    """The number that an object is, as an array of its own kind would hold it; else NaN."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, complex | np.complexfloating):
@@ -118,9 +117,9 @@ def _number(value: object) -> float:
 
 
 def number_in_text(text: str) -> float:
-    """The number that a text is, as a column or an array of numbers would hold it; else NaN."""
+    """Convert a text as a numeric column or array would, else NaN."""
     with suppress(ValueError):
-        number = complex(text)  # as NumPy writes one beside a text
+        number = complex(text)  # NumPy's text form of a complex number
         return number.real if number.imag == 0 else math.nan
     return {"true": 1.0, "false": 0.0}.get(text.strip().lower(), math.nan)
 
@@ -130,13 +129,13 @@ def flat_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def canonical_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x (n, ...) as (n, values in a record), little-endian: equal numbers have equal bytes."""
+    """Return x (n, ...) as (n, values per record), little-endian: equal numbers, equal bytes."""
     # Adding 0.0 turns -0.0 into 0.0.
     return np.ascontiguousarray(flat_rows(x) + np.float32(0.0), dtype="<f4")
 
 
 def whole_labels(y: NDArray[Any]) -> NDArray[np.int64]:
-    """Labels (n,) as int64. What is no whole number, or huge, becomes -1: outside every class."""
+    """Return labels (n,) as int64; fractions and huge values become -1, outside every class."""
     if y.dtype.kind == "u":
         return np.where(y > 2**53, -1, y.astype(np.int64))
     if y.dtype.kind in "bi":

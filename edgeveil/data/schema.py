@@ -1,5 +1,4 @@
-"""A job's `data.schema`: names and public values of a data set's columns, pictures and labels.
-`data.encoding` makes numbers of records by it."""
+"""A job's `data.schema`: names and public values of columns, pictures and labels."""
 
 from __future__ import annotations
 
@@ -43,15 +42,15 @@ class Column(Block):
     )
     """The column's name, or a list of the names of several columns that are read alike."""
     number: Range | None = Field(default=None, examples=[[17, 90]], exclude_if=_empty)
-    """A number, and its public range, which becomes [-1, 1]; clipped, and 0 where it is missing."""
+    """Public range of a number, mapped to [-1, 1]; values are clipped, missing ones become 0."""
     bins: tuple[Finite, ...] = Field(
         default=(), max_length=256, examples=[[3, 6]], exclude_if=_empty
     )
-    """Of a number: public inner edges of bins, each a place of its own, one more for missing."""
+    """For a number: public inner edges of bins, one-hot, with one more place for missing."""
     category: Texts | None = Field(
         default=None, min_length=1, max_length=4096, examples=[["red", "green"]], exclude_if=_empty
     )
-    """A text, and the public list of what it may be, each a place, one more for all else."""
+    """Public list of a text's values, one-hot, with one more place for all others."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,20 +64,20 @@ class Column(Block):
 
 
 class Label(Block):
-    """What is learned to tell."""
+    """The label to predict."""
 
     column: ColumnName | None = Field(default=None, examples=["income"], exclude_if=_empty)
-    """The label's column in a table; pictures lie in a folder for each class."""
+    """The label's column in a table; pictures are in one folder per class."""
     classes: tuple[Text | Annotated[tuple[Text, ...], Field(min_length=1, max_length=16)], ...] = (
         Field(default=(), max_length=10000, examples=[["no", "yes"]], exclude_if=_empty)
     )
     """The classes' names, class 0 first; a list of names is one class. Other labels are dropped."""
     number: Range | None = Field(default=None, examples=[[0, 100]], exclude_if=_empty)
-    """In place of `classes`: a number, and its public range; clipped, dropped where missing."""
+    """In place of `classes`: public range of a number; clipped, and dropped if missing."""
     normal: LabelNames = Field(default=(), examples=[["ok"]], exclude_if=_empty)
-    """In place of both: learn what is usual; these labels, or none, say that a record is."""
+    """In place of both: learn normal records, which have one of these labels or none."""
     anomalous: LabelNames = Field(default=(), examples=[["leak", "stall"]], exclude_if=_empty)
-    """Beside `normal`: labels that say the opposite, others are dropped; empty: any other does."""
+    """With `normal`: labels of anomalies; others are dropped. Empty: all other labels."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,34 +98,34 @@ class Label(Block):
 
 
 class PictureForm(Block):
-    """What each picture becomes."""
+    """The form of records from pictures."""
 
     size: tuple[Pixels, Pixels] = Field(examples=[[32, 32]])
     """Height and width; pictures of another size are scaled to it."""
     channels: Literal[1, 3] = 1
     """1: grey, records of [height, width]; 3: red, green, blue, records of [3, height, width]."""
     values: Range = Field(default=PIXEL_RANGE, exclude_if=lambda value: value == PIXEL_RANGE)
-    """The public range of values in an NPZ file, which becomes 0 to 255 as pictures have it."""
+    """Public range of values in an NPZ file, mapped to 0 to 255."""
 
 
 class DataSchema(Block):
-    """Names and values of a data set's records; all of it is public."""
+    """Names and values of a data set's records, all public."""
 
     origin: Origin = Field(examples=["public"])
-    """`public`: known without any records. `own_records`: drawn from them (`edgeveil init --from`);
-    no job may have that: judge each list and range, then write `public`."""
+    """`public`: known without any records. `own_records`: drawn from them (`edgeveil init --from`),
+    refused in jobs: judge each list and range, then write `public`."""
     label: Label
-    """What is learned to tell."""
+    """The label to predict."""
     columns: Annotated[tuple[Column, ...], Field(min_length=1, max_length=4096)] | None = Field(
         default=None, examples=[[{"name": "age", "number": [17, 90]}]], exclude_if=_empty
     )
-    """The columns of a table that are learned from; others are not read."""
+    """Input columns of a table; others are not read."""
     header: Annotated[tuple[ColumnName, ...], Field(min_length=2, max_length=65536)] | None = Field(
         default=None, exclude_if=_empty
     )
-    """All columns of a CSV file that has no line to name them; null: its first line does."""
+    """All columns of a CSV file without a header line; null: its first line is the header."""
     missing: Texts = Field(default=(), max_length=16, examples=[["?"]], exclude_if=_empty)
-    """What stands in a table where a value is missing; an empty cell always does."""
+    """Texts for a missing value in a table, besides an empty cell."""
     image: PictureForm | None = Field(default=None, exclude_if=_empty)
     """The form of pictures."""
 
@@ -139,7 +138,6 @@ class DataSchema(Block):
 
     @property
     def classes(self) -> int:
-        """Number of labels; of a number, the steps of its range."""
         return max(2, len(self.label.names)) if self.target is None else LABELS
 
     @property
@@ -152,7 +150,7 @@ class DataSchema(Block):
 
     @property
     def largest(self) -> float:
-        """No value of a record is beyond it: what an `input_scale` divides by."""
+        """Largest absolute value in a record: the default of `input_scale`."""
         return PIXEL_RANGE[1] if self.image is not None else 1.0
 
 
@@ -168,14 +166,14 @@ def schema_metadata(schema: DataSchema) -> dict[str, str]:
 
 
 def without_location(text: str) -> str:
-    """JSON text without a word that nobody opens a graph with: it would mark a tensor outside."""
+    """Escape "location" in JSON, which `open_session` refuses as a mark of an external tensor."""
     return text.replace("location", r"\u006cocation")
 
 
 def schema_in(
     properties: Mapping[str, str], input_shape: Sequence[int | None]
 ) -> DataSchema | None:
-    """Inverse of `schema_metadata`, None without one. DataError, also for another size."""
+    """Invert `schema_metadata`; None without one. Raises DataError, also for another size."""
     text = properties.get(SCHEMA)
     if text is None:
         return None
@@ -187,7 +185,7 @@ def schema_in(
         if mixes:
             raise ValueError(mixes[0].text)
         if math.prod(schema.input_shape) != math.prod(axis or 0 for axis in input_shape):
-            raise ValueError("its records are others than the model's")
+            raise ValueError("its records differ from the model's")
     except (ValueError, RecursionError) as error:
         what = f"holds no schema that this version knows ({str(error)[:100]})"
         raise DataError(what, where=SCHEMA, fix="use an EdgeVeil of the model's version") from None
@@ -196,8 +194,8 @@ def schema_in(
 
 def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
     if schema.origin == "own_records":
-        text = "lists and ranges drawn from records can tell of a single one of them, and a job is"
-        fix = "judge each of them, replace what only records say, and write public"
+        text = "lists and ranges drawn from records can reveal a single record, and a job is"
+        fix = "judge each of them, replace values known only from records, and write public"
         yield Mix((f"{at}.origin",), f"{text} public; {fix}")
     if (schema.columns is None) == (schema.image is None):
         given = "both are given" if schema.columns else "neither is given"
@@ -220,12 +218,12 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
 def _labels(label: Label, at: str) -> Iterator[Mix]:
     names = [n for one in label.classes for n in ((one,) if isinstance(one, str) else one)]
     if (twice := _twice(names)) is not None:
-        yield Mix((f"{at}.label.classes",), f"'{twice}' stands twice; name each class once")
+        yield Mix((f"{at}.label.classes",), f"'{twice}' occurs twice; name each class once")
     if (twice := _twice([*label.normal, *label.anomalous])) is not None:
         keys = (f"{at}.label.normal", f"{at}.label.anomalous")
-        yield Mix(keys, f"'{twice}' stands twice; a label says one thing of a record")
+        yield Mix(keys, f"'{twice}' occurs twice; list each label once")
     if label.anomalous and not label.normal:
-        text = "is beside what is normal, and nothing is; add for example normal: [ok]"
+        text = "needs label.normal, which is missing; add for example normal: [ok]"
         yield Mix((f"{at}.label.anomalous", f"{at}.label"), text)
     given = [name for name in ("classes", "number", "normal") if getattr(label, name)]
     if len(given) != 1:
@@ -234,12 +232,12 @@ def _labels(label: Label, at: str) -> Iterator[Mix]:
         text = f"a label is a class, a number or what is normal, and {there}; {fix}"
         yield Mix((f"{at}.label.{(given or ['classes'])[0]}", f"{at}.label"), text)
     elif len(label.classes) == 1:
-        text = "names one class, and there is nothing to tell it from; name at least two"
+        text = "names only one class; name at least two"
         yield Mix((f"{at}.label.classes",), text)
     elif label.number is not None and label.number[0] >= label.number[1]:
         yield _not_a_range(label.number, f"{at}.label.number")
-    elif label.number is not None and not TargetRange(*label.number).told_in_float32:
-        text = "is narrower than float32 tells apart there, which models answer in; subtract an"
+    elif label.number is not None and not TargetRange(*label.number).distinct_in_float32:
+        text = "is too narrow for float32, in which models compute; subtract an"
         yield Mix((f"{at}.label.number",), f"{text} offset from the column, and from its range")
 
 
@@ -247,23 +245,23 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     named = [name for one in columns for name in one.names]
     twice, label = _twice(named), schema.label.column
     if twice is not None:
-        yield Mix((f"{at}.columns",), f"'{twice}' stands twice; name each column once")
+        yield Mix((f"{at}.columns",), f"'{twice}' occurs twice; name each column once")
     if label is None:
-        text = "is missing: a row's label stands in one of the columns; name it"
+        text = "is missing; name the column of the label"
         yield Mix((f"{at}.label.column", f"{at}.label"), text)
     elif label in named:
-        text = f"'{label}' is learned to tell, and learned from; leave it out of columns"
+        text = f"'{label}' is both the label and an input; leave it out of columns"
         yield Mix((f"{at}.columns", f"{at}.label.column"), text)
     for index, column in enumerate(columns):
         yield from _column(column, schema.missing, f"{at}.columns.{index}")
     if schema.header is None:
         return
     if (again := _twice(schema.header)) is not None:
-        yield Mix((f"{at}.header",), f"'{again}' stands twice; give each column its own name")
+        yield Mix((f"{at}.header",), f"'{again}' occurs twice; give each column its own name")
     needed = label if label is not None and not schema.anomaly else None
     wanted, there = (*named, *([needed] if needed else ())), set(schema.header)
     lacking = [name for name in wanted if name not in there]
-    if lacking:  # told once: to look for what is meant takes time, and a job may come from anybody
+    if lacking:  # report one: the search for a near name takes time, and anyone may send a job
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         close = nearest(lacking[0], list(schema.header))
         text = f"does not hold '{lacking[0]}'{more}, {close}; name all columns in their order"
@@ -278,10 +276,10 @@ def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
         return
     if column.category is not None:
         if (twice := _twice(column.category)) is not None:
-            yield Mix((f"{at}.category",), f"'{twice}' stands twice; name each once")
+            yield Mix((f"{at}.category",), f"'{twice}' occurs twice; name each once")
         for name in column.category:
             if name in missing or not name.strip():
-                text = f"'{name}' is what stands for a missing value; it has a place already"
+                text = f"'{name}' means a missing value, which has a place already"
                 yield Mix((f"{at}.category",), f"{text}, leave it out")
             elif name != name.strip():
                 text = f"'{name}' begins or ends with a space, which no cell is read with; drop it"

@@ -1,8 +1,8 @@
-"""Where each record of a device stands: training or evaluation, and its slot.
+"""Assign each record of a device to training or evaluation, and to a slot.
 
-By a keyed hash of its own bytes under the device's split key, for good: a restart changes nothing,
-one record more moves no other, and halves never overlap. In a slot of a `per_sample` upload at most
-one evaluation record speaks: the first by rank. The number of slots is public.
+A keyed hash of the record's own bytes under the device's split key decides, permanently: a restart
+changes nothing, one more record moves no other, and the halves never overlap. In a slot of a
+`per_sample` upload at most one evaluation record counts: the first by rank.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ EMPTY = -1  # the index in an empty slot
 def split_once(
     x: NDArray[np.float32], evaluation_share: float, split_key: bytes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(training, evaluation) ascending indices of records x (n, ...). For evaluation when
-    HMAC-SHA256(split_key, float32 bytes) is below `evaluation_share` in [0, 1]; the label takes no
-    part. DataError for another share or a key that is not 32 bytes."""
+    """Return (training, evaluation) ascending indices of records x (n, ...).
+
+    Evaluation: HMAC-SHA256(split_key, float32 bytes) below `evaluation_share`. Raises DataError."""
     if not 0.0 <= evaluation_share <= 1.0:
         what = f"must be in [0, 1], got {evaluation_share}"
         raise DataError(what, where="evaluation_share", fix="use 0.1")
@@ -46,7 +46,7 @@ def split_once(
 def kept_places(
     halves: Sequence[NDArray[np.float32]], most: int, key: bytes
 ) -> list[NDArray[np.int64]]:
-    """Per half the ascending indices of the `most` records of least keyed rank in all halves."""
+    """Return per half the ascending indices of the `most` records of least keyed rank overall."""
     ranked = sorted(
         (hmac.digest(key, context(RECORD_RANK, row.tobytes()), "sha256"), half, index)
         for half, x in enumerate(halves)
@@ -60,20 +60,20 @@ def kept_places(
 
 @dataclass(frozen=True)
 class RecordLimit:
-    """The most records that a device uses, `count`, and its split `key`, which ranks them."""
+    """The most records that a device uses, ranked by its split `key`."""
 
     count: int
     key: bytes = field(repr=False)
 
     def kept(self, places: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Indices of the records that are used, ascending; `places` (n, ...): see `Records`."""
         return kept_places((places,), self.count, self.key)[0]
 
 
 def sample_slots(x: NDArray[np.float32], slots: int, key: bytes) -> NDArray[np.int64]:
-    """The index in x (n, ...) of each slot's record (slots,); `EMPTY` where there is none. Of
-    HMAC-SHA256 under the split `key`, 16 bytes choose the slot and the whole ranks. Records not
-    finite take no slot."""
+    """Return the index in x (n, ...) of each slot's record (slots,), or `EMPTY`.
+
+    Of HMAC-SHA256 under `key` 16 bytes choose the slot and all 32 rank; only finite records count.
+    """
     rows = canonical_rows(x)
     held = np.full(slots, EMPTY, dtype=np.int64)
     ranks = [b""] * slots
@@ -86,8 +86,9 @@ def sample_slots(x: NDArray[np.float32], slots: int, key: bytes) -> NDArray[np.i
 
 
 def load_split_key(path: Path) -> bytes:
-    """The device's 32-byte split key, made (mode 0600) at the first call. If it is lost, records
-    may change halves and be used in both: keep it with the ledger."""
+    """Return the device's split key, created (mode 0600) at the first call.
+
+    Back it up with the ledger: a new key moves records between halves, so both would use them."""
     if path.exists():
         key = path.read_bytes()
         _check_key(key, str(path))
@@ -99,7 +100,7 @@ def load_split_key(path: Path) -> bytes:
         stream.flush()
         os.fsync(stream.fileno())
     try:
-        os.link(made, path)  # never replaces a key that another process has just made
+        os.link(made, path)  # never replaces a key just made by another process
     except FileExistsError:
         pass
     finally:

@@ -1,5 +1,4 @@
-"""A label that is a number: its public range becomes t in [-1, 1], and t the whole-number step that
-it lies at."""
+"""A numeric label: its public range is mapped to t in [-1, 1], and t to an integer step."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BITS = 12  # t stands in steps of 2**-12
+BITS = 12  # t is in steps of 2**-12
 STEPS = 2 << BITS  # from one end of the range to the other
 LABELS = STEPS + 1
 
@@ -27,15 +26,15 @@ class TargetRange:
 
     @property
     def half(self) -> float:
-        """Half of its width: what a change of t by 1 means."""
+        """Half of the width: the change of the label for a change of t by 1."""
         return self.high / 2 - self.low / 2
 
     @property
-    def told_in_float32(self) -> bool:
+    def distinct_in_float32(self) -> bool:
         return self.half / STEPS > max(abs(self.low), abs(self.high)) * 2.0**-24
 
     def label(self, value: float) -> int | None:
-        """The step nearest to a value, one outside clipped to the range; None for no number."""
+        """Return the step nearest to a value, clipped to the range; None for NaN."""
         if math.isnan(value):
             return None
         within = min(max(value, self.low), self.high)
@@ -46,5 +45,5 @@ class TargetRange:
 
 
 def scaled(labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """t in [-1, 1] of labels, exactly."""
+    """Return t in [-1, 1] of labels, exactly."""
     return labels / (STEPS // 2) - 1.0

@@ -1,1 +1,1 @@
-"""How good a model is: accuracy on test data, clustering of the uploaded inferences."""
+"""Model evaluation: accuracy on test data, clustering of uploaded inferences."""

@@ -1,4 +1,4 @@
-"""How good a model is on test data of the cloud's own, their features computed once."""
+"""Model evaluation on the cloud's test data; features are computed once."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from edgeveil.evaluation.onnx_session import (
 )
 
 DATA = "x"
-LEAST = float(np.finfo(np.float32).tiny)  # probability that a loss is told for
+LEAST = float(np.finfo(np.float32).tiny)  # lower bound of a probability in the loss
 
 
 @dataclass(frozen=True)
 class ModelScore:
-    """How one model does on all records. Of classes: `accuracy`, and `loss` the mean cross-entropy
-    in nats, of no record above 88. Of a number `accuracy` is None and `loss` the mean squared error
-    of t in [-1, 1]; of anomalies None and 1 - AUC."""
+    """Result of one model on all records.
+
+    `loss`: of classes the mean cross-entropy in nats, at most 88 per record; of a number, without
+    accuracy, the mean squared error of t in [-1, 1]; of anomalies 1 - AUC."""
 
     accuracy: float | None
     loss: float
@@ -43,10 +44,9 @@ class ModelScore:
 
 
 class HeldOutTest:
-    """Tests of one job's model on x (n, ...) and labels y (n,), for any weights. `graph` is the
-    job's, cut where weights first enter: what comes before is computed once. `target`: labels stand
-    for numbers of this range. Needs `onnx`. Raises DataError if there is no record or the graph
-    does not fit."""
+    """Test of one job's model on x (n, ...) and labels y (n,), for any weights.
+
+    The part of `graph` before the first weight runs once. Raises DataError if it does not fit."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class HeldOutTest:
         ]
 
     def tested(self, weights: Mapping[str, NDArray[Any]], *, alarms: bool = False) -> ModelScore:
-        """How the model with these weights does. `alarms`: a score above 1 is one."""
+        """Score the model with these weights; with `alarms` a score above 1 is an alarm."""
         found = self._outputs(weights)
         if self._output == SCORE:
             figures = anomaly_figures(found[:, 0], self._y, alarms=alarms) or NO_ORDER
@@ -109,7 +109,7 @@ def _finite(found: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:
-    """The graph before any weight enters (None: not to be cut), that after it, and the joint."""
+    """Split a graph where weights first enter: (part before or None, part after, tensor)."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -118,9 +118,9 @@ def cut(graph: bytes) -> tuple[bytes | None, bytes, str]:
     weights = [given for given in whole.input if given.name != DATA]
     records = [given for given in whole.input if given.name == DATA]
     weighted, of_records = {given.name for given in weights}, {DATA}
-    public: dict[str, Any] = {}  # what follows from neither, by the name of its output
+    public: dict[str, Any] = {}  # nodes of constants alone, by the name of their output
     before, after = [], []
-    for node in whole.node:  # each stands after what it needs
+    for node in whole.node:  # in topological order
         if not weighted.isdisjoint(node.input):
             after.append(node)
             weighted.update(node.output)

@@ -1,13 +1,13 @@
-"""Cluster scores from sums over evaluation records, where no single softmax vector is seen.
+"""Cluster scores from sums over evaluation records, without any single softmax vector.
 
 The cloud broadcasts centroids on the simplex: first its corners, then the projected means of the
 last noised sums. A device adds each record to its nearest centroid's sums, in exact integers: `p`
-in steps of 1 / (2·STEP), all else in steps of 1 / STEP.
+in steps of 1 / (2·STEP), all others in steps of 1 / STEP.
 
     for each centroid   count; p (classes,), doubled; distance ‖p − c‖
     for all together    ‖p − c‖²; simplified silhouette s; 1 − s
 
-s = 1 − ‖p − c‖ / ‖p − c′‖ with the second nearest centroid c′ (Hruschka et al. 2004); 0 where both
+s = 1 − ‖p − c‖ / ‖p − c′‖ with the second nearest centroid c′ (Hruschka et al. 2004); 0 if both
 distances are 0.
 """
 
@@ -32,15 +32,15 @@ STEP = 1 << STEP_BITS
 ONE = 2 * STEP  # steps of a probability of 1
 SCORES = ("silhouette", "calinski_harabasz", "davies_bouldin")
 HIDDEN = "the noise hides it"
-_SUM_ERROR = 1e-3  # of probabilities that are scaled to sum 1; others are none
+_SUM_ERROR = 1e-3  # tolerance of a sum of probabilities, which is then scaled to 1
 _TOTALS = 3
-_DRAWS, _SEED = 100, 1  # of the noise that the standard errors are measured with; public
-_SURE = 4.0  # standard errors that a score must have to be told
+_DRAWS, _SEED = 100, 1  # of the public noise that estimates the standard errors
+_SURE = 4.0  # standard errors that a reported score must exceed
 
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """Sums of records by the nearest centroid, rows in steps of sum ≤ ONE; (): the corners."""
+    """Sums of records by nearest centroid, in steps of sum ≤ ONE; default: the corners."""
 
     classes: int
     centroids: tuple[tuple[int, ...], ...] = ()
@@ -58,14 +58,13 @@ class ClusterSums:
 
     @property
     def about(self) -> Int64:
-        """The centroids (classes, classes), in steps."""
         found: Int64 = np.diag(np.full(self.classes, ONE, np.int64))
         if self.centroids:
             found[:] = self.centroids
         return found
 
     def of_broadcast(self, centroids: NDArray[np.generic]) -> ClusterSums:
-        """The same about these centroids, in steps; ProtocolError `bad_package` for others."""
+        """Return the sums about these centroids, in steps. Raises ProtocolError `bad_package`."""
         whole = centroids.dtype == np.int64 and centroids.shape == (self.classes, self.classes)
         rows = tuple(tuple(row) for row in centroids.tolist()) if whole else ()
         if not rows or any(min(row) < 0 or sum(row) > ONE for row in rows):
@@ -73,7 +72,7 @@ class ClusterSums:
         return ClusterSums(self.classes, rows)
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
-        """The sums (cells,), in steps, by outputs alone; what is no distribution adds nothing."""
+        """Return the sums (cells,) of outputs, in steps; invalid distributions add nothing."""
         p = _in_steps(outputs)
         squares = np.stack([np.square(p - one).sum(axis=1) for one in self.about])  # exact
         own, rows = np.argmin(squares, axis=0), np.arange(len(p))
@@ -93,7 +92,7 @@ class ClusterSums:
         return np.concatenate([sums.ravel(), np.stack(totals).sum(axis=1)])
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
-        """SCORES and their `_deviation`, None where noise hides them; `clusters`, `records`."""
+        """Return SCORES with `_deviation`, None if noise hides them, `clusters`, `records`."""
         sums, noise = self._sums(counts / STEP), deviation / STEP
         found = _scores(sums, noise)
         likely, chance = _likely(sums, noise), np.random.default_rng(_SEED)
@@ -102,23 +101,23 @@ class ClusterSums:
             _scores(likely.plus(self._sums(chance.normal(0.0, noise, size))), noise)
             for _ in range(_DRAWS if noise else 0)
         ]
-        told: dict[str, Any] = {}
+        scores: dict[str, Any] = {}
         for name in SCORES:
             off = [draw.get(name, math.inf) - true.get(name, math.nan) for draw in draws]
             error = math.sqrt(float(np.mean(np.square(off)))) if off else 0.0
             value = found.get(name, math.nan)
-            sure = value >= _SURE * error  # never of NaN
-            told[name] = to_digits(value) if sure else None
-            told[f"{name}_deviation"] = to_digits(error) if sure else None
+            sure = value >= _SURE * error  # False for NaN
+            scores[name] = to_digits(value) if sure else None
+            scores[f"{name}_deviation"] = to_digits(error) if sure else None
         return {
-            **told,
+            **scores,
             "clusters": int(np.count_nonzero(_there(sums, noise))),
             "records": to_digits(max(0.0, sums.records)),
             "count_deviation": to_digits(noise),
         }
 
     def moved(self, counts: Float64, deviation: float) -> Int64:
-        """The next centroids (classes, classes), in steps: projected means of the noised sums."""
+        """Return the next centroids (classes, classes): projected means of noised sums."""
         sums, after = self._sums(counts / STEP), self.about
         for k in np.flatnonzero(_there(sums, deviation / STEP)):
             mean = on_simplex(sums.vectors[k] / sums.counts[k])
@@ -136,7 +135,7 @@ class ClusterSums:
 
 
 def _in_steps(outputs: Float64) -> Int64:
-    """Distributions (n, classes) of the rows that are any, in steps of sum ONE; each alone."""
+    """Return the valid distributions (n, classes), each rounded alone to steps of sum ONE."""
     kept = outputs[((outputs >= 0) & (outputs <= 2)).all(axis=1)]  # so none is NaN
     sums = np.array([math.fsum(row) for row in kept.tolist()])
     near = np.abs(sums - 1) < _SUM_ERROR
@@ -146,14 +145,13 @@ def _in_steps(outputs: Float64) -> Int64:
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.arange(kept.shape[1])[None], axis=1)
     steps = whole + (rank < (ONE - whole.sum(axis=1))[:, None])
-    proven: Int64 = steps[steps.sum(axis=1) == ONE]  # all of them: what is proven rests on it
-    return proven
+    exact_sums: Int64 = steps[steps.sum(axis=1) == ONE]  # all; the sensitivity bound needs it
+    return exact_sums
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Sums of records by centroid, as numbers: `counts` (k,), `vectors` (k, k), `distances` (k,)
-    and `squares` to the `centroids` (k, k), of all `silhouettes` and `records`."""
+    """Sums by centroid (k,), and totals of `squares`, `silhouettes` and `records`."""
 
     counts: Float64
     vectors: Float64
@@ -171,7 +169,6 @@ class _Sums:
 
 
 def _there(sums: _Sums, noise: float) -> NDArray[np.bool_]:
-    """Which clusters have more records than noise."""
     return np.asarray(sums.counts > max(0.5, LEAST_SIGNAL * noise))
 
 
@@ -193,8 +190,7 @@ def _likely(sums: _Sums, noise: float) -> _Sums:
 
 
 def _scores(sums: _Sums, noise: float) -> dict[str, float]:
-    """SCORES of these sums, the noise's mean share in squares taken off; distances to a mean are
-    those to the broadcast centroid, by the root of what of the squares remains about the means."""
+    """Return SCORES of these sums, minus the noise's expected share in squares."""
     found = dict[str, float]()
     if sums.records > max(0.0, LEAST_SIGNAL * math.sqrt(2) * noise):
         found["silhouette"] = min(1.0, max(0.0, sums.silhouettes / sums.records))
@@ -216,6 +212,7 @@ def _scores(sums: _Sums, noise: float) -> dict[str, float]:
     if within <= 0 or between <= 0 or n <= clusters:
         return found
     found["calinski_harabasz"] = between / within * (n - clusters) / (clusters - 1)
+    # Distances to means are those to broadcast centroids, scaled by the squares' reduction.
     share = math.sqrt(min(1.0, within / sums.squares)) if sums.squares > 0 else 0.0
     spread = np.maximum(sums.distances[there], 0.0) / counts * share
     off = (of_vector + lengths * of_count) / counts**2
@@ -230,7 +227,7 @@ def _scores(sums: _Sums, noise: float) -> dict[str, float]:
 
 
 def on_simplex(vector: Float64) -> Float64:
-    """The nearest vector with entries >= 0 and sum 1 (Duchi et al. 2008)."""
+    """Return the nearest vector with entries >= 0 and sum 1 (Duchi et al. 2008)."""
     falling = np.sort(vector)[::-1]
     excess = (np.cumsum(falling) - 1) / np.arange(1, len(vector) + 1)
     return np.asarray(np.maximum(vector - excess[np.flatnonzero(falling > excess)[-1]], 0.0))

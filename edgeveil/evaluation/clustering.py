@@ -1,4 +1,4 @@
-"""Clusters of the uploaded softmax vectors, their score and a plot of them, without labels."""
+"""Clusters of uploaded softmax vectors, their score and a plot, without labels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ SILHOUETTE = "SILHOUETTE_SCORE"
 
 @dataclass(frozen=True)
 class ClusterScores:
-    """Clusters and their score, None where `reason` says why. `labels` has the cluster of each row,
-    -1 for one not used; `used` of `wanted` uploads were scored."""
+    """Clusters by row (-1: unused) with their score, None with a `reason`."""
 
     labels: tuple[int, ...]
     eval_type: str
@@ -34,17 +33,16 @@ class ClusterScores:
 
 
 def load_libraries() -> None:
-    """Import what scores: it takes seconds, which the first score then does not."""
     import sklearn.metrics  # noqa: F401
 
 
 def cluster_scores(
     uploads: NDArray[np.floating[Any]], eval_type: str, wanted: int
 ) -> ClusterScores:
-    """Cluster and score `uploads` (n, k), or (n, m, k) of m rows each; rows are clustered alike.
+    """Cluster and score `uploads` (n, k), or (n, m, k) of m rows each.
+
     Only the first `wanted` uploads count, and of those the finite ones. Fewer than 3 rows, a single
-    cluster or only clusters of one have no score. Raises UsageError for an unknown name, DataError
-    for a wrong shape."""
+    cluster or only clusters of one have no score. Raises DataError for a wrong shape."""
     scored = EVALUATIONS[eval_type]
     if uploads.ndim not in (2, 3) or 0 in uploads.shape[1:] or wanted < 1:
         what = f"cannot cluster shape {uploads.shape}, {wanted} wanted"
@@ -69,7 +67,6 @@ def cluster_scores(
 def _score(
     eval_type: str, points: NDArray[np.float64], labels: NDArray[np.intp]
 ) -> tuple[float | None, str]:
-    """Scikit-learn's score of labelled points (n, k) by its name there, or why there is none."""
     groups = [points[labels == k] for k in np.unique(labels)]
     if len(points) < 3:
         return None, f"{len(points)} uploads, at least 3 are needed"
@@ -78,19 +75,19 @@ def _score(
     if len(groups) == len(points):
         return None, "every cluster holds a single upload"
     spread = any(np.ptp(group, axis=0).max() > 0 for group in groups)
-    if eval_type == "CALINSKI_HARABASZ_SCORE" and not spread:  # scikit-learn's 1.0 reads as poor
+    if eval_type == "CALINSKI_HARABASZ_SCORE" and not spread:  # scikit-learn returns a poor 1.0
         return None, "the clusters have no inner spread, the score is infinite"
     from sklearn import metrics
 
-    with np.errstate(all="ignore"):  # very strong noise can overflow: judged by the result
+    with np.errstate(all="ignore"):  # strong noise can overflow; the result is checked below
         try:
             score = float(getattr(metrics, eval_type.lower())(points, labels))
-        except ValueError:  # of a centroid that has overflowed
+        except ValueError:  # a centroid overflowed
             score = math.nan
     return (score, "") if math.isfinite(score) else (None, "the score is not finite")
 
 
-# Whether it scores clusters (Rousseeuw 1987; Caliński, Harabasz 1974; Davies, Bouldin 1979).
+# True for cluster scores (Rousseeuw 1987; Caliński, Harabasz 1974; Davies, Bouldin 1979).
 EVALUATIONS: Table[bool] = Table(
     "eval_type",
     {
@@ -104,9 +101,7 @@ EVALUATIONS: Table[bool] = Table(
 
 
 def project_2d(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """The first two principal components (n, 2) of `vectors` (n, k), each axis with its largest
-    loading positive; rows that are not finite are NaN. Raises DataError unless `vectors` has two
-    axes."""
+    """Return two principal components (n, 2) of `vectors` (n, k); rows not finite become NaN."""
     if vectors.ndim != 2:
         what = f"has shape {vectors.shape}"
         raise DataError(what, where="vectors", fix="pass shape (uploads, classes)")
@@ -115,7 +110,7 @@ def project_2d(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     result = np.full((len(values), 2), np.nan)
     result[finite] = 0.0
     if finite.any() and values.shape[1]:
-        # The scale is taken out before squaring, so that huge values do not overflow.
+        # Scale before squaring, so that huge values do not overflow.
         scale = float(np.abs(values[finite]).max()) or 1.0
         centred = values[finite] / scale
         centred = centred - centred.mean(axis=0)

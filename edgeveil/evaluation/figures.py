@@ -1,4 +1,4 @@
-"""What a model's answers on labelled records come to, beside accuracy and loss."""
+"""Figures of a model's outputs on labelled records, besides accuracy and loss."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from numpy.typing import NDArray
 from edgeveil.data.anomaly import NORMAL, anomalous
 from edgeveil.data.target import LABELS, TargetRange
 
-MOST_CROSSED = 20  # classes of a confusion matrix that is still told: an event stays small
+MOST_CROSSED = 20  # classes of a reported confusion matrix: events stay small
 BINS = 10  # of confidence
 _DIGITS = 6
-GUESSING = "guessing"  # the key under which stored scores have it
+GUESSING = "guessing"  # its key in stored scores
 _GUESSED = ("largest_class_rate", "balanced_accuracy", "rmse_of_mean")
 _WORSE = ", and the model is worse"
-_UNEVEN = 1.2  # times its even share, that the largest class has
-ACCURACY, RMSE, AUC = "accuracy", "RMSE", "AUC"  # what leads the figures of a job
-_LEADS = {RMSE: "rmse", AUC: "average_precision"}  # by a figure that others have not
+_UNEVEN = 1.2  # ratio of the largest class to an even share, from which classes are uneven
+ACCURACY, RMSE, AUC = "accuracy", "RMSE", "AUC"  # leading figures of jobs
+_LEADS = {RMSE: "rmse", AUC: "average_precision"}  # the figure that identifies each
 NO_ORDER: Mapping[str, Any] = {"auc": None, "average_precision": None}  # without any label
-SCORE_BINS = (-20.0, 20.0, 80)  # from, to and how many, of log2 of a score
+SCORE_BINS = (-20.0, 20.0, 80)  # of log2 of a score: from, to, count
 
 
 def classification_figures(
     probabilities: NDArray[np.floating], labels: NDArray[np.int64]
 ) -> Mapping[str, Any]:
-    """Figures of `probabilities` (n, classes) for `labels` (n,), as scikit-learn has them; for
-    JSON. Records of no class are left out; {} where none is left.
+    """Return JSON figures of `probabilities` (n, classes) for `labels` (n,), as scikit-learn's.
+
+    Records without a class are omitted; {} if none is left.
 
         largest_class_rate the share of the largest class
-        balanced_accuracy  the mean recall of the classes that have records
-        macro_f1           the mean F1 of the classes that have records or were predicted
-        auc                the mean area under each class's ROC curve against the rest, or None
+        balanced_accuracy  mean recall over classes with records
+        macro_f1           mean F1 over classes with records or predictions
+        auc                mean area under each class's ROC curve against the rest, or None
         per_class          [{class, precision, recall, f1, records}]
-        confusion          by true (row) and predicted class, of at most MOST_CROSSED classes
+        confusion          by true (row) and predicted class, up to MOST_CROSSED classes
         calibration        {error, bins: [{confidence, accuracy, records}]} (Naeini et al. 2015)
-        unusable           records whose probabilities are not finite: wrong in every figure"""
+        unusable           records with probabilities that are not finite: wrong in every figure
+    """
     classes = probabilities.shape[1]
     known = (labels >= 0) & (labels < classes)
     if not known.any():
@@ -61,14 +63,13 @@ def classification_figures(
 def by_class(
     right: NDArray[Any], records: NDArray[Any], foreseen: NDArray[Any], least: float = 0.0
 ) -> dict[str, Any]:
-    """Figures by class (n,) and over classes, of exact counts or noised ones. A figure that would
-    divide by no more than `least` is None, as is a mean over classes with one untold."""
+    """Return figures per class (n,) and over classes; None if a divisor is at most `least`."""
     recall, precision = _share(right, records), _share(right, foreseen)
     f1 = _share(2 * right, records + foreseen)
     there, taken = records > least, foreseen > least
     either = there | taken
 
-    def told(values: NDArray[np.float64], of: np.intp | int, there: bool) -> float | None:
+    def one(values: NDArray[np.float64], of: np.intp | int, there: bool) -> float | None:
         return to_places(values[of]) if there else None
 
     def mean(values: NDArray[np.float64], of: NDArray[np.bool_]) -> float | None:
@@ -83,9 +84,9 @@ def by_class(
         "per_class": [
             {
                 "class": of,
-                "precision": told(precision, of, taken[of]),
-                "recall": told(recall, of, there[of]),
-                "f1": told(f1, of, either[of]),
+                "precision": one(precision, of, taken[of]),
+                "recall": one(recall, of, there[of]),
+                "f1": one(f1, of, either[of]),
                 "records": int(records[of]) if exact else to_places(records[of]),
             }
             for of in range(len(records))
@@ -96,12 +97,14 @@ def by_class(
 def regression_figures(
     values: NDArray[np.floating], labels: NDArray[np.int64], target: TargetRange
 ) -> Mapping[str, Any]:
-    """Figures of `values` (n,) for `labels` (n,) that stand for numbers of `target`, in its unit;
-    for JSON. {} where no record has a label.
+    """Return JSON figures of `values` (n,) for numeric `labels` (n,), in the unit of `target`.
 
-        mae, rmse, r2   r2 is None where all labels are alike
-        rmse_of_mean    of saying the labels' own mean for each record
-        unusable        records whose value is not finite: counted as the range's width away"""
+    {} without labels, otherwise
+
+        mae, rmse, r2   r2 is None if all labels are equal
+        rmse_of_mean    of the labels' own mean as the prediction
+        unusable        records with a value that is not finite: error of the range's width
+    """
     known = (labels >= 0) & (labels < LABELS)
     if not known.any():
         return {}
@@ -122,15 +125,14 @@ def regression_figures(
 def anomaly_figures(
     scores: NDArray[np.floating], labels: NDArray[np.int64], *, alarms: bool
 ) -> Mapping[str, Any]:
-    """Figures of `scores` (n,) for `labels` (n,), 0 normal and above it anomalous; for JSON. {}
-    where no record has a label; None where a share would divide by nothing.
+    """Return JSON figures of `scores` (n,) for `labels` (n,), 0 normal and above it anomalous.
 
         auc, average_precision  None without records of both kinds
-        normal, anomalous       how many of each there are
+        normal, anomalous       counts of both kinds
         histogram               {from, to, normal, anomalous}: records by log2 of the score
-        unusable                records whose score is not finite: wrong in every figure
+        unusable                records with a score that is not finite: wrong in every figure
 
-    With `alarms` a score above 1 is an alarm: also those of `alarm_figures`."""
+    {} without labels. With `alarms` a score above 1 is an alarm: adds `alarm_figures`."""
     known = (labels == NORMAL) | anomalous(labels)
     if not known.any():
         return {}
@@ -152,7 +154,7 @@ def anomaly_figures(
 
 
 def alarm_figures(caught: float, missed: float, false: float, silent: float) -> dict[str, Any]:
-    """Of anomalous records caught and missed, of normal ones that gave a false alarm and none."""
+    """Return rates from anomalous records caught and missed, normal ones with and without alarm."""
     flagged = caught + false
     return {
         "detection_rate": _part(caught, caught + missed),
@@ -163,7 +165,7 @@ def alarm_figures(caught: float, missed: float, false: float, silent: float) -> 
 
 
 def leading(row: Mapping[str, Any]) -> tuple[str, float | None]:
-    """What leads a round's figures, by name: RMSE of a number, AUC of anomalies, else accuracy."""
+    """Return name and value of a round's leading figure: RMSE, AUC or accuracy."""
     figures = row.get("figures") or {}
     for name, key in _LEADS.items():
         if key in figures:
@@ -172,7 +174,6 @@ def leading(row: Mapping[str, Any]) -> tuple[str, float | None]:
 
 
 def leading_of(name: str, row: Mapping[str, Any]) -> float | None:
-    """The value of `leading` if that is its name, else None."""
     led, value = leading(row)
     return value if led == name else None
 
@@ -180,7 +181,7 @@ def leading_of(name: str, row: Mapping[str, Any]) -> float | None:
 def leading_stored(
     name: str, accuracy: float | None, loss: float | None, half: float | None = None
 ) -> float | None:
-    """The value of `leading` by accuracy and loss, as `ModelScore` has them; `half` of a range."""
+    """Return the value of `leading` from the accuracy and loss of a `ModelScore`."""
     if name == ACCURACY:
         return accuracy
     if loss is None or not math.isfinite(loss):
@@ -191,9 +192,8 @@ def leading_stored(
 
 
 def guessing(figures: Mapping[str, Any] | None) -> dict[str, float]:
-    """What stands beside an accuracy or RMSE: {largest_class_rate, balanced_accuracy} (the latter
-    where classes are uneven) or {rmse_of_mean}; {} where nothing is known."""
-    figures = (figures or {}).get(GUESSING) or figures or {}  # under it where a store has scores
+    """Return baselines: {largest_class_rate, and if uneven balanced_accuracy} or {rmse_of_mean}."""
+    figures = (figures or {}).get(GUESSING) or figures or {}
     found = {key: float(figures[key]) for key in _GUESSED if figures.get(key) is not None}
     classes = sum(one["records"] > 0 for one in figures.get("per_class", ()))
     if classes and found.get("largest_class_rate", 1.0) * classes < _UNEVEN:
@@ -202,24 +202,25 @@ def guessing(figures: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def beside_text(name: str, value: float, figures: Mapping[str, Any] | None) -> str:
-    """`always the largest class 0.866`, by `guessing`; "" where nothing is known."""
-    beside = guessing(figures)
-    if name == RMSE and "rmse_of_mean" in beside:
-        mean = beside["rmse_of_mean"]
-        return f"always the mean {mean:.4g}" + (_WORSE if to_digits(value) > mean else "")
-    if name != ACCURACY or "largest_class_rate" not in beside:
+    """Return `majority class 0.866`, from `guessing`, or ""."""
+    baselines = guessing(figures)
+    if name == RMSE and "rmse_of_mean" in baselines:
+        mean = baselines["rmse_of_mean"]
+        return f"mean as guess {mean:.4g}" + (_WORSE if to_digits(value) > mean else "")
+    if name != ACCURACY or "largest_class_rate" not in baselines:
         return ""
-    rate, balanced = beside["largest_class_rate"], beside.get("balanced_accuracy")
-    told = f"always the largest class {rate:.3f}" + (_WORSE if to_places(value) < rate else "")
-    return told + ("" if balanced is None else f"; balanced {balanced:.3f}")
+    rate, balanced = baselines["largest_class_rate"], baselines.get("balanced_accuracy")
+    text = f"majority class {rate:.3f}" + (_WORSE if to_places(value) < rate else "")
+    return text + ("" if balanced is None else f"; balanced {balanced:.3f}")
 
 
 def leading_text(name: str, value: float | None, figures: Mapping[str, Any] | None = None) -> str:
-    """The value of `leading`, three places or four digits; in brackets what it stands beside."""
+    """Return the value of `leading`, three places or four digits, with its baseline in brackets."""
     if value is None:
         return "unknown"
-    beside = beside_text(name, value, figures)
-    return (f"{value:.4g}" if name == RMSE else f"{value:.3f}") + (f" ({beside})" if beside else "")
+    baseline = beside_text(name, value, figures)
+    shown = f"{value:.4g}" if name == RMSE else f"{value:.3f}"
+    return f"{shown} ({baseline})" if baseline else shown
 
 
 def _part(some: float, whole: float) -> float | None:
@@ -227,7 +228,7 @@ def _part(some: float, whole: float) -> float | None:
 
 
 def _rank_area(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
-    """The area under the ROC curve by the rank sum (Mann and Whitney 1947), without scipy."""
+    """Return the area under the ROC curve by the rank sum (Mann and Whitney 1947)."""
     inside = int(np.count_nonzero(bad))
     outside = len(bad) - inside
     if not inside or not outside:
@@ -239,7 +240,6 @@ def _rank_area(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | N
 
 
 def _average_precision(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
-    """Σ (recall gained)·precision over the distinct scores, from the highest on."""
     if not bad.any() or bad.all():
         return None
     order = np.argsort(-ranked, kind="stable")
@@ -251,7 +251,6 @@ def _average_precision(ranked: NDArray[np.float64], bad: NDArray[np.bool_]) -> f
 
 
 def score_bins(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The bin of SCORE_BINS of each finite score (n,), the first or the last for those beyond."""
     low, high, bins = SCORE_BINS
     at = (np.log2(np.maximum(scores, np.finfo(np.float64).tiny)) - low) / (high - low) * bins
     return np.clip(at, 0, bins - 1).astype(np.int64)
@@ -274,14 +273,14 @@ BY_DEVICES = " on the devices' own records"
 
 
 def federated_text(found: Mapping[str, Any]) -> str:
-    """The first figure: `accuracy 0.930 ± 0.012 on the devices' own records`."""
+    """Return the leading figure: `accuracy 0.930 ± 0.012 on the devices' own records`."""
     key = found.get("leading")
     if key is None:
         return f"nothing but noise{BY_DEVICES}"
     name = {"rmse": RMSE, "auc": AUC}.get(key, key.replace("_", " "))
     value, off = (leading_text(name, found[one]) for one in (key, f"{key}_deviation"))
-    beside = beside_text(name, found[key], found)
-    return f"{name} {value} ± {off}{f' ({beside})' if beside else ''}{BY_DEVICES}"
+    baseline = beside_text(name, found[key], found)
+    return f"{name} {value} ± {off}{f' ({baseline})' if baseline else ''}{BY_DEVICES}"
 
 
 CLUSTER_SCORES = {  # by the names in `edgeveil.evaluation.cluster_sums`
@@ -292,7 +291,7 @@ CLUSTER_SCORES = {  # by the names in `edgeveil.evaluation.cluster_sums`
 
 
 def evaluation_text(data: Mapping[str, Any]) -> str:
-    """What an evaluation over devices' own records came to, of a round's event; "" for none."""
+    """Return a round's evaluation over devices' records as text, or ""."""
     if (federated := data.get("federated")) is not None:
         return federated_text(federated)
     found = data.get("clusters") or {}
@@ -300,18 +299,18 @@ def evaluation_text(data: Mapping[str, Any]) -> str:
 
 
 def cluster_text(found: Mapping[str, Any]) -> str:
-    """`silhouette 0.74 ± 0.03, …`, or `silhouette score 0.066 of 20 uploads with their noise`."""
+    """Return `silhouette 0.74 ± 0.03, …`, or `silhouette score 0.066 of 20 uploads with …`."""
     if "used" in found:
         kind, score = str(found["eval_type"]).replace("_", " ").lower(), found["score"]
-        told = f"no {kind}" if score is None else f"{kind} {score:.3f}"
+        shown = f"no {kind}" if score is None else f"{kind} {score:.3f}"
         noised = " with their noise" if found.get("noise_variance") else ""
-        return f"{told} of {found['used']} uploads{noised}"
+        return f"{shown} of {found['used']} uploads{noised}"
     scores = (f"{name} {score_text(found, key)}" for key, name in CLUSTER_SCORES.items())
     return f"{', '.join(scores)},{BY_DEVICES}"
 
 
 def score_text(found: Mapping[str, Any], key: str) -> str:
-    """`131 ± 12`, in as many digits as the error tells."""
+    """Return `131 ± 12`, with digits as the error permits."""
     value, error = found.get(key), found.get(f"{key}_deviation") or 0.0
     if value is None:
         return "hidden by the noise"
@@ -320,19 +319,16 @@ def score_text(found: Mapping[str, Any], key: str) -> str:
 
 
 def to_places(value: float) -> float:
-    """Of about 1, to as many decimal places."""
     return round(float(value), _DIGITS)
 
 
 def to_digits(value: float) -> float:
-    """Of any size, to as many digits."""
     return float(f"{value:.{_DIGITS}g}")
 
 
 def _area(
     probabilities: NDArray[np.floating], labels: NDArray[np.int64], sound: NDArray[np.bool_]
 ) -> float | None:
-    """The mean over classes; an unusable record is ranked wrong in each."""
     of = labels[:, None] == np.arange(probabilities.shape[1])
     ranked = np.where(sound[:, None], probabilities.astype(np.float64), np.where(of, -1.0, 2.0))
     found = [_rank_area(*pair) for pair in zip(ranked.T, of.T, strict=True)]
@@ -344,15 +340,15 @@ def _calibration(probabilities: NDArray[np.floating], right: NDArray[np.bool_]) 
     confidence = probabilities.max(axis=1, initial=0.0).astype(np.float64)
     at = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
     records = np.bincount(at, minlength=BINS)
-    said = _share(np.bincount(at, weights=confidence, minlength=BINS), records)
-    held = _share(np.bincount(at, weights=right.astype(np.float64), minlength=BINS), records)
-    error = float((records * np.abs(said - held)).sum() / max(1, len(right)))
+    stated = _share(np.bincount(at, weights=confidence, minlength=BINS), records)
+    actual = _share(np.bincount(at, weights=right.astype(np.float64), minlength=BINS), records)
+    error = float((records * np.abs(stated - actual)).sum() / max(1, len(right)))
     return {
         "error": to_places(error),
         "bins": [
             {
-                "confidence": to_places(said[bin_]),
-                "accuracy": to_places(held[bin_]),
+                "confidence": to_places(stated[bin_]),
+                "accuracy": to_places(actual[bin_]),
                 "records": int(records[bin_]),
             }
             for bin_ in np.flatnonzero(records)

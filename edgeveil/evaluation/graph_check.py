@@ -1,15 +1,14 @@
-"""Which ONNX graphs a device runs on its records: plain layers, nothing steered by values.
+"""ONNX graphs that a device runs on its records: plain layers, nothing controlled by values.
 
-An operator that loops, indexes or shapes by a record's values could make a run fail, last or grow
-by what a record holds. Allowed are operators of `OPERATORS` alone, no subgraphs, one output each,
-integers and shapes from the graph's own constants, and batch statistics that it holds.
+An operator that loops, indexes or shapes by a record's values could fail, last or grow by the
+record's content. Allowed: the operators of `OPERATORS`, no subgraphs, one output each, integers and
+shapes from the graph's own constants, and batch statistics that it holds.
 
-Nor may a kernel take its time from values (docs/threat-model.md, "What the time of an operator
-tells"): `Pow` is for exponents 2 and 3, no `PRelu`, no half precision, no division of whole
-numbers.
+Nor may a kernel's time depend on values (docs/threat-model.md, "What the time of an operator
+tells"): `Pow` only with exponents 2 and 3, no `PRelu`, no half precision, no integer division.
 
-A graph is read from protobuf's wire format, stricter than protobuf does: what two readers could
-take differently is refused, so what is read here is what ONNX Runtime runs.
+A graph is read from protobuf's wire format more strictly than by protobuf: input that two readers
+could parse differently is refused, so the graph checked here is the one that ONNX Runtime runs.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ OPERATORS = frozenset(
     Shape Sigmoid Slice Softmax Softplus Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze
     """.split()  # noqa: SIM905
 )
-# Inputs that say where or how large, by position: they must be constants of the graph.
+# Positions of inputs that give indices or sizes: they must be constants of the graph.
 _CONSTANT_INPUTS = {
     "Gather": (1,),
     "Pad": (1, 3),
@@ -54,11 +53,11 @@ _CONSTANT_INPUTS = {
     "Squeeze": (1,),
     "Unsqueeze": (1,),
 }
-# Operators whose inputs may be left out by an empty name, since others follow. Elsewhere nothing is
-# gained by one, and ONNX Runtime 1.31 crashes on a LayerNormalization whose bias has no name.
+# Operators that may skip an input by an empty name. Elsewhere there is no need for one, and ONNX
+# Runtime 1.31 crashes on a LayerNormalization with an empty name for its bias.
 _LEAVES_OUT = frozenset({"Clip", "Pad", "Slice"})
 _CAST_TO = frozenset({FLOAT, DOUBLE})
-_EXPONENTS = frozenset({2.0, 3.0})  # ONNX Runtime multiplies for these, and calls pow() for others
+_EXPONENTS = frozenset({2.0, 3.0})  # ONNX Runtime multiplies here, and calls pow() for others
 _INSTEAD = {"PRelu": "write it as Relu(x) - slope * Relu(-x)"}
 _PLAIN = "use plain layers with constant shapes"
 _STANDARD = frozenset({"", "ai.onnx"})
@@ -71,16 +70,16 @@ _VALUE_NAME, TENSOR_NAME = 1, 8
 _ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR = 1, 3, 5
 _SUBGRAPHS = frozenset({6, 11, 21, 22, 23})  # graphs, outer references, sparse tensors
 DATA_TYPE, RAW = 2, 9
-_PACKED = {FLOAT: 4, INT32: 5, INT64: 7, DOUBLE: 10}  # the field of a type's own
-_MOST_BYTES = 1 << 10  # of a constant whose values are looked at
+_PACKED = {FLOAT: 4, INT32: 5, INT64: 7, DOUBLE: 10}  # the typed data field of each type
+_MOST_BYTES = 1 << 10  # of a constant with values that are read
 MAX_FIELDS = 100_000  # of one message; a graph of plain layers has some hundreds
 _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
 Fields = dict[int, list[int | memoryview | None]]
-"""The values of one message by the numbers of their fields; None of the fixed-size types."""
+"""Values of one message by field number; None for fixed-size types."""
 
 
 def check_graph(graph: bytes, *, released: bool = False) -> None:
-    """Raise DataError unless the model has plain layers alone; `released`: maybe a `label`."""
+    """Raise DataError unless the model has plain layers alone; a `released` one may add `label`."""
     model = fields(memoryview(graph))
     if _TRAINING in model or _FUNCTIONS in model:
         raise _refused("holds functions or training steps of its own")
@@ -100,7 +99,7 @@ def check_graph(graph: bytes, *, released: bool = False) -> None:
         for node in nodes
         if node.operator == "Constant"
     }
-    # A name that stands for two things is no constant, whatever the graph says beside it.
+    # A name used twice is no constant, even if one use is.
     single = {name for name, count in names.items() if count == 1}
     constants = {name: tensor for name, tensor in known.items() if name in single}
     for node in nodes:
@@ -112,8 +111,6 @@ def check_graph(graph: bytes, *, released: bool = False) -> None:
 
 
 class GraphNode:
-    """One operator of the graph."""
-
     def __init__(self, raw: memoryview) -> None:
         parts = fields(raw)
         self.operator = text(parts, _OP_TYPE)
@@ -125,16 +122,16 @@ class GraphNode:
 
     @property
     def is_label(self) -> bool:
-        """Whether it is the likeliest class, as a released model tells it."""
+        """Whether the node is the most likely class in a released model."""
         plain = self.domain in _STANDARD and self.inputs == ["probabilities"]
         return plain and self.operator == "ArgMax" and self.outputs == ["label"]
 
     def is_constant(self, constants: Mapping[str, ConstantTensor]) -> bool:
-        """Whether the output is the same for all records: a shape, or made of constants alone."""
+        """Return whether the output is the same for all records: a shape, or made of constants."""
         return self.operator == "Shape" or all(name in constants for name in self.inputs if name)
 
     def kind(self, constants: Mapping[str, ConstantTensor]) -> int:
-        """The output's TensorProto.DataType where it is a constant, 0 if unknown."""
+        """Return the TensorProto.DataType of a constant output, 0 if unknown."""
         if self.operator == "Shape":
             return INT64
         if self.operator == "Cast":
@@ -168,7 +165,6 @@ class GraphNode:
                 raise _refused(f"steers {name!r} by a value that is no constant of the graph")
 
     def _check_values(self, constants: Mapping[str, ConstantTensor]) -> None:
-        """What only matters where values are worked on that are no constants."""
         if self.operator == "Cast" and self._cast_to() not in _CAST_TO:
             raise _refused("turns values into whole numbers or halves", "use float32 or float64")
         if self.operator == "Pow":
@@ -179,7 +175,7 @@ class GraphNode:
                 raise _refused(what, "multiply, use Sqrt or Reciprocal, or Exp and Log")
 
     def _check_division(self, constants: Mapping[str, ConstantTensor]) -> None:
-        """The least whole number divided by -1 ends the process that tries."""
+        """Refuse divisors that may be -1: the least integer divided by -1 kills the process."""
         if self.kind(constants) in FLOATS:
             return
         divisor = constants[self.inputs[1]].values if len(self.inputs) == 2 else None
@@ -205,14 +201,13 @@ def _refused(what: str, fix: str = _PLAIN) -> DataError:
 
 
 class ConstantTensor:
-    """A constant of a TensorProto.DataType (0: unknown), `values` (n,) if few and plain."""
+    """A constant of a TensorProto.DataType (0: unknown), with `values` (n,) if few and plain."""
 
     def __init__(self, kind: int, values: NDArray[np.generic] | None = None) -> None:
         self.kind, self.values = kind, values
 
     @classmethod
     def from_tensor(cls, tensor: Fields) -> ConstantTensor:
-        """Of a TensorProto's fields."""
         kind = number(tensor, DATA_TYPE) or 0
         found = [*tensor.get(RAW, ()), *tensor.get(_PACKED.get(kind, 0), ())]
         if kind not in _TYPES or len(found) != 1 or not isinstance(found[0], memoryview):
@@ -228,7 +223,7 @@ class ConstantTensor:
 
     @classmethod
     def from_attributes(cls, attributes: list[Fields]) -> ConstantTensor:
-        """Of a Constant node's attributes."""
+        """Read the constant from a Constant node's attributes."""
         if len(attributes) != 1:
             return cls(0)
         named = text(attributes[0], _ATTRIBUTE_NAME)
@@ -238,7 +233,7 @@ class ConstantTensor:
 
 
 def fields(raw: memoryview) -> Fields:
-    """The fields of one message, in order. Raises DataError for anything out of form."""
+    """Return the fields of one message, in order. Raises DataError if malformed."""
     found: Fields = {}
     at, end, count = 0, len(raw), 0
     while at < end:
@@ -266,7 +261,6 @@ def fields(raw: memoryview) -> Fields:
 
 
 def messages(parts: Fields, number: int) -> list[memoryview]:
-    """All values of a repeated field of messages or strings."""
     values = parts.get(number, [])
     whole = [value for value in values if isinstance(value, memoryview)]
     if len(whole) != len(values):
@@ -275,7 +269,7 @@ def messages(parts: Fields, number: int) -> list[memoryview]:
 
 
 def message(parts: Fields, number: int, what: str) -> memoryview:
-    """The one value of a field that must be there once."""
+    """Return the value of a field that must occur exactly once."""
     found = messages(parts, number)
     if len(found) != 1:
         raise _malformed(f"it has {len(found)} fields '{what}' instead of 1")
@@ -283,7 +277,7 @@ def message(parts: Fields, number: int, what: str) -> memoryview:
 
 
 def text(parts: Fields, number: int) -> str:
-    """A string field, empty where it is left out; bytes that are no UTF-8 are kept apart."""
+    """Return a string field, default empty; invalid UTF-8 is kept as surrogates."""
     found = messages(parts, number)
     if len(found) > 1:
         raise _malformed(f"field {number} is given twice")
@@ -291,7 +285,7 @@ def text(parts: Fields, number: int) -> str:
 
 
 def number(parts: Fields, number: int) -> int | None:
-    """A whole-number field, None where it is left out."""
+    """Return an integer field; None if absent."""
     found = parts.get(number, [])
     if len(found) > 1 or not all(isinstance(value, int) for value in found):
         raise _malformed(f"field {number} is given twice or has another type")
@@ -299,7 +293,6 @@ def number(parts: Fields, number: int) -> int | None:
 
 
 def varints(raw: memoryview) -> list[int]:
-    """The numbers of a packed field, each below 2⁶⁴."""
     found, at = [], 0
     while at < len(raw):
         value, at = _varint(raw, at, 10)
@@ -308,7 +301,6 @@ def varints(raw: memoryview) -> list[int]:
 
 
 def _varint(raw: memoryview, at: int, longest: int) -> tuple[int, int]:
-    """A number of base 128 at `at`, and where it ends; `longest` in bytes."""
     value = 0
     for index, byte in enumerate(raw[at : at + longest]):
         value |= (byte & 0x7F) << (7 * index)

@@ -21,9 +21,9 @@ from edgeveil.subnormals import flushed
 
 
 class InferenceSession:
-    """One session for one job's graph; each round only brings new weights. `digest`: the graph's
-    SHA-256. Raises ProtocolError("graph_size" | "graph_digest") for other bytes, DataError for more
-    than plain layers (`check_graph`) or what ONNX Runtime cannot use."""
+    """A session for one job's graph; each round only brings new weights.
+
+    Raises ProtocolError("graph_size" | "graph_digest"), or DataError for an unfit graph."""
 
     def __init__(
         self, graph: bytes, digest: bytes, *, classes: int, max_bytes: int = MAX_GRAPH_BYTES
@@ -39,7 +39,7 @@ class InferenceSession:
     def require_probabilities(
         self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Raise DataError unless each of the public records x (n, ...) has its distribution."""
+        """Raise DataError unless each public record x (n, ...) gets probabilities."""
         found = self._model.probabilities(x, weights)
         if len(_distributions(found, self.classes)) < len(x):
             what = f"gives made-up records no probabilities over {self.classes} classes"
@@ -50,9 +50,10 @@ class InferenceSession:
     def summed_softmax(
         self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]], row_s: float = math.inf
     ) -> NDArray[np.int64]:
-        """The sum (classes,) of the probabilities of records x (n, ...), as `probability_sum`. What
-        a record adds is a function of itself alone, bit for bit; NaN, a failed run, one longer than
-        `row_s` seconds and no distribution add 0. Raises DataError only where a record of zeros
+        """Return the `probability_sum` (classes,) over records x (n, ...).
+
+        A record's addend depends on itself alone, bit for bit; NaN, a failed run, one longer than
+        `row_s` seconds and invalid probabilities add 0. Raises DataError only if a zero record
         fails."""
         return probability_sum(self._softmax(x, weights, np.arange(len(x)), 0.0, row_s))
 
@@ -64,9 +65,8 @@ class InferenceSession:
         otherwise: float,
         row_s: float,
     ) -> NDArray[np.float64]:
-        """Probabilities of the records that `held` names; `otherwise` where there are none."""
         rows = np.full((len(held), self.classes), otherwise)
-        finite = np.append(np.isfinite(flat_rows(x)).all(axis=1), False)  # the last one: EMPTY
+        finite = np.append(np.isfinite(flat_rows(x)).all(axis=1), False)  # last: for EMPTY
         for place, output in self._single(x, weights, held, row_s):
             found = _distributions(output, self.classes)
             if finite[held[place]] and len(found):
@@ -81,10 +81,11 @@ class InferenceSession:
         row_s: float,
         width: int | None = None,
     ) -> Iterator[tuple[int, NDArray[np.float64]]]:
-        """Yield (place in `held`, output (1, k)) of a run for each record that `held` names. Each
-        run is of one record at an aligned address, as neighbours could change the order of sums; of
-        zeros for an empty slot. Nothing is yielded where a run fails or takes longer than `row_s`.
-        Raises DataError where a record of zeros fails, or the output has not `width` values."""
+        """Yield (index in `held`, output (1, k)) of one run per record; EMPTY runs zeros.
+
+        Each run has one record at an aligned address, as neighbours could change the order of sums.
+        A run that fails or takes longer than `row_s` yields nothing. Raises DataError if a zero
+        record fails."""
         weights = {name: aligned(np.asarray(value)) for name, value in weights.items()}
         run = self._model.probabilities if width is None else self._model.answers
         blank = np.zeros((1, *(axis or 1 for axis in self._model.input_shape)), np.float32)
@@ -96,7 +97,7 @@ class InferenceSession:
                 record = blank if index == EMPTY else x[index : index + 1]
                 try:
                     output = run(np.asarray(record, np.float32), weights, limit=limit)
-                except Exception:  # noqa: S112 - this record's own doing, and its own row's
+                except Exception:  # noqa: S112 - caused by this record, affects its row alone
                     continue
                 yield place, output
 
@@ -108,7 +109,7 @@ class InferenceSession:
         held: NDArray[np.int64],
         row_s: float = math.inf,
     ) -> NDArray[np.float64]:
-        """Probabilities (slots, classes) of the records `held` names; uniform for an empty slot."""
+        """Return probabilities (slots, classes) of records `held`; uniform for an empty slot."""
         return self._softmax(x, weights, held, 1.0 / self.classes, row_s)
 
     @flushed()
@@ -119,7 +120,7 @@ class InferenceSession:
         width: int,
         row_s: float = math.inf,
     ) -> NDArray[np.float64]:
-        """The output for each record of x (n, ...) alone (n, width); NaN where it fails."""
+        """Return the output (n, width) for each record of x (n, ...) alone; NaN if it fails."""
         rows = np.full((len(x), width), np.nan)
         for index, output in self._single(x, weights, range(len(x)), row_s, width):
             rows[index] = output[0]
@@ -127,7 +128,7 @@ class InferenceSession:
 
 
 def _distributions(found: NDArray[np.float64], classes: int) -> NDArray[np.float64]:
-    """The rows of `found` that are distributions over `classes`, each with sum 1."""
+    """Return the rows of `found` that are distributions over `classes`, each scaled to sum 1."""
     if found.shape[1] != classes:
         return np.zeros((0, classes))
     sums = found.sum(axis=1)

@@ -1,8 +1,7 @@
-"""The last linear layer of a released model: found in its graph, read, and replaced.
+"""The last linear layer of a released model: find, read and replace it in the graph's bytes.
 
-On the graph's bytes as `graph_check` reads them, without the `onnx` package. In protobuf's wire
-format tensors of the same size can take each other's place, and what follows a message adds to it:
-so a graph gets one output more by a few bytes at its end.
+Needs no `onnx` package. In protobuf's wire format tensors of the same size are interchangeable, and
+bytes after a message extend it: so a few bytes at the end add an output to a graph.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _LENGTH, _VARINT = 2, 0  # wire types
 
 @dataclass(frozen=True)
 class LinearHead:
-    """softmax(h · weight + bias), `h` the tensor `features`, `weight` (d, classes) float64."""
+    """softmax(h · weight + bias) of the tensor `features`, with `weight` (d, classes) float64."""
 
     features: str
     weight: NDArray[np.float64]
@@ -36,7 +35,7 @@ class LinearHead:
     def replaced(
         self, graph: bytes, weight: NDArray[np.float64], bias: NDArray[np.float64] | None
     ) -> bytes:
-        """The same graph with other values of the same shapes."""
+        """Return the graph with other values of the same shapes."""
         found = bytearray(graph)
         stored = weight.T if self._transposed else weight
         for at, values in ((self._weight_at, stored), (self._bias_at, bias)):
@@ -47,7 +46,7 @@ class LinearHead:
 
 
 def find_head(graph: bytes) -> LinearHead:
-    """The linear layer below a model's `probabilities`. DataError for any other graph."""
+    """Return the linear layer below `probabilities`. Raises DataError for other graphs."""
     parts = wire.fields(wire.message(wire.fields(memoryview(graph)), wire.GRAPH, "graph"))
     nodes = {node.output: node for node in map(wire.GraphNode, wire.messages(parts, wire.NODE))}
     tensors = {
@@ -56,7 +55,7 @@ def find_head(graph: bytes) -> LinearHead:
     }
     for output, what in (("value", "a number"), ("score", "anomalies")):
         if output in nodes and "probabilities" not in nodes:
-            raise _no_head(f"it tells {what}, and only heads of classes are learned further")
+            raise _no_head(f"it predicts {what}, and only heads of classes are learned further")
     last = nodes.get("probabilities")
     layer = nodes.get(last.inputs[0]) if last and last.operator == "Softmax" else None
     bias = None
@@ -83,14 +82,13 @@ def find_head(graph: bytes) -> LinearHead:
 
 
 def with_output(graph: bytes, name: str) -> bytes:
-    """The graph with one output more: its float32 tensor `name`."""
+    """Return the graph with its float32 tensor `name` as a further output."""
     tensor = _field(_TENSOR_TYPE, _LENGTH, _field(_ELEMENT_TYPE, _VARINT, _varint(wire.FLOAT)))
     value = _field(_VALUE_NAME, _LENGTH, name.encode()) + _field(_VALUE_TYPE, _LENGTH, tensor)
     return graph + _field(wire.GRAPH, _LENGTH, _field(_GRAPH_OUTPUT, _LENGTH, value))
 
 
 def _plain_gemm(layer: wire.GraphNode) -> bool:
-    """Whether its weights are stored transposed. Raises DataError where it does more than that."""
     transposed = False
     for attribute in layer.attributes:
         name, whole = wire.text(attribute, 1), wire.number(attribute, 3)
@@ -102,7 +100,6 @@ def _plain_gemm(layer: wire.GraphNode) -> bool:
 
 
 def _tensor(graph: bytes, tensor: wire.Fields) -> tuple[int, NDArray[np.float64]]:
-    """Where a tensor's values begin in the graph, and the values."""
     raw = wire.messages(tensor, wire.RAW)
     if wire.number(tensor, wire.DATA_TYPE) != wire.FLOAT or len(raw) != 1:
         raise _no_head("its last layer's weights are no plain float32 numbers")

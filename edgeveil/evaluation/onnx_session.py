@@ -1,4 +1,4 @@
-"""One ONNX Runtime session for a graph whose weights are inputs; torch is never needed."""
+"""One ONNX Runtime session for a graph with weights as inputs; torch is never needed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession as OrtSession
     from onnxruntime import RunOptions
 
-PROBABILITIES, VALUE, SCORE = "probabilities", "value", "score"  # what a graph gives
+PROBABILITIES, VALUE, SCORE = "probabilities", "value", "score"  # outputs of graphs
 BATCH_RECORDS = 64
 MAX_GRAPH_BYTES = 250 << 20  # so that its package stays below the usual limits.blob_bytes
 MAX_RUN_BYTES = 512 << 20  # of all tensors of all sessions of this process
-_LOOKS = 8  # at the clock of a run, in the time that it may take
+_LOOKS = 8  # clock checks per time limit
 ALIGNMENT_BYTES = 64  # a cache line, and the widest vector register
 
 
 def aligned(values: NDArray[Any]) -> NDArray[np.float32]:
-    """`values` as float32 in one piece, at a multiple of 64 bytes: some of ONNX Runtime's kernels
-    add in an order that follows the address. Copies unless the array lies so already."""
+    """Return float32 `values` at a multiple of 64 bytes, as kernels may sum by the address."""
     if (
         values.dtype == np.float32
         and values.flags.c_contiguous
@@ -46,9 +45,9 @@ def aligned(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 class OnnxModel:
-    """A graph with the data input `x`, whose other inputs are weights, and the output
-    `probabilities` (n, classes), `value` (n, 1) or `score` (n, 1), on one thread. Raises DataError
-    if the bytes are no such graph."""
+    """A graph with data input `x`, weights as other inputs, and one output, on one thread.
+
+    The output is `probabilities` (n, classes), `value` (n, 1) or `score` (n, 1)."""
 
     def __init__(self, graph: bytes, max_bytes: int = MAX_GRAPH_BYTES) -> None:
         if len(graph) > max_bytes:
@@ -72,11 +71,9 @@ class OnnxModel:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the model says of itself."""
         return dict(self._session.get_modelmeta().custom_metadata_map)
 
     def fits(self, x: NDArray[Any]) -> bool:
-        """True if `x` (n, ...) has the shape of record that the graph takes."""
         wanted = self.input_shape
         return len(x.shape) == len(wanted) + 1 and all(
             axis is None or axis == have for axis, have in zip(wanted, x.shape[1:], strict=True)
@@ -89,7 +86,7 @@ class OnnxModel:
         *,
         limit: RunLimit | None = None,
     ) -> NDArray[np.float64]:
-        """As `answers`, of a classifier. Raises DataError for a model of anything else, too."""
+        """Return `answers` of a classifier. Raises DataError for other models."""
         if self.output != PROBABILITIES:
             raise DataError(f"gives a {self.output}, and classes are asked for", where="ONNX graph")
         return self.answers(x, weights, limit=limit)
@@ -101,9 +98,7 @@ class OnnxModel:
         *,
         limit: RunLimit | None = None,
     ) -> NDArray[np.float64]:
-        """The graph's output (n, classes) or (n, 1) for records x (n, ...), n may be 0, unchecked.
-        Raises DataError for missing weights, wrong shapes and a run that takes longer than `limit`
-        allows."""
+        """Return the output (n, classes) or (n, 1) for records x (n, ...). Raises DataError."""
         missing = self.weight_names - set(weights)
         if missing:
             raise DataError(f"needs the weights {sorted(missing)}", where="ONNX graph")
@@ -111,7 +106,7 @@ class OnnxModel:
         if not self.fits(x):
             what = f"takes records of shape {self.input_shape}, got {tuple(x.shape[1:])}"
             raise DataError(what, where="ONNX graph", fix="check data.input_shape of the job")
-        # Not every graph runs on no records at all: ONNX Runtime refuses to reshape them.
+        # ONNX Runtime cannot reshape zero records: run one, and drop the result.
         given = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)
         parts = [
             self._run({**feed, "x": aligned(given[start : start + BATCH_RECORDS])}, limit)
@@ -129,7 +124,7 @@ class OnnxModel:
 
 @cache
 def _bound_memory() -> None:
-    """Bound what all sessions take: some thirty operators could ask for more than any box has."""
+    """Bound the memory of all sessions: some thirty operators could exhaust any box."""
     import onnxruntime as ort
 
     memory = ort.OrtMemoryInfo(
@@ -147,10 +142,10 @@ def run_session(
     feed: Mapping[str, NDArray[Any]],
     limit: RunLimit | None = None,
 ) -> NDArray[Any]:
-    """One output of a run, subnormals as zero. DataError where it fails, or lasts past `limit`."""
+    """Return one output of a run, subnormals as zero. Raises DataError on failure or timeout."""
     import onnxruntime as ort
 
-    options = ort.RunOptions()  # a run gives its memory back when it ends, so that it does not stay
+    options = ort.RunOptions()  # return the arena's memory after each run
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     try:
         with flushed(), limit.of(options) if limit else nullcontext():
@@ -159,17 +154,16 @@ def run_session(
         what = f"cannot be run: {type(error).__name__}: {error}"
         fix = "check data.input_shape of the job"
         raise DataError(what, where="ONNX graph", fix=fix) from error
-    return np.array(found)  # a copy: what is kept may be much, and the bound is for runs
+    return np.array(found)  # copied out of the bounded arena, as it may be kept
 
 
 class RunLimit:
-    """Each run of this thread within it may take `limit_s` of its processor time (where there is no
-    such clock, time) and is ended afterwards, between two operators."""
+    """Ends runs of this thread past `limit_s` of CPU time, between two operators."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._over = threading.Event()
-        self._run: tuple[RunOptions, float] | None = None  # and when its time is over
+        self._run: tuple[RunOptions, float] | None = None  # options and end time
 
     def __enter__(self) -> RunLimit:
         self._spent_s = _own_clock()
@@ -185,7 +179,7 @@ class RunLimit:
 
     @contextmanager
     def of(self, options: RunOptions) -> Iterator[None]:
-        """One run with these options. Raises TimeoutError if it took longer."""
+        """Limit one run with these options. Raises TimeoutError if it took longer."""
         until_s = self._spent_s() + self.limit_s
         self._run = options, until_s
         try:
@@ -210,8 +204,7 @@ def _own_clock() -> Callable[[], float]:
 
 
 def open_session(graph: bytes) -> OrtSession:
-    """A session on the CPU with one thread, for `run_session` alone. DataError if the graph cannot
-    be loaded, PrivacyError where subnormal numbers cannot be flushed."""
+    """Return a CPU session with one thread for `run_session`. Raises DataError, PrivacyError."""
     # A tensor stored outside the graph is marked by the key "location"; loading it would let
     # the graph's author choose a file of this machine to read.
     if b"location" in graph:
@@ -227,11 +220,11 @@ def open_session(graph: bytes) -> OrtSession:
     options.log_severity_level = 4  # errors come back as exceptions
     _bound_memory()
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # Acts on the thread of the process's first session alone, hence `flushed` beside it.
+    # Affects only the thread of the process's first session, hence also `flushed`.
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     with flushed():
         try:
-            # Folding constants takes its memory elsewhere, without a bound.
+            # Constant folding would use memory outside the bounded arena.
             return ort.InferenceSession(
                 graph,
                 options,

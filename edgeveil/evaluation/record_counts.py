@@ -1,19 +1,19 @@
-"""What devices count of their evaluation records, and what the cloud makes of the noised sum.
+"""Counts of devices over their evaluation records, and the cloud's figures from the noised sum.
 
-A record is counted by its own outputs and label alone, in bounded whole numbers, so that sums are
-exact and their noise has a price. Of scores a record adds 1 to one bin, of the normal and
-unlabelled or of the anomalous ones; the threshold follows from these.
+A record is counted by its own outputs and label alone, in bounded integers, so that sums are exact
+and their noise has a price. For scores a record adds 1 to one bin, of normal and unlabelled or of
+anomalous records; the threshold is derived from these bins.
 
 Each kind of counts, and `ClusterSums`, has
 
-    outputs, cells       values that the model gives for a record; how many counts there are
-    largest, whole       the most that one record adds to a cell; what it adds where it is counted
-    sensitivity_squared  the most that the squares of what one record adds sum to
-    of                   the counts (cells,) of records: outputs (n, outputs), a row of NaN where
-                         the model fails, and labels (n,). Whatever a record holds, it is counted
-                         within these bounds, or not at all, and no other differently for it
-    figures              what noised counts (cells,) come to, for JSON, by the noise's deviation in
-                         each: `records`, `leading`, `<leading>_deviation`; {} where noise is all
+    outputs, cells       values per record that the model returns; number of counts
+    largest, whole       the most that one record adds to a cell; the amount for a counted one
+    sensitivity_squared  bound on the sum of squares that one record adds
+    of                   counts (cells,) of outputs (n, outputs), NaN rows where it fails, and
+                         labels (n,). Every record stays within these bounds or is not counted, and
+                         changes no other record's count
+    figures              JSON figures of noised counts (cells,) and the noise's deviation in each:
+                         `records`, `leading`, `<leading>_deviation`; {} if there is only noise
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from edgeveil.evaluation.figures import (
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
-LEAST_SIGNAL = 2.0  # deviations of their noise: of fewer records no figure is told
-ERROR_STEPS = 1 << 10  # to half of the range of a number: what a device's errors are rounded to
+LEAST_SIGNAL = 2.0  # noise deviations that a count must exceed to be reported
+ERROR_STEPS = 1 << 10  # rounding steps of an error, to half of the range of a number
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,10 @@ class _Classes:
 
 @dataclass(frozen=True)
 class Confusion(_Classes):
-    """Cells: right, wrong, and records by true (row) and predicted (column) class; the first two
-    have less noise than the sum of the others. A record without a finite output is wrong, one of no
-    class is not counted."""
+    """Counts: right, wrong, and records by true (row) and predicted (column) class.
+
+    The first two have less noise than the sum of the others. Outputs that are not finite are wrong.
+    """
 
     sensitivity_squared = 2
 
@@ -68,7 +69,7 @@ class Confusion(_Classes):
         return 2 + self.classes**2
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
-        labels, predicted = _told(outputs, labels, self.classes)
+        labels, predicted = _predicted(outputs, labels, self.classes)
         there = predicted >= 0
         crossed = np.bincount(
             labels[there] * self.classes + predicted[there], minlength=self.classes**2
@@ -76,18 +77,17 @@ class Confusion(_Classes):
         return np.concatenate([_right_and_wrong(labels, predicted), crossed]).astype(np.int64)
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
-        """`accuracy` and those of `classification_figures` that counts tell: `balanced_accuracy`,
-        `macro_f1`, `per_class`, `confusion`."""
+        """Return `accuracy`, `balanced_accuracy`, `macro_f1`, `per_class` and `confusion`."""
         crossed = counts[2:].reshape(self.classes, self.classes)
         least = LEAST_SIGNAL * deviation * math.sqrt(self.classes)
         several = by_class(np.diagonal(crossed), crossed.sum(axis=1), crossed.sum(axis=0), least)
-        told = [[to_places(x) for x in row] for row in crossed]
-        return _accuracy(counts, deviation, {**several, "confusion": told})
+        confusion = [[to_places(x) for x in row] for row in crossed]
+        return _accuracy(counts, deviation, {**several, "confusion": confusion})
 
 
 @dataclass(frozen=True)
 class Hits(_Classes):
-    """Of many classes, cells: right, wrong, and by class hit, missed and wrongly taken for it."""
+    """For many classes: right, wrong, and per class hits, misses and false predictions."""
 
     sensitivity_squared = 3
 
@@ -96,7 +96,7 @@ class Hits(_Classes):
         return 2 + 3 * self.classes
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
-        labels, predicted = _told(outputs, labels, self.classes)
+        labels, predicted = _predicted(outputs, labels, self.classes)
         hit, there = labels == predicted, predicted >= 0
         by_class = (
             np.bincount(of, minlength=self.classes)
@@ -105,7 +105,6 @@ class Hits(_Classes):
         return np.concatenate([_right_and_wrong(labels, predicted), *by_class]).astype(np.int64)
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
-        """As those of `Confusion`, without the matrix."""
         right, missed, taken = counts[2:].reshape(3, self.classes)
         least = LEAST_SIGNAL * deviation * math.sqrt(2)
         several = by_class(right, right + missed, right + taken, least)
@@ -114,9 +113,10 @@ class Hits(_Classes):
 
 @dataclass(frozen=True)
 class Errors:
-    """Of a number, cells: records, errors and squared errors, in ERROR_STEPS, each at most that. An
-    error is in halves of the target's range, cut off at one. An output that is not finite has the
-    largest error; a record without a label is not counted."""
+    """For a number: records, errors and squared errors, in ERROR_STEPS, each at most that.
+
+    Errors are in halves of the target's range, at most one, also for outputs that are not finite.
+    """
 
     target: TargetRange
     outputs = 1
@@ -133,7 +133,7 @@ class Errors:
         return np.asarray(np.rint(each * ERROR_STEPS).astype(np.int64).sum(axis=1))
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
-        """`rmse` and `mae` in the target's own unit, each with its `_deviation`."""
+        """Return `rmse` and `mae` in the target's unit, each with `_deviation`."""
         records, errors, squared = (float(one) for one in counts / ERROR_STEPS)
         deviation /= ERROR_STEPS
         if records <= max(0.0, LEAST_SIGNAL * deviation):
@@ -153,8 +153,7 @@ class Errors:
         }
 
 
-def _told(outputs: Float64, labels: Int64, classes: int) -> tuple[Int64, Int64]:
-    """Of the records with a class: that, and the likeliest one, -1 where there is none."""
+def _predicted(outputs: Float64, labels: Int64, classes: int) -> tuple[Int64, Int64]:
     known = (labels >= 0) & (labels < classes)
     outputs, labels = outputs[known], labels[known]
     sound = np.isfinite(outputs).all(axis=1)
@@ -167,7 +166,7 @@ def _right_and_wrong(labels: Int64, predicted: Int64) -> list[int]:
 
 
 def _accuracy(counts: Float64, deviation: float, further: Mapping[str, Any]) -> Mapping[str, Any]:
-    """By the first two counts; its deviation is that of right/(right + wrong) to first order."""
+    """Return accuracy by the first two counts, with its deviation to first order."""
     right, wrong = float(counts[0]), float(counts[1])
     records, noise = right + wrong, math.sqrt(2) * deviation
     if records <= max(0.0, LEAST_SIGNAL * noise):
@@ -185,14 +184,13 @@ def _accuracy(counts: Float64, deviation: float, further: Mapping[str, Any]) -> 
 
 
 _LOW, _HIGH, _BINS = SCORE_BINS
-_SURE = 3.0  # standard deviations of the noise that a count must pass to be more than noise
-_BULK = 0.75  # a quantile at least so high is needed to tell how wide scores spread
+_SURE = 3.0  # noise deviations from which a count is significant
+_BULK = 0.75  # least quantile that determines the spread of scores
 
 
 @dataclass(frozen=True)
 class ScoreCounts:
-    """Of a model that gives scores; `alarm_rate` is the share of normal records that may be above
-    the threshold. Unlabelled records count as normal: most of them are."""
+    """For scores; `alarm_rate` of normal and unlabelled records may exceed the threshold."""
 
     alarm_rate: float
     outputs = 1
@@ -201,16 +199,14 @@ class ScoreCounts:
     sensitivity_squared = 1
 
     def of(self, outputs: Float64, labels: Int64) -> Int64:
-        """A record without a finite score, or a label that says either, is not counted."""
+        """Count records by score; one without a finite score or a valid label is not counted."""
         scores, bad = outputs[:, 0], anomalous(labels)
         there = np.isfinite(scores) & (bad | learned_from(labels))
         at = score_bins(scores[there]) + np.where(bad[there], _BINS, 0)
         return np.bincount(at, minlength=self.cells).astype(np.int64)
 
     def figures(self, counts: Float64, deviation: float) -> Mapping[str, Any]:
-        """`threshold`, what it comes to by the counts, and about how many records there are. `far`:
-        so small an alarm rate is lost in noise, and the threshold continues a log-normal from the
-        farthest quantile that is told."""
+        """Return the `threshold` and figures at it; `far`: extrapolated as log-normal."""
         kept = _above_noise(counts, deviation)
         normal, bad = counts[:_BINS][kept], counts[_BINS:][kept]
         noise = deviation * math.sqrt(len(normal))  # of a sum of either
@@ -218,14 +214,14 @@ class ScoreCounts:
         if not len(normal) or quiet <= _SURE * noise:
             return {}
         share = _cumulative(normal, quiet)
-        # log2 of the scores at which the kept bins begin, and the last one ends
+        # log2 of the scores at the edges of the kept bins
         edges = _LOW + np.arange(kept.start, kept.stop + 1) * ((_HIGH - _LOW) / _BINS)
         found = _quantile(share, edges, 1 - self.alarm_rate, noise / quiet)
         if found is None:
             return {}
         threshold, far = found
-        false = (1 - _at(share, edges, threshold)) * quiet
-        told: dict[str, Any] = {
+        false = (1 - float(np.interp(threshold, edges, share))) * quiet
+        figures: dict[str, Any] = {
             "leading": "false_alarm_rate",
             "threshold": to_digits(2.0**threshold),
             "far": far,
@@ -237,13 +233,13 @@ class ScoreCounts:
         }
         unusual = float(bad.sum())
         if unusual <= _SURE * noise:
-            return told
-        missed = _at(_cumulative(bad, unusual), edges, threshold) * unusual
+            return figures
+        missed = float(np.interp(threshold, edges, _cumulative(bad, unusual))) * unusual
         area, off = _score_area(
             normal / quiet, bad / unusual, deviation / quiet, deviation / unusual
         )
         return {
-            **told,
+            **figures,
             **alarm_figures(unusual - missed, missed, false, quiet - false),
             "leading": "auc",
             "auc": to_digits(area),
@@ -256,14 +252,12 @@ RecordCounts = Confusion | Hits | Errors | ScoreCounts
 
 
 def counts_of(classes: int, target: TargetRange | None) -> RecordCounts:
-    """Errors of a number, all pairs of few classes, hits of many."""
     if target is not None:
         return Errors(target)
     return Confusion(classes) if classes <= MOST_CROSSED else Hits(classes)
 
 
 def _above_noise(counts: Float64, deviation: float) -> slice:
-    """The bins from the first to the last with more than noise, and one beside each."""
     sure = counts.reshape(2, _BINS).max(axis=0) > (_SURE + 1) * deviation
     there = np.flatnonzero(sure)
     if not len(there):
@@ -272,19 +266,14 @@ def _above_noise(counts: Float64, deviation: float) -> slice:
 
 
 def _cumulative(counts: Float64, whole: float) -> Float64:
-    """The share of the counts below each edge (bins + 1,), which never falls."""
     found = np.concatenate([[0.0], np.cumsum(counts) / whole])
     return np.clip(np.maximum.accumulate(found), 0.0, 1.0)
-
-
-def _at(share: Float64, edges: Float64, log_score: float) -> float:
-    return float(np.interp(log_score, edges, share))
 
 
 def _quantile(
     share: Float64, edges: Float64, wanted: float, noise: float
 ) -> tuple[float, bool] | None:
-    """(log2 of the score below which `wanted` lies, whether continued); None: lost in noise."""
+    """Return (log2 of the score with share `wanted` below, extrapolated), or None."""
     sure = 1 - _SURE * noise
     if wanted <= sure:
         return _inverse(share, edges, wanted), False
@@ -296,7 +285,6 @@ def _quantile(
 
 
 def _inverse(share: Float64, edges: Float64, wanted: float) -> float:
-    """Where the share rises past `wanted`, between edges in a straight line."""
     above = int(np.searchsorted(share, wanted, side="left"))
     above = min(max(above, 1), len(share) - 1)
     low, high = share[above - 1], share[above]
@@ -307,7 +295,7 @@ def _inverse(share: Float64, edges: Float64, wanted: float) -> float:
 def _score_area(
     normal: Float64, bad: Float64, of_normal: float, of_bad: float
 ) -> tuple[float, float]:
-    """The area under the ROC curve of shares by bin, and its deviation to first order."""
+    """Return the area under the ROC curve of shares by bin, and its deviation to first order."""
     below = np.cumsum(normal) - normal / 2  # share of the normal below an anomalous one
     above = bad[::-1].cumsum()[::-1] - bad / 2
     area = float((bad * below).sum())

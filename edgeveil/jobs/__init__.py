@@ -1,4 +1,4 @@
-"""What a job file says, and the plan that it compiles to, or its refusals."""
+"""Job files, and the plans that they compile to."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Backbones and first weights that a job names by SHA-256. Backbones and adapters' frozen weights
-travel to devices once, with the job; a whole model's first weights go with a round."""
+"""Backbones and initial weights that a job names by SHA-256.
+
+Backbones and adapters' frozen weights are sent once with the job, other weights with a round.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,23 @@ from edgeveil.parts.models.network import packed_state_dict
 
 
 def kept_digests(job: Job) -> tuple[str, ...]:
-    """The digests that the cloud must hold before it can run the job, once each."""
+    """Return the distinct digests that the cloud must have before it can run the job."""
     named = job.model.state_dict if job.model is not None else None
     return (*backbone_digests(job.features), *(() if named is None else (named.sha256,)))
 
 
 def carried_digests(job: Job) -> tuple[str, ...]:
-    """Of what devices are sent with the job; their owners allow it by digest."""
+    """Return the digests of files sent with the job; device owners allow them by digest."""
     frozen = job.model is not None and job.model.adapters is not None
     return kept_digests(job) if frozen else backbone_digests(job.features)
 
 
 def read_artifacts(job: Job) -> dict[str, bytes]:
-    """By digest, from the files that a job file names. Raises DataError."""
     return {**read_backbones(job.features), **read_weights(job)}
 
 
 def read_weights(job: Job) -> dict[str, bytes]:
-    """The same of the model's first weights alone."""
+    """Return the model's initial weights, by digest. Raises DataError."""
     named = job.model.state_dict if job.model is not None else None
     if named is None or named.file is None:
         return {}

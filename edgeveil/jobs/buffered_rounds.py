@@ -1,11 +1,9 @@
-"""Buffered rounds (FedBuff, Nguyen et al. 2022, algorithm 1): each closes with its first
-`round.buffer` uploads, and a late update goes with a later round, times (1 + τ)^-a for τ rounds
-between the two.
+"""Buffered rounds (FedBuff, Nguyen et al. 2022, algorithm 1).
 
-The device weighs its own update, sealed for the round that it goes with: it stands in the batch
-among all others. A late update is post-processing of what was paid for in its own round (Dwork and
-Roth 2014, proposition 2.1), sent only where the proxy never took it. A box's own time budget
-follows from the job's trial on made-up records, from no record (`own_budget_s`).
+Each round closes with its first `round.buffer` uploads; a late update goes with a later round,
+times (1 + τ)^-a for τ rounds between. The device weighs its own update, encrypted for that round,
+so the batch does not identify it. A late update is post-processing of a release priced in its own
+round (Dwork and Roth 2014, proposition 2.1). A box's time budget depends on no record.
 """
 
 from __future__ import annotations
@@ -23,19 +21,18 @@ from edgeveil.selection import rounded_up
 if TYPE_CHECKING:
     from edgeveil.jobs.plan import Plan
 
-MAX_STALENESS = 8  # rounds; an update that is later still is dropped
+MAX_STALENESS = 8  # rounds; later updates are dropped
 STALENESS_EXPONENT = 0.5
-TRIAL_MARGIN = 3.0  # work on records may take so many times what the trial took
+TRIAL_MARGIN = 3.0  # most ratio of time on records to time of the trial
 LEAST_BUDGET_S = 1.0
 
 
 def staleness_weight(staleness: int) -> float:
-    """What an update is multiplied by that is so many rounds late."""
     return float((1 + staleness) ** -STALENESS_EXPONENT)
 
 
 def late_rounds(plan: Plan, index: int) -> Iterator[PlannedRound]:
-    """The training rounds whose update may still go with round `index`, the newest first."""
+    """Yield the training rounds with updates that may still go with round `index`, newest first."""
     round = plan.round(index)
     if plan.job.round.mode == "buffered" and round.phase == TRAIN:
         earlier = (e for e in plan.all_rounds[: index - 1][::-1] if e.phase == TRAIN)
@@ -44,7 +41,7 @@ def late_rounds(plan: Plan, index: int) -> Iterator[PlannedRound]:
 
 
 def closing_uploads(round_: Round, asked: int, in_all: int) -> int:
-    """Uploads that close a round early in a cell where `asked` devices of `in_all` are."""
+    """Return the uploads that close a round early in a cell with `asked` of `in_all` devices."""
     if round_.mode == "sync" or round_.buffer is None:
         return rounded_up(asked, round_.quorum)
     share = -(-asked * min(round_.buffer, in_all) // in_all)
@@ -52,7 +49,7 @@ def closing_uploads(round_: Round, asked: int, in_all: int) -> int:
 
 
 def own_budget_s(round_: Round, needed_s: float, work_share: float) -> float:
-    """A box's time budget, for `needed_s` on made-up records (0: not known) and records' share."""
+    """Return a box's time budget, from `needed_s` on synthetic records (0: unknown)."""
     if round_.mode == "sync" or not needed_s:
         return round_.time_budget_s
     own_s = max(LEAST_BUDGET_S, TRIAL_MARGIN * needed_s / work_share)
@@ -60,7 +57,7 @@ def own_budget_s(round_: Round, needed_s: float, work_share: float) -> float:
 
 
 def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
-    """Why the job's rounds cannot be buffered, or `trainers` devices cannot fill its buffers."""
+    """Yield reasons why rounds cannot be buffered, or `trainers` devices cannot fill them."""
     job, round_ = plan.job, plan.job.round
     if round_.mode == "sync":
         if "buffer" in round_.model_fields_set:
@@ -75,13 +72,13 @@ def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
         text = f"only {selected} devices are selected; set at most {selected}, or select more"
         yield Mix(("round.buffer", "selection.devices", "selection.over_select"), text)
     if job.aggregation.secure:
-        text = "a late update is masked for a sum that was made without it; leave secure out"
+        text = "a late update is masked for a sum that is already closed; leave secure out"
         yield Mix(("round.mode", "aggregation.secure"), text)
     elif job.aggregation.name != "fedavg":
         text = f"'{job.aggregation.name}' would take late updates for outliers; use fedavg"
         yield Mix(("round.mode", "aggregation.name"), text)
     if job.infer_every:
-        text = "a late update has no inferences and would be told by that; leave the block out"
+        text = "a late update has no inferences and would be recognised; leave the block out"
         yield Mix(("round.mode", "unsupervised"), text)
     if not trains_model(job.train.method):
         text = f"what method '{job.train.method}' uploads is no change of a model; use for example"

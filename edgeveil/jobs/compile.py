@@ -1,7 +1,7 @@
 """Validate combinations of a job's settings and build its Plan.
 
-Impossible combinations, and prices that cannot be met, are refused all at once, as `Mix`es that
-name their keys. Only `compile_job` makes plans.
+Impossible combinations, and prices that cannot be met, are reported all at once, as `Mix`es of
+their keys. Only `compile_job` makes plans.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UPLOAD_VALUES = 1 << 18  # of one per_sample upload: 2 MiB
 
 @dataclass(frozen=True)
 class KnownFleet:
-    """What is known of the fleet that plays a job, and the `key` of the file that says so."""
+    """The fleet of a job, with the `key` of the file that defines it."""
 
     devices: int
     trainers: int
@@ -51,7 +51,7 @@ class KnownFleet:
 
 
 def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
-    """The plan of a job. ImpossibleMixError with all reasons why it, or this `fleet`, cannot be."""
+    """Return the plan of a job. Raises ImpossibleMixError with all reasons, also by `fleet`."""
     mixes = [
         *_privacy(job),
         *_evaluation(job),
@@ -74,7 +74,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
 
 
 def compile_canonical(raw: bytes) -> Plan:
-    """The plan of canonical bytes. Raises ProtocolError("bad_job") for anything else."""
+    """Return the plan of canonical bytes. Raises ProtocolError("bad_job")."""
     job = Job.from_canonical(raw)
     try:
         return compile_job(job)
@@ -105,7 +105,6 @@ def _privacy(job: Job) -> Iterator[Mix]:
 
 
 def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
-    """A schema that is impossible, or that contradicts the job's other keys."""
     schema = job.data.schema_
     if schema is None:
         return
@@ -133,7 +132,6 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
 
 
 def _other_labels(job: Job) -> Mix:
-    """A label with `normal` where classes or a number are learned, or one without."""
     name = job.train.method if METHODS[job.train.method].anomaly or not job.model else ""
     key, what = ("train.method", f"method '{name}'") if name else ("model", "this model")
     if job.anomaly:
@@ -146,7 +144,6 @@ def _other_labels(job: Job) -> Mix:
 
 
 def _without_classes(job: Job) -> Iterator[Mix]:
-    """Settings about classes where the label is a number or what is normal is learned."""
     if job.measure == ACCURACY:
         return
     at = "train.method" if job.anomaly else "data.schema.label.number"
@@ -164,7 +161,6 @@ def _without_classes(job: Job) -> Iterator[Mix]:
 
 
 def _records(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
-    """Records that are too large, or of another form than those of the fleet."""
     shape = job.data.input_shape
     if math.prod(shape) > RECORD_VALUES:
         yield Mix(("data.input_shape",), f"has more than {RECORD_VALUES} values; make it smaller")
@@ -178,7 +174,7 @@ def _records(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
 
 
 def _features(job: Job) -> Iterator[Mix]:
-    """Maps that do not take the job's records, and a PCA that is not the one last entry."""
+    """Yield maps that do not fit the records, and a PCA that is not the last entry."""
     last = len(job.features) - 1
     for index, entry in enumerate(job.features):
         if isinstance(entry, PcaParameters):
@@ -193,7 +189,6 @@ def _features(job: Job) -> Iterator[Mix]:
 
 
 def _evaluation(job: Job) -> Iterator[Mix]:
-    """Evaluations on devices that cannot be, uploads of a form that the job cannot have."""
     for key in _evaluation_keys(job):
         block = key.partition(".")[0]
         if job.data.evaluation_share == 0:
@@ -229,14 +224,12 @@ def _evaluation(job: Job) -> Iterator[Mix]:
 
 
 def _evaluation_keys(job: Job) -> list[str]:
-    """The keys by which the job asks for evaluations on devices."""
     every = job.infer_every or job.cluster_every
     keys = ["unsupervised.every_rounds"] if every else []
     return [*keys, "federated_evaluation"] if job.federated_evaluation is not None else keys
 
 
 def _cluster_sums(job: Job) -> Iterator[Mix]:
-    """`unsupervised.upload: sums`, and keys of other uploads, or of sums alone."""
     upload, epsilon = "unsupervised.upload", "unsupervised.epsilon"
     if job.unsupervised.upload != "sums" and job.unsupervised.epsilon is not None:
         yield Mix(
@@ -256,7 +249,7 @@ def _cluster_sums(job: Job) -> Iterator[Mix]:
 
 
 def _selected(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
-    """Too few devices a round, or rounds that ask each device more often than it may answer."""
+    """Yield too few devices per round, or more rounds than a device may answer."""
     wanted, least = job.selection.devices, job.round.min_batch
     selected = None if wanted == "all" else rounded_up(wanted, job.selection.over_select)
     if selected is not None and least > selected:
@@ -264,7 +257,7 @@ def _selected(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
         yield Mix(("round.min_batch", "selection.devices", "selection.over_select"), text)
     limit = job.privacy.max_participations
     if limit is None or limit >= job.rounds or job.round.mode == "buffered":
-        return  # a buffered round takes the answers of some, and a late one trains in none
+        return  # a buffered round uses some answers, and a late device skips rounds
     if selected is not None and (fleet is None or selected < fleet.devices):
         return
     at = () if fleet is None else (f"{fleet.key}.devices",)
@@ -274,7 +267,7 @@ def _selected(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
 
 
 def _model(job: Job) -> Iterator[Mix]:
-    """A model where none is trained, none where one is, or one that takes other records."""
+    """Yield a model without a method that trains it, the reverse, or one for other records."""
     method, whole = job.train.method, job.proxy.shuffle == "whole"
     if not trains_model(method):
         given = {"model": job.model, "update": job.update}
@@ -297,11 +290,11 @@ def _model(job: Job) -> Iterator[Mix]:
         weights = read_weights(job)
         network = build_network(job.model, network_input(job), job.data.classes, weights)
         if weights:
-            network.pretrained()  # whether they fit
+            network.pretrained()  # raises unless they fit
         wrong = [one.name for one in network.weights if not re.fullmatch(SEGMENT_NAME, one.name)]
         if wrong and not whole:
-            text = f"{wrong[0]} is a name under which no segment travels; use 64 of a-z, 0-9, '.',"
-            text += " '_', '-' at most, or set proxy.shuffle to whole"
+            text = f"{wrong[0]} is no valid name of a segment; use at most 64 of a-z, 0-9, '.',"
+            text += " '_', '-', or set proxy.shuffle to whole"
             yield Mix(("model.function", "model", "proxy.shuffle"), text)
     except (DataError, UsageError) as error:
         own = (error.where,) if error.where.startswith("model.") else ()
@@ -309,18 +302,17 @@ def _model(job: Job) -> Iterator[Mix]:
 
 
 def _stages(plan: Plan) -> Iterator[Mix]:
-    """Update stages that are fine alone and impossible together, or in this order."""
     job = plan.job
     names = [entry.name for entry in job.update]
     stages = list(zip(names, plan.context.stages, strict=True))
     for index, (name, stage) in enumerate(stages):
         at = f"update.{index}"
         if name in names[:index]:
-            yield Mix((at, "update"), f"'{name}' stands twice; leave one of them out")
+            yield Mix((at, "update"), f"'{name}' occurs twice; leave one of them out")
         if stage.leads and index:
             yield Mix((at, "update"), f"'{name}' decides where training starts; put it first")
         if stage.wire != "float32" and index < len(stages) - 1:
-            yield Mix((at, "update"), f"'{name}' is how values travel; put it last")
+            yield Mix((at, "update"), f"'{name}' encodes values for sending; put it last")
         if stage.wire != "float32" and job.aggregation.secure:
             text = f"masked sums travel as integers, not as {stage.wire}; leave '{name}' out"
             yield Mix((at, "aggregation.secure"), text)
@@ -343,12 +335,12 @@ def _noised_already(job: Job, context: MethodContext) -> bool:
     try:
         alone = device.price(PlannedRound(1, TRAIN, 1))
     except PrivacyError:
-        return True  # its own noise cannot be met
+        return True  # no noise meets its budget
     return any(not isinstance(event, UnprotectedEvent) for event in alone)
 
 
 def _chosen_before_noise(stages: Sequence[tuple[str, BaseStage]]) -> Iterator[Mix]:
-    """Free after the noise; before it, the choice itself tells of records."""
+    """Yield stages that choose values before the noise: the choice itself reveals records."""
     for index, (name, stage) in enumerate(stages):
         later = [other for other, after in stages[index + 1 :] if after.protects]
         if stage.chooses and later:
@@ -358,7 +350,6 @@ def _chosen_before_noise(stages: Sequence[tuple[str, BaseStage]]) -> Iterator[Mi
 
 
 def _secure(plan: Plan) -> Iterator[Mix]:
-    """Settings that are impossible where the cloud sees sums alone, or only make sense there."""
     job, stages, method = plan.job, plan.context.stages, plan.job.train.method
     shared = job.privacy.noise == "shared"
     if not job.aggregation.secure:
@@ -366,7 +357,7 @@ def _secure(plan: Plan) -> Iterator[Mix]:
             text = "without secure sums each upload is seen; leave groups out, or set secure"
             yield Mix(("aggregation.groups", "aggregation.secure"), text)
         if shared:
-            text = "shared noise protects in sums alone; set aggregation.secure, or noise: local"
+            text = "shared noise protects only in sums; set aggregation.secure, or noise: local"
             yield Mix(("privacy.noise", "aggregation.secure"), text)
         return
     yield from _groups(job)
@@ -395,7 +386,6 @@ def _secure(plan: Plan) -> Iterator[Mix]:
 
 
 def _groups(job: Job) -> Iterator[Mix]:
-    """A rule that looks at single uploads, and groups that are of no use or too small."""
     rule, groups = job.aggregation.name, job.aggregation.groups
     of_groups = AGGREGATIONS[rule].of_groups
     if rule == "fedavg" and groups > 1:
@@ -412,7 +402,6 @@ def _groups(job: Job) -> Iterator[Mix]:
 
 
 def _sum_room(plan: Plan) -> Iterator[Mix]:
-    """Sums that no ring holds."""
     summed = {s.name: s for round in plan.planned for s in plan.segments(round) if s.bits}
     inferred = summed.pop(SOFTMAX, None)
     lower = "lower data.nominal_records"
@@ -423,20 +412,20 @@ def _sum_room(plan: Plan) -> Iterator[Mix]:
     for phase, key, _ in _evaluations(plan.job) if plan.context.summed else ():
         counts = plan.evaluation_of(phase).spec
         sums.append((key, "sum of the devices' noised counts does", "raise its epsilon", counts))
-    told: set[str] = set()
+    reported: set[str] = set()
     for key, what, way, spec in sums:
         try:
             Ring(spec.count, spec.bits)
         except CryptoError as error:
-            if what not in told:
+            if what not in reported:
                 text = f"the {what} not fit the largest ring, {error.what}; {way}, or name fewer"
                 keys = (key, "selection.devices", "data.nominal_records", "privacy.epsilon")
                 yield Mix(keys, f"{text} devices in selection.devices")
-            told.add(what)
+            reported.add(what)
 
 
 def _own_bases(job: Job) -> Iterator[Mix]:
-    """Settings that need a common basis where each device has a PCA of its own."""
+    """Yield settings that need a common basis although each device has its own PCA."""
     projection = projection_of(job.features)
     if projection is None or projection.name == "ldp_fpca":
         return
@@ -450,9 +439,8 @@ def _own_bases(job: Job) -> Iterator[Mix]:
 
 
 def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
-    """Budgets that no noise of this version meets."""
     job, noised = plan.job, True
-    with suppress(PrivacyError):  # of noise that cannot be made without a chosen ε
+    with suppress(PrivacyError):  # raised if noise needs a chosen ε
         noised = plan.adds_noise
     if job.privacy.epsilon is None and noised:
         yield Mix(("privacy.epsilon",), "is missing and has no default; set for example epsilon: 8")
@@ -473,7 +461,6 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
 
 
 def _evaluation_prices(plan: Plan) -> Iterator[Mix]:
-    """An ε of evaluations that no noise meets."""
     asked: list[tuple[str, float, Callable[[], object]]]
     asked = [(key, e, partial(plan.evaluation_of, of)) for of, key, e in _evaluations(plan.job)]
     if plan.job.infer_every and plan.softmax_epsilon is not None:
@@ -488,7 +475,7 @@ def _evaluation_prices(plan: Plan) -> Iterator[Mix]:
 
 
 def _evaluations(job: Job) -> Iterator[tuple[str, str, float]]:
-    """The phases of evaluations that a job asks for, each with its ε and the key of that."""
+    """Yield (phase, key of ε, ε) of the evaluations that a job requests."""
     asked, epsilon = job.federated_evaluation, job.unsupervised.epsilon
     if asked is not None:
         yield EVALUATE, "federated_evaluation.epsilon", asked.epsilon
@@ -497,7 +484,7 @@ def _evaluations(job: Job) -> Iterator[tuple[str, str, float]]:
 
 
 def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
-    """A rule that is undefined on what devices upload, or needs more uploads than can come."""
+    """Yield a rule that is undefined on the uploads, or needs more uploads than possible."""
     job = plan.job
     rule, name, method = plan.rule, job.aggregation.name, job.train.method
     train = next(one for one in plan.planned if one.phase == TRAIN)
@@ -523,7 +510,7 @@ def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
 
 
 def _claims(plan: Plan) -> Iterator[Mix]:
-    """Training releases without a proven guarantee, which a job must ask for by name."""
+    """Yield training releases without a proven guarantee unless the job accepts them."""
     events = [event for round in plan.planned for event in plan.device.price(round)]
     unproven = sorted({event.what for event in events if event.status != "proven"})
     if unproven and not plan.job.privacy.accept_unproven:

@@ -1,8 +1,7 @@
-"""Federated evaluation: the model's figures on devices' own evaluation records, by noised sums.
+"""Federated evaluation: figures on devices' own evaluation records, by noised sums.
 
-A round of its own after a training round carries the model: phase `evaluate` for counts of what
-it gets right (`record_counts`), `cluster` for sums of cluster scores (`cluster_sums`). The noise is
-made for all rounds of a phase together.
+A separate round after a training round carries the model: phase `evaluate` for `record_counts`,
+`cluster` for `cluster_sums`. The noise is calibrated to all rounds of a phase together.
 """
 
 from __future__ import annotations
@@ -27,16 +26,14 @@ from edgeveil.privacy.sampler import RandomBytes, os_random
 
 Counts = RecordCounts | ClusterSums
 COUNTS = "counts"
-CENTROIDS = "clusters/centroids"  # of the next round: in the cloud's state, and sent out
-ABOUT = "clusters/about"  # in the state: those that the last sums are about
-_ROOM_SIGMAS = 12  # Q(12) < 2^-108: no noise of a job's uploads is ever beyond
+CENTROIDS = "clusters/centroids"  # of the next round: in the cloud's state and its packages
+ABOUT = "clusters/about"  # in the state: centroids of the last sums
+_ROOM_SIGMAS = 12  # bound on the noise, as Q(12) < 2^-108
 
 
 @dataclass(frozen=True)
 class FederatedEvaluation:
-    """One evaluation, at the price `event` for a device. A device's count is cut off at
-    `nominal_records` times what one record adds; at most `summed` uploads are in a masked sum, 0:
-    each is seen."""
+    """One evaluation, at the price `event` for a device; `summed`: most uploads in a masked sum."""
 
     counts: Counts
     event: GaussianEvent | SharedGaussian
@@ -45,7 +42,6 @@ class FederatedEvaluation:
 
     @property
     def spec(self) -> SegmentSpec:
-        """The one segment of an upload."""
         shape = (self.counts.cells,)
         noise = math.ceil(_ROOM_SIGMAS * math.sqrt(self._own.sigma_squared))
         largest = (self._room << self._own.grid_bits) + noise
@@ -54,7 +50,7 @@ class FederatedEvaluation:
         return summed_spec(COUNTS, shape, largest, self.summed)
 
     def about(self, tensors: Tensors) -> FederatedEvaluation:
-        """The evaluation about the centroids in `tensors`. Raises ProtocolError `bad_package`."""
+        """Return the evaluation about the centroids in `tensors`. Raises ProtocolError."""
         if not isinstance(self.counts, ClusterSums):
             return self
         if CENTROIDS not in tensors:
@@ -63,7 +59,6 @@ class FederatedEvaluation:
 
     @property
     def _own(self) -> GaussianEvent:
-        """The noise that a device adds itself."""
         return self.event.own if isinstance(self.event, SharedGaussian) else self.event
 
     @property
@@ -78,33 +73,32 @@ class FederatedEvaluation:
         random_bytes: RandomBytes = os_random,
         row_s: float = math.inf,
     ) -> Answer:
-        """A device's answer over evaluation records; DataError for what always fails."""
+        """Return a device's answer over its evaluation records. Raises DataError."""
         outputs = session.single_outputs(records.x, weights, self.counts.outputs, row_s)
         return self.noised(self.counts.of(outputs, records.y), random_bytes)
 
     def noised(self, counts: NDArray[np.int64], random_bytes: RandomBytes = os_random) -> Answer:
-        """A device's answer with these exact counts (cells,), each cut off before the noise."""
+        """Return a device's answer from exact counts (cells,), each clipped before the noise."""
         within = np.clip(counts, 0, self._room) << self._own.grid_bits
         noised, _ = gaussian(within, self._own, random_bytes)
         return Answer({COUNTS: noised}, (self.event,))
 
     def deviation(self, uploads: int) -> float:
-        """Standard deviation of the noise in each count of so many devices, in records."""
+        """Return the noise's standard deviation in each count of `uploads` devices, in records."""
         steps = math.sqrt(uploads * self._own.sigma_squared)
         return steps * 2.0**-self._own.grid_bits / self.counts.whole
 
     def figures(self, sums: Sequence[Array], uploads: int) -> Mapping[str, Any]:
-        """Of the noised counts of `uploads` devices, one by one or summed; for JSON."""
+        """Return JSON figures of the noised counts of `uploads` devices, single or summed."""
         return {**self.counts.figures(*self._summed(sums, uploads)), "uploads": uploads}
 
     def next_centroids(self, sums: Sequence[Array], uploads: int) -> NDArray[np.int64]:
-        """What the next round's sums are about, after these; see `about`."""
+        """Return the centroids of the next round; see `about`."""
         if not isinstance(self.counts, ClusterSums):
             raise TypeError("counts are about no centroids")
         return self.counts.moved(*self._summed(sums, uploads))
 
     def _summed(self, sums: Sequence[Array], uploads: int) -> tuple[NDArray[np.float64], float]:
-        """The sum of all in the steps of the counts, and the deviation of its noise."""
         unit = 2.0**-self._own.grid_bits
         steps = sum((one.astype(np.int64) for one in sums), np.zeros(self.counts.cells, np.int64))
         return steps.astype(np.float64) * unit, self.deviation(uploads) * self.counts.whole

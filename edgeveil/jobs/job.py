@@ -1,5 +1,4 @@
-"""The blocks of a job file, and the canonical bytes that every party checks. `compile` refuses
-impossible combinations."""
+"""The blocks of a job file, and the canonical bytes that every party verifies."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from edgeveil.config.base import RESTS_ON_ANOTHER, Block, Seconds
+from edgeveil.config.base import DEPENDS_ON_ANOTHER, Block, Seconds
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
@@ -41,7 +40,7 @@ _SETTLED: dict[str, dict[str, Any]] = {  # as `BlockPart.settled`
     "release": {"max_failed_share": 0.0},
 }
 
-# A field takes the block of any part that its table holds.
+# A field accepts the block of any part in its table.
 TrainBlock = Annotated[MethodParameters, OneOf(METHODS)]
 FeatureBlock = Annotated[FeatureParameters, OneOf(FEATURES)]
 ModelBlock = Annotated[ModelParameters, OneOf(MODELS)]
@@ -59,11 +58,10 @@ _SCHEMA_EXAMPLE = {
 
 
 def _of_schema(value: Any, info: ValidationInfo) -> Any:
-    """What is not given follows from the schema, and is missed where there is none."""
     if value is None:
-        schema = info.data.get("schema_", RESTS_ON_ANOTHER)
-        if schema == RESTS_ON_ANOTHER:
-            raise PydanticCustomError(RESTS_ON_ANOTHER, "the schema is faulty")
+        schema = info.data.get("schema_", DEPENDS_ON_ANOTHER)
+        if schema == DEPENDS_ON_ANOTHER:
+            raise PydanticCustomError(DEPENDS_ON_ANOTHER, "the schema is faulty")
         if schema is None:
             raise PydanticKnownError("missing")
         value = getattr(schema, str(info.field_name))
@@ -78,51 +76,51 @@ def _unset() -> Any:
 
 
 class JobData(Block):
-    """What the devices' records look like. All of it is public."""
+    """The devices' records. All of it is public."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     source: str = Field(min_length=1, max_length=64, examples=["digits"])
-    """Name that a device's own `data.name` must equal for the job to concern it."""
+    """The job is for devices with this `data.name`."""
     schema_: DataSchema | None = Field(
         default=None, alias="schema", exclude_if=says_nothing(None), examples=[_SCHEMA_EXAMPLE]
     )
-    """How devices make numbers of their records, and the classes' names; null: they are numbers."""
+    """How devices encode their records, and the classes' names; null: records are numbers."""
     classes: Annotated[int, OfSchema] = Field(default_factory=_unset, ge=2, le=10000, examples=[10])
-    """Number of classes, labels 0 to classes − 1; others are dropped. Follows from a schema."""
+    """Number of classes, labels 0 to classes − 1; others are dropped. Default: the schema's."""
     input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...], OfSchema] = Field(
         default_factory=_unset, min_length=1, max_length=4, examples=[[64]]
     )
-    """Shape of one record, without the batch axis. With a schema it follows from that."""
+    """Shape of one record, without the batch axis. Default: the schema's."""
     nominal_records: int = Field(ge=1, le=10**9, examples=[64])
-    """Public divisor of a device's sums: about its records, the same for all, never a count."""
+    """Public divisor of a device's sums: about its number of records, equal for all devices."""
     evaluation_share: float = Field(default=0.1, ge=0, lt=1)
-    """Share of a device's records that it keeps apart for evaluation, split once."""
+    """Share of a device's records reserved for evaluation, split once."""
 
     @property
     def nominal_evaluation_records(self) -> int:
-        """About how many of a device's records are for evaluation: public, at least one."""
+        """Nominal evaluation records of a device: public, at least one."""
         return max(1, math.ceil(self.evaluation_share * self.nominal_records))
 
     @property
     def target(self) -> TargetRange | None:
-        """The range of a label that is a number; None where labels are classes."""
+        """The range of a numeric label; None for classes."""
         return None if self.schema_ is None else self.schema_.target
 
 
 class Privacy(Block):
-    """The training guarantee of the whole job, per record; of some methods per device."""
+    """The training guarantee of the whole job, per record; for some methods per device."""
 
     epsilon: float | None = Field(default=None, gt=0, examples=[8])
-    """ε of the whole training, where it adds noise: chosen, not inherited; null: it adds none."""
+    """ε of the whole training, required if it adds noise; null: no noise."""
     delta: float = Field(default=1e-5, gt=0, lt=1, examples=[1e-5])
     """δ of the whole training; must stay below 1 / data.nominal_records."""
     max_participations: int | None = Field(default=None, ge=1)
-    """Training rounds one device may answer; the noise is made for it. null: all rounds."""
+    """Training rounds one device may answer; the noise is calibrated to it. null: all rounds."""
     noise: Literal["local", "shared"] = Field(default="local", exclude_if=says_nothing("local"))
-    """`local`: each device adds all of it. `shared`: each a part, in sums; two ε are printed."""
+    """`local`: each device adds all noise. `shared`: each a part, in sums; two ε are printed."""
     honest_share: float = Field(default=0.8, gt=0, le=1, exclude_if=says_nothing(0.8))
-    """Share of a sum's uploads counted on as honest in shared noise. Fewer, and ε is broken."""
+    """Assumed honest share of a sum's uploads, for shared noise. With fewer, ε does not hold."""
     accept_unproven: bool = False
     """Accept parts without a proven guarantee; reports then print none."""
 
@@ -133,29 +131,29 @@ class Selection(Block):
     devices: Annotated[int, Field(ge=1, le=10**6)] | Literal["all"] = "all"
     """Devices wanted in each round, drawn uniformly; `all`: every enrolled one."""
     over_select: float = Field(default=1.0, ge=1, le=3)
-    """Factor by which more devices are selected than wanted, against those that stay away."""
+    """Ratio of selected to wanted devices, to make up for absent ones."""
     min_devices: int = Field(default=1, ge=1, le=10**6)
-    """Enrolled devices the cloud waits for before the first round."""
+    """Enrolled devices needed before the first round."""
 
 
 class Round(Block):
-    """When a round closes, and what becomes of uploads that are late."""
+    """When a round closes, and the handling of late uploads."""
 
     mode: Literal["sync", "buffered"] = Field(default="sync", exclude_if=says_nothing("sync"))
-    """`sync`: uploads count in their round alone. `buffered` (FedBuff): late ones in a later."""
+    """`sync`: uploads count only in their round. `buffered` (FedBuff): late ones in a later one."""
     buffer: int | None = Field(default=None, ge=1, le=10**6, exclude_if=says_nothing(None))
     """Uploads that close a buffered round at once; null: the quorum's share of the selected."""
     deadline_s: Seconds = 30.0
-    """Seconds from the broadcast after which the round closes with what has come."""
+    """Most seconds from the broadcast to the close of the round."""
     budget_s: Seconds | None = Field(default=None, examples=[0.5])
-    """Seconds after which every answer leaves, public; work not done by then counts as no records.
+    """Public seconds after which every answer is sent; unfinished work counts as no records.
     null: a tenth of deadline_s, at most 60."""
     quorum: float = Field(default=0.8, gt=0, le=1)
-    """Share of the wanted devices whose uploads close the round early."""
+    """Share of the wanted devices with uploads that closes the round early."""
     grace_s: float = Field(default=2.0, ge=0, le=3600)
-    """Seconds open for late uploads once the quorum is there; a buffered round has none."""
+    """Seconds for late uploads after the quorum; not for buffered rounds."""
     min_batch: int = Field(default=5, ge=1, le=10**6)
-    """Fewest uploads the proxy ever hands over in one shuffled batch."""
+    """Fewest uploads in one shuffled batch."""
     retries: int = Field(default=2, ge=0, le=100)
     """Further attempts at a round that closed with too few uploads."""
 
@@ -166,11 +164,11 @@ class Round(Block):
 
 
 class Proxy(Block):
-    """What the proxy does with the uploads of a round."""
+    """The proxy's handling of a round's uploads."""
 
     shuffle: Literal["split", "whole", "none"] = "split"
-    """`split`: each layer's segments are permuted alone. `whole`: a device's update stays one.
-    `none`: as they came, so the cloud may follow a device; owners must allow it."""
+    """`split`: each layer's segments are permuted separately. `whole`: a device's update stays
+    together. `none`: order of arrival, so the cloud may track a device; owners must allow it."""
 
 
 class ReleaseRollout(Block):
@@ -179,16 +177,16 @@ class ReleaseRollout(Block):
     canary_share: float = Field(default=1.0, gt=0, le=1, examples=[0.1])
     """Share of the enrolled devices that get it first, drawn uniformly; 1: all at once."""
     canary_floor: int = Field(default=5, ge=2, le=10**6)
-    """Fewest devices of a canary, and fewest of their reports on which the rest follows."""
+    """Fewest devices of a canary, and fewest reports of theirs before the full rollout."""
     soak_s: Seconds = 3600.0
-    """Seconds until the rest follows a healthy canary, whose reports come in the first half."""
+    """Seconds from a healthy canary to the full rollout; reports count in the first half."""
 
 
 class LaplaceEval(Block):
     """The Laplace mechanism on inference uploads."""
 
     laplace_eval_eps: float = Field(gt=0, examples=[20])
-    """ε per evaluation round, for one device's whole upload; it adds up over the rounds."""
+    """ε per evaluation round, for one device's whole upload; adds up over the rounds."""
 
 
 class Encrypt(Block):
@@ -197,24 +195,25 @@ class Encrypt(Block):
     privacy_eval_type: Literal["LAPLACE", "NOT_ENCRYPT"] = "LAPLACE"
     """`LAPLACE`: noise on the device. `NOT_ENCRYPT`: none, so no guarantee."""
     laplace_eval: LaplaceEval | None = None
-    """The budget of `LAPLACE`; needed where devices are evaluated."""
+    """The budget of `LAPLACE`; required if devices upload inferences."""
     laplace_eval_sensitivity: Literal[2, 1] = 2
-    """L1 distance that the noise covers: 2 is the true one; with 1 the printed guarantee is 2ε."""
+    """L1 sensitivity assumed by the noise: 2 is proven; with 1 the printed guarantee is 2ε."""
 
 
 class Unsupervised(Block):
     """Evaluation without labels: clusters of the devices' softmax uploads, or their mean."""
 
     every_rounds: int = Field(default=5, ge=0, le=10**6)
-    """Evaluate in every so-manyth training round; 0: never."""
+    """Interval of evaluations in training rounds; 0: never."""
     upload: Literal["mean", "per_sample", "sums"] = "mean"
-    """`mean`: one vector a device. `per_sample`: one a record. `sums`: noised sums by centroid."""
+    """`mean`: one vector per device. `per_sample`: one per record. `sums`: noised sums by
+    centroid."""
     epsilon: float | None = Field(default=None, gt=0, exclude_if=says_nothing(None), examples=[1])
-    """ε of all `sums` of one device's evaluation records together, with `privacy.delta`."""
+    """ε of all `sums` of one device's evaluation records, with `privacy.delta`."""
     samples_per_device: int = Field(default=16, ge=1, le=4096)
-    """Vectors of one device's `per_sample` upload; public, the same for all devices."""
+    """Vectors in one device's `per_sample` upload; public, equal for all devices."""
     cluster_client_num: int = Field(default=1000, ge=1, le=10**6)
-    """Most uploads that are clustered in one round."""
+    """Most uploads clustered in one round."""
     eval_type: Literal[
         "SILHOUETTE_SCORE",
         "CALINSKI_HARABASZ_SCORE",
@@ -226,51 +225,45 @@ class Unsupervised(Block):
 
     @property
     def of_all(self) -> bool:
-        """Whether the mean of all devices is asked for, and no device's own upload."""
+        """Whether only the mean over all devices is needed, no device's own upload."""
         return self.eval_type == "MEAN_SOFTMAX"
 
 
 class FederatedEvaluationBlock(Block):
-    """Evaluation with labels: noised counts of how the model does on devices' own records."""
+    """Evaluation with labels: noised counts of the model's results on devices' own records."""
 
     epsilon: float = Field(gt=0, examples=[1])
-    """ε of all evaluations of one device's evaluation records together, with `privacy.delta`."""
+    """ε of all evaluations of one device's evaluation records, with `privacy.delta`."""
     every_rounds: int = Field(default=0, ge=0, le=10**6)
-    """Evaluate every so-manyth training round too; 0: after the last one alone."""
+    """Interval of evaluations in training rounds; 0: only after the last one."""
     alarm_rate: float | None = Field(
         default=None, ge=1e-4, le=0.5, examples=[0.05], exclude_if=says_nothing(None)
     )
-    """Of anomalies: share of normal records that may be flagged, by noised counts; null: 0.05."""
-
-    @property
-    def wanted_alarm_rate(self) -> float:
-        """`alarm_rate`, or what stands for it."""
-        return 0.05 if self.alarm_rate is None else self.alarm_rate
+    """For anomalies: share of normal records that may be flagged; null: 0.05."""
 
 
 class Job(Block):
-    """One learning job: what the cloud signs and devices judge. Each key is sound alone; whoever
-    plays or prices it needs the `Plan` that `compile_job` makes of it."""
+    """One learning job; `compile_job` checks combinations of keys and makes its `Plan`."""
 
-    # Made when a job is first read: in a device's process its owner's policy is known by then.
+    # Built at the first job: by then a device's process knows its owner's policy.
     model_config = ConfigDict(defer_build=True)
 
     job: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", examples=["quickstart"])
     """The job's name."""
     data: JobData
-    """What the devices' records look like."""
+    """The devices' records."""
     features: tuple[FeatureBlock, ...] = Field(
         default=(), max_length=8, examples=[[{"name": "identity"}]]
     )
-    """The public feature maps, put side by side; a PCA may follow them as the last entry."""
+    """Public feature maps, concatenated; a PCA may follow as the last entry."""
     model: ModelBlock | None = Field(default=None, examples=[{"name": "mlp"}])
-    """The model that methods such as `sgd` train whole; null for methods that learn on features."""
+    """Model trained whole by methods such as `sgd`; null for methods that learn on features."""
     train: TrainBlock = Field(examples=[{"method": "fm"}])
     """The training method and its parameters."""
     update: tuple[StageBlock, ...] = Field(
         default=(), max_length=8, examples=[[{"name": "upload_top_k", "share": 0.1}]]
     )
-    """What an update passes through on the device, in this order, before it is sealed."""
+    """Stages of an update on the device, in this order, before encryption."""
     privacy: Privacy = Privacy()
     """The training guarantee."""
     selection: Selection = Selection()
@@ -278,15 +271,15 @@ class Job(Block):
     round: Round = Round()
     """When a round closes."""
     proxy: Proxy = Proxy()
-    """What the proxy does with the uploads."""
+    """The proxy's handling of uploads."""
     aggregation: AggregationBlock = Field(
         default=AveragingParameters(), examples=[{"name": "fedavg"}]
     )
-    """How the uploads of a round become one."""
+    """How a round's uploads are aggregated."""
     encrypt: Encrypt = Encrypt()
     """How inference uploads are protected."""
     unsupervised: Unsupervised = Unsupervised(every_rounds=0)
-    """Evaluation on the devices; without this block there is none."""
+    """Evaluation on the devices; default: none."""
     federated_evaluation: FederatedEvaluationBlock | None = Field(
         default=None, exclude_if=says_nothing(None), examples=[{"epsilon": 1}]
     )
@@ -294,36 +287,35 @@ class Job(Block):
     release: ReleaseRollout = Field(
         default=ReleaseRollout(), exclude_if=says_nothing(ReleaseRollout())
     )
-    """Who gets the final model first."""
+    """Rollout of the final model."""
     priority: Priority = Field(default="normal", exclude=True)
-    """Which of several queued jobs the cloud starts first. Devices hear nothing of it."""
+    """Priority in the cloud's queue; not sent to devices."""
 
     @model_validator(mode="after")
     def _scaled_by_schema(self) -> Self:
-        """An `input_scale` that is not written follows from the schema."""
+        """Derive an `input_scale` that is not given from the schema."""
         schema, train = self.data.schema_, self.train
         if schema is not None:
             features = tuple(_scaled(entry, schema.largest) for entry in self.features)
             self._fill_in(features=features, model=_scaled(self.model, schema.largest))
-        if self.data.target is not None:  # such a head has an intercept with and without the key
+        if self.data.target is not None:  # a regression head always has an intercept
             self._fill_in(train=train.model_copy(update=dict(train.left_out)))
         return self
 
     def _fill_in(self, **values: Any) -> None:
-        """Set what is not as it was read; it stays unsaid."""
-        told = self.model_fields_set
+        """Set values without marking them as given."""
+        given = self.model_fields_set
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "__pydantic_fields_set__", told)
+        object.__setattr__(self, "__pydantic_fields_set__", given)
 
     @property
     def rounds(self) -> int:
-        """Training rounds; preparation rounds are not counted."""
         return self.train.rounds
 
     @property
     def anomaly(self) -> bool:
-        """Whether it learns what is normal, to tell what is not."""
+        """Whether the job learns normal records, to detect anomalies."""
         model = self.model
         return METHODS[self.train.method].anomaly or (
             model is not None and MODELS[model.name].anomaly
@@ -331,30 +323,28 @@ class Job(Block):
 
     @property
     def measure(self) -> str:
-        """What leads the figures of its model: `accuracy`, `RMSE` or `AUC`."""
         if self.anomaly:
             return AUC
         return ACCURACY if self.data.target is None else RMSE
 
     @property
     def learns(self) -> str:
-        """The same in words, for what refuses a job that does not learn classes."""
-        told = {RMSE: "the label is a number", AUC: "the job learns what is normal"}
-        return told.get(self.measure, "the job learns classes")
+        kinds = {RMSE: "the label is a number", AUC: "the job learns what is normal"}
+        return kinds.get(self.measure, "the job learns classes")
 
     @property
     def max_participations(self) -> int:
-        """Training rounds one device may answer: the configured number, else all."""
+        """Training rounds one device may answer; default: all."""
         return self.privacy.max_participations or self.rounds
 
     @property
     def infer_every(self) -> int:
-        """Devices upload inferences in rounds that are multiples of this; 0: never."""
+        """Interval of training rounds with inference uploads; 0: never."""
         return 0 if self.unsupervised.upload == "sums" else self._unsupervised_every
 
     @property
     def cluster_every(self) -> int:
-        """Devices sum records by cluster after rounds that are multiples of this; 0: never."""
+        """Interval of training rounds followed by cluster sums; 0: never."""
         return self._unsupervised_every if self.unsupervised.upload == "sums" else 0
 
     @property
@@ -363,7 +353,7 @@ class Job(Block):
         return 0 if unsupervised.eval_type == "NOT_EVAL" else unsupervised.every_rounds
 
     def canonical(self) -> bytes:
-        """The job as JSON with sorted keys and all defaults, but those of keys that came later."""
+        """Return JSON with sorted keys and all defaults, except those of keys added later."""
         plain = self.model_dump(mode="json", include=set(Job.model_fields))
         for key, value in self.train.left_out.items():
             if plain["train"][key] == value:
@@ -385,14 +375,11 @@ class Job(Block):
         )
 
     def digest(self) -> bytes:
-        """SHA-256 of the canonical bytes (32 bytes): the job's identity."""
         return hashlib.sha256(self.canonical()).digest()
 
     @classmethod
     def from_canonical(cls, raw: bytes) -> Job:
-        """The job of canonical bytes (at most 64 KiB); `compile_canonical` judges it as well.
-        Raises ProtocolError("bad_job") for anything else, even another spelling: one job has one
-        digest."""
+        """Parse canonical bytes. Raises ProtocolError("bad_job") for any other spelling."""
         if len(raw) > CANONICAL_BYTES:
             raise ProtocolError("bad_job", f"a job of more than {CANONICAL_BYTES} bytes")
         try:
@@ -401,9 +388,9 @@ class Job(Block):
                 for key in [key for key, value in keys.items() if block.get(key, ...) == value]:
                     del block[key]
             job = cls.model_validate_json(json.dumps(plain), strict=True)
-            train, said = job.train, job.train.model_fields_set
-            unsaid = {key: value for key, value in train.left_out.items() if key not in said}
-            job._fill_in(train=train.model_copy(update=unsaid))
+            train, given = job.train, job.train.model_fields_set
+            absent = {key: value for key, value in train.left_out.items() if key not in given}
+            job._fill_in(train=train.model_copy(update=absent))
             same = job.canonical() == raw
         except ValidationError as error:
             raise ProtocolError("bad_job", _unknown(error)) from None
@@ -417,7 +404,7 @@ class Job(Block):
 def settled(
     job: dict[str, Any],
 ) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any], Mapping[str, Any]]]:
-    """Path, block and former keys of each block of a job that has some: see `BlockPart.settled`."""
+    """Yield path, block and former keys of each block that has some: see `BlockPart.settled`."""
     tables: dict[str, PartTable[Any]] = {"train": METHODS, "model": MODELS, "features": FEATURES}
     tables |= {"update": STAGES, "aggregation": AGGREGATIONS}
     for key, given in job.items():
@@ -435,13 +422,12 @@ def settled(
 def _scaled(block: Any, scale: float) -> Any:
     if not hasattr(block, "input_scale") or "input_scale" in block.model_fields_set:
         return block
-    if getattr(block, "ranges", ()):  # which stand in its place
+    if getattr(block, "ranges", ()):  # which replace it
         return block
     return block.model_copy(update={"input_scale": scale})
 
 
 def _unknown(error: ValidationError) -> str:
-    """Why bytes are no job: for a part of a plug-in, why that is not to be had here."""
     for detail in error.errors(include_url=False, include_input=False):
         context = detail.get("ctx", {})
         if isinstance(context.get("error"), PluginRefusedError):
@@ -449,12 +435,12 @@ def _unknown(error: ValidationError) -> str:
         if detail["type"] == "union_tag_invalid":
             key = ".".join(map(str, detail["loc"]))
             tag = ascii(str(context.get("tag"))[:64])
-            return f"{_UNKNOWN}: {key} names {tag}, and no plug-in that is installed here brings it"
+            return f"{_UNKNOWN}: {key} names {tag}, which no plug-in installed here provides"
     return _UNKNOWN
 
 
 def _rebuild() -> None:
-    """Other parts may be named than before: blocks already made are made anew."""
+    """Rebuild the job models after a change of the available plug-ins."""
     kinds: list[type[Job]] = [Job, *Job.__subclasses__()]
     for job in kinds:
         if job.__pydantic_complete__:

@@ -1,4 +1,4 @@
-"""Job files: YAML text -> a judged job."""
+"""Job files: YAML text to a compiled job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edgeveil.jobs.presets import KEY as PRESET
 from edgeveil.jobs.presets import expand, with_preset
 
 LOCAL_RUN = "local_run"
-"""A job file's key beside the job: how it is played on one machine. Who plays it reads that."""
+"""A job file's key for runs on one machine, which only such runs read."""
 
 
 def load_plan(path: Path) -> Plan:
-    """The plan of a job file, whose folder its paths count from. ConfigError with all problems."""
+    """Return the plan of a job file, to which its paths are relative. Raises ConfigError."""
     return parse_plan(read(path), str(path), folder=path.absolute().parent)
 
 
@@ -28,10 +28,10 @@ def load_job(path: Path) -> Job:
 
 
 def parse_plan(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Plan:
-    """The plan of a job in YAML text; without `folder` it may name no files. Raises ConfigError."""
+    """Return the plan of a job in YAML; it may name files in `folder`. Raises ConfigError."""
     tree = job_tree(text, where)
     tree.value = {key: value for key, value in tree.value.items() if key != LOCAL_RUN}
-    return judged(Job, compile_job, tree, where, folder=folder, schema=_schema_beside)
+    return judged(Job, compile_job, tree, where, folder=folder, schema=_file_schema)
 
 
 def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None = None) -> Job:
@@ -39,7 +39,7 @@ def parse_job(text: str | bytes, where: str = "(posted)", *, folder: Path | None
 
 
 def job_tree(text: str | bytes, where: str) -> Tree:
-    """A job file's keys, with what its preset gives. Raises ConfigError."""
+    """Return a job file's keys, merged with its preset. Raises ConfigError."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     tree = parsed(raw, where)
     kind = kind_of(tree.value)
@@ -59,16 +59,15 @@ def job_tree(text: str | bytes, where: str) -> Tree:
 
 
 def line_of(path: Path, key: str) -> int:
-    """The line of a dotted key in a file, or of the nearest block around it that the file has."""
+    """Return the line of a dotted key in a file, or of the nearest block around it."""
     return read_tree(read(path)).line(tuple(key.split(".")))
 
 
 def job_schema(model: type[Job] = Job) -> Schema:
-    """JSON Schema (2020-12) of a job file that holds `model`, for editors."""
+    """Return the JSON Schema (2020-12) of a job file with `model`, for editors."""
     return with_preset(model.model_json_schema())
 
 
-def _schema_beside() -> Schema:
-    """The schema with the keys that may stand beside the job, for those who misspell one."""
+def _file_schema() -> Schema:
     schema = job_schema()
     return {**schema, "properties": {**schema["properties"], LOCAL_RUN: {}}}

@@ -65,14 +65,13 @@ from edgeveil.protocol.sealed import padded
 from edgeveil.selection import rounded_up
 
 SOFTMAX = "softmax"
-_NO_EPSILON = 1.0  # stands where a job needs none: no noise is made from it, see `adds_noise`
+_NO_EPSILON = 1.0  # placeholder in a job without noise, see `adds_noise`
 
 
-MOST_SUMMED = 1 << 14  # uploads in one sum, where the job asks all devices and names no number
+MOST_SUMMED = 1 << 14  # uploads in one sum of a job that selects all devices
 
 
 def summands(job: Job) -> int:
-    """The most uploads that one round of a job can sum."""
     asked = job.selection.devices
     if isinstance(asked, int):
         return rounded_up(asked, job.selection.over_select)
@@ -80,7 +79,7 @@ def summands(job: Job) -> int:
 
 
 def honest_devices(job: Job, sets: int = 0) -> int:
-    """Devices that share the noise of each of `sets` sums (0: the job's own); 0: not shared."""
+    """Return how many devices share the noise of each of `sets` sums (0: the job's own)."""
     if job.privacy.noise != "shared":
         return 0
     least = job.round.min_batch // (sets or job.aggregation.groups)
@@ -88,15 +87,14 @@ def honest_devices(job: Job, sets: int = 0) -> int:
 
 
 def network_input(job: Job) -> tuple[int, ...]:
-    """Shape of what the job's model takes: a record, or the public features of one."""
+    """Return the input shape of the job's model: of a record, or of its public features."""
     if not job.features:
         return job.data.input_shape
     return (build_features(job.features).output_dim(job.data.input_shape),)
 
 
 class Plan:
-    """A job's rounds; only `compile_job` makes one. `artifacts`: backbones and first weights by
-    SHA-256 (hex), needed to compute, not to price."""
+    """A job's rounds, made only by `compile_job`; computing needs `artifacts` by SHA-256 (hex)."""
 
     def __init__(self, job: Job, artifacts: Artifacts = NONE) -> None:
         self.job, self.artifacts = job, artifacts
@@ -127,11 +125,10 @@ class Plan:
         self.context = replace(context, stages=stages)
 
     def with_artifacts(self, artifacts: Artifacts) -> Plan:
-        """The same plan with what the job names by digest."""
         return Plan(self.job, artifacts) if artifacts else self
 
     def graph(self) -> bytes:
-        """The job's ONNX graph, its weights as inputs; DataError without the job's backbones."""
+        """Return the job's ONNX graph, weights as inputs. Raises DataError without a backbone."""
         context, data = self.context, self.job.data
         if context.network is not None:
             front = (self.features, data.input_shape) if context.mapped else None
@@ -149,26 +146,26 @@ class Plan:
         return {} if schema is None else schema_metadata(schema)
 
     def check_backbones(self) -> None:
-        """Raise DataError unless the job's backbones and frozen weights are here and sound."""
+        """Raise DataError unless the job's backbones and frozen weights are present and valid."""
         check_backbones(self.job.features, self.artifacts)
         if isinstance(self.context.network, AdaptedNetwork):
             self.context.network.pretrained()
 
     def check_artifacts(self) -> None:
-        """`check_backbones`, and the model's first weights."""
+        """`check_backbones`, also for the model's initial weights."""
         self.check_backbones()
         network, model = self.context.network, self.job.model
         if network is not None and model is not None and model.state_dict is not None:
             network.pretrained()
 
     def graph_weights(self, trained: Tensors) -> Tensors:
-        """The graph's weights by the trained ones: adapters merged, a threshold for anomalies."""
+        """Return the graph's weights from trained ones: adapters merged, default threshold."""
         network = self.context.network
         found = trained if network is None else network.merged(trained)
         return {**no_threshold(), **found} if self.context.anomaly else found
 
     def model_weights(self, state: Tensors) -> Tensors:
-        """The graph's weights by the cloud's state, with the threshold where one is known."""
+        """Return the graph's weights from the cloud's state, with its threshold if known."""
         known = {THRESHOLD: state[THRESHOLD]} if THRESHOLD in state else {}
         return {**self.graph_weights(self.cloud.model(state)), **known}
 
@@ -186,7 +183,6 @@ class Plan:
 
     @cached_property
     def planned(self) -> tuple[PlannedRound, ...]:
-        """All rounds that the method asks for, the preparatory ones first."""
         every = self.job.infer_every
         return tuple(
             replace(one, infer=every > 0 and one.phase == TRAIN and one.number % every == 0)
@@ -195,7 +191,7 @@ class Plan:
 
     @cached_property
     def all_rounds(self) -> tuple[PlannedRound, ...]:
-        """The planned rounds and the evaluations that the job asks for."""
+        """The planned rounds and the requested evaluations."""
         last = max((e.number for e in self.planned), default=0)
         result: list[PlannedRound] = []
         for round in self.planned:
@@ -206,7 +202,7 @@ class Plan:
         return tuple(result)
 
     def _evaluated(self, phase: str, number: int, last: int) -> bool:
-        """Whether such an evaluation follows a training round; counts always follow the `last`."""
+        """Return whether the phase follows a training round; counts always follow the `last`."""
         every, asked = self.job.cluster_every, self.job.federated_evaluation
         if phase == CLUSTER:
             return every > 0 and number % every == 0
@@ -219,7 +215,7 @@ class Plan:
         return tuple(round for round in self.all_rounds if not round.evaluates)
 
     def evaluation_of(self, phase: str) -> FederatedEvaluation:
-        """The evaluation of this phase. PrivacyError, or UsageError where none is asked for."""
+        """Return the evaluation of a phase. Raises PrivacyError, or UsageError if not requested."""
         return self.cluster_sums if phase == CLUSTER else self.evaluation
 
     @cached_property
@@ -227,7 +223,7 @@ class Plan:
         job, asked = self.job, self.job.federated_evaluation
         if asked is None:
             raise UsageError("the job asks for no evaluation", where="federated_evaluation")
-        data, rate = job.data, asked.wanted_alarm_rate
+        data, rate = job.data, 0.05 if asked.alarm_rate is None else asked.alarm_rate
         counts = ScoreCounts(rate) if job.anomaly else counts_of(data.classes, data.target)
         return self._evaluation(EVALUATE, counts, asked.epsilon)
 
@@ -256,20 +252,19 @@ class Plan:
         return max((round.number for round in self.all_rounds), default=0)
 
     def round(self, index: int) -> PlannedRound:
-        """The round that a number on the wire names; raises ProtocolError `unknown_round`."""
+        """Return the round with a number on the wire. Raises ProtocolError `unknown_round`."""
         if not 1 <= index <= len(self.all_rounds):
             raise ProtocolError("unknown_round")
         return self.all_rounds[index - 1]
 
     def recalled(self, round: PlannedRound) -> tuple[PlannedRound, ...]:
-        """Earlier rounds whose answer this one builds on: with `ldp_pca` the covariance."""
+        """Return earlier rounds with answers that this one uses: with `ldp_pca` the covariance."""
         projection = self.context.projection
         if projection is None or projection.name != "ldp_pca" or round.evaluates:
             return ()
         return tuple(e for e in self.all_rounds[: round.index - 1] if e.phase == COVARIANCE)
 
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
-        """What may be uploaded, the softmax last."""
         if round.evaluates:
             return (self.evaluation_of(round.phase).spec,)
         specs = self.cloud.segments(round)
@@ -279,12 +274,11 @@ class Plan:
 
     @property
     def sums_inferences(self) -> bool:
-        """Whether inferences are summed under masks."""
         return self.job.aggregation.secure and self.job.unsupervised.of_all
 
     @cached_property
     def _softmax_spec(self) -> SegmentSpec:
-        """Raises PrivacyError where it is summed and its noise cannot be made."""
+        """The softmax segment. Raises PrivacyError if it is summed and no noise meets its ε."""
         if not self.sums_inferences:
             return SegmentSpec(SOFTMAX, self._softmax_shape, "float64")
         largest = largest_softmax(self.softmax_event())
@@ -295,20 +289,19 @@ class Plan:
         return self.job.aggregation.groups
 
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
-        """The method's tensors for the selected devices; of an evaluation at most centroids."""
+        """Return the method's tensors for selected devices; for an evaluation centroids."""
         if round.phase == CLUSTER:
             return {CENTROIDS: self._centroids(state)}
         return {} if round.evaluates else self.cloud.package(state, round)
 
     def _centroids(self, state: Tensors) -> Array:
-        """Centroids of the next sums by cluster: at first the corners of the simplex."""
         known = state.get(CENTROIDS)
         return ClusterSums(self.job.data.classes).about if known is None else known
 
     def next_state(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """The method's state after an aggregate; an evaluation moves threshold or centroids."""
+        """Return the state after an aggregate; an evaluation updates threshold or centroids."""
         if not round.evaluates:
             after = self.cloud.absorb(state, round, mean, uploads)
             if self.job.cluster_every:
@@ -327,17 +320,16 @@ class Plan:
         return after
 
     def groups(self, round: PlannedRound) -> tuple[Group, ...]:
-        """The segments as the manifest states them: names and public sizes."""
+        """Return names and public sizes of the segments, as in the manifest."""
         return tuple(Group(s.name, padded(s.byte_count)) for s in self.segments(round))
 
     def masked(self, round: PlannedRound) -> tuple[MaskedGroup, ...]:
-        """The groups that are summed under masks, as the manifest states them."""
+        """Return the groups summed under masks, as in the manifest."""
         specs = enumerate(self.segments(round))
         return tuple(MaskedGroup(at, spec.count, spec.bits) for at, spec in specs if spec.bits)
 
     @cached_property
     def upload_bytes(self) -> int:
-        """The most that one device uploads in one round."""
         groups = [self.groups(round) for round in self.all_rounds]
         return max(sum(g.padded_bytes + SEAL_OVERHEAD_BYTES for g in of) for of in groups)
 
@@ -345,19 +337,19 @@ class Plan:
 
     @cached_property
     def adds_noise(self) -> bool:
-        """Whether training adds noise. Raises PrivacyError where the job's ε cannot be met."""
+        """Whether training adds noise. Raises PrivacyError if the job's ε cannot be met."""
         events = (event for e in self.planned for event in self.device.price(e))
         return not all(isinstance(event, UnprotectedEvent) for event in events)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on the job's ε and noise, for a person to read before it runs."""
+        """Remarks on the job's ε and noise, to read before it runs."""
         quote, given = self.quote(), self.job.privacy.epsilon
         both = (("training", quote.training), ("inference", quote.inference))
         found = [f"{which}: {guarantee}" for which, guarantee in both if guarantee.notes]
         if self.job.round.mode == "buffered" and self.adds_noise:
-            text = "round.mode: buffered: a device pays also for an update that is more than"
-            found.append(f"{text} {buffered_rounds.MAX_STALENESS} rounds late and of no use")
+            text = "round.mode: buffered: a device also pays for an update that is more than"
+            found.append(f"{text} {buffered_rounds.MAX_STALENESS} rounds late and dropped")
         if given is not None and not self.adds_noise:
             text = f"privacy.epsilon: {given:g} means nothing here, for training with method"
             found.append(f"{text} '{self.job.train.method}' adds no noise; leave it out")
@@ -369,13 +361,13 @@ class Plan:
             found.append(
                 f"{phase} on devices, {self._times(phase)} times: in each count of {uploads:,}"
                 f" devices noise of {noise:.3g} records, beside about {records:,} in all, so that"
-                f" shares are told to ± {noise / records:.2g} or so"
+                f" shares are accurate to about ± {noise / records:.2g}"
             )
         return tuple(found)
 
     @property
     def softmax_epsilon(self) -> float | None:
-        """ε asked for one softmax upload; None where it is sent without noise."""
+        """ε of one softmax upload; None without noise."""
         encrypt = self.job.encrypt
         if encrypt.privacy_eval_type == "NOT_ENCRYPT" or encrypt.laplace_eval is None:
             return None
@@ -383,14 +375,13 @@ class Plan:
 
     @property
     def epsilon_per_inference(self) -> float | None:
-        """ε of one softmax upload; None without noise or where evaluations read these records."""
+        """ε of one softmax upload; None without noise or if evaluations read these records too."""
         event = self.softmax_event()
         alone = self.job.federated_evaluation is None
         return float(event.epsilon) if alone and isinstance(event, LaplaceEvent) else None
 
     @property
     def softmax_samples(self) -> int | None:
-        """Rows of one `per_sample` upload; None where the job asks for a mean."""
         wanted = self.job.unsupervised
         return wanted.samples_per_device if wanted.upload == "per_sample" else None
 
@@ -411,7 +402,7 @@ class Plan:
     def noised_softmax(
         self, found: Array, random_bytes: RandomBytes = os_random
     ) -> tuple[Array, Event]:
-        """The noised upload of a `summed_softmax` or of rows: integers where they are summed."""
+        """Return a `summed_softmax` or rows with noise: integers if they are summed."""
         epsilon, sensitivity = self.softmax_epsilon, self.job.encrypt.laplace_eval_sensitivity
         if self.softmax_samples is not None:
             return softmax_laplace(
@@ -424,7 +415,7 @@ class Plan:
         return (steps if self.sums_inferences else as_probabilities(steps)), event
 
     def events(self, *, trains: bool = True, until: int | None = None) -> tuple[Event, ...]:
-        """Everything one device is asked for at most, up to round `until` (None: the job)."""
+        """Return all events of one device at most, up to round `until` (None: the job)."""
         result: list[Event] = []
         for round in self.all_rounds[:until]:
             within = round.number <= self.job.max_participations
@@ -432,7 +423,7 @@ class Plan:
         return tuple(result)
 
     def price(self, round: PlannedRound, *, trains: bool) -> tuple[Event, ...]:
-        """The events that one device's answer costs, the softmax upload last."""
+        """Return the events of one device's answer, the softmax upload last."""
         if round.evaluates:
             return (self.evaluation_of(round.phase).event,)
         training = self.device.price(round) if trains else ()
@@ -440,7 +431,7 @@ class Plan:
 
     @property
     def aggregation_note(self) -> str:
-        """The price of a rule that draws uploads, as texts claim it, or ""."""
+        """The price of a rule that draws uploads, as papers claim it, or ""."""
         rule = self.job.aggregation
         if not isinstance(rule, ChoosingParameters) or rule.sampling != "exponential":
             return ""
@@ -449,17 +440,17 @@ class Plan:
         if all(event.status == "proven" for event in events):
             cost = "the uploads are noised, so to the records it costs nothing"
         text = f"aggregation '{rule.name}' draws at ε₃ = {up(rule.epsilon_3)} a round,"
-        text += f" {up(rule.epsilon_3 * self.rounds)} in all, as texts claim it, unproven;"
+        text += f" {up(rule.epsilon_3 * self.rounds)} in all, as papers claim it, unproven;"
         return f"{text} {cost}"
 
     def request(self, job_id: str, *, trains: bool = True) -> JobRequest:
         return JobRequest(job_id, self.job.privacy.delta, self.events(trains=trains))
 
     def quote(self, until: int | None = None) -> Quote:
-        """The planned price up to round `until` (None: all); see `spent` for an early end."""
+        """Return the planned price up to round `until` (None: all); early ends: see `spent`."""
         return price(self.events(until=until), self.job.privacy.delta)
 
     def spent(self, until: int | None = None) -> Quote:
-        """The two guarantees of a job that asked for nothing past round `until` (None: all)."""
+        """Return the guarantees of a job that stopped after round `until` (None: the last)."""
         request = self.request("")
         return price(request.counted(self.events(until=until)), request.delta)

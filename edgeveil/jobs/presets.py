@@ -1,5 +1,7 @@
-"""`preset: NAME` in a job file: a published system's parameters, under what the file itself says.
-Presets give no data and no `privacy.accept_unproven`."""
+"""`preset: NAME` in a job file: a published system's parameters, overridden by the file's own.
+
+Presets give no data and no `privacy.accept_unproven`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from edgeveil.config.yaml_tree import Path, Problem, Tree
 from edgeveil.registry import Table, nearest
 
 KEY = "preset"
-_TAGS = ("method", "name")  # a block with another one is another block: nothing of it is kept
+_TAGS = ("method", "name")  # a block with another tag replaces the preset's block
 
 _BATCHES = {"local_epochs": 1, "batch_size": 32, "learning_rate": 0.1}
 _MLP = {"name": "mlp", "hidden": [128]}
@@ -23,10 +25,10 @@ _DELM: dict[str, Any] = {  # ε₁:ε₂ = 1:2, p = 0.5, T = 250
     "train": {"method": "fm_paper", "rounds": 250, "local_steps": 1},
     "privacy": _AT_1,
 }
-# The text's ε₃ = m·ε for the m = 2 layers of its perceptron.
+# The paper's ε₃ = m·ε for the m = 2 layers of its perceptron.
 _CHOSEN = {"name": "min_divergence", "k": 50, "sampling": "exponential", "epsilon_3": 2.0}
 
-# What is not said here is a job's default: fedavg, silhouettes of 1000 uploads, split shuffles.
+# Other keys have a job's defaults: fedavg, silhouettes of 1000 uploads, split shuffles.
 PRESETS: Table[dict[str, Any]] = Table(
     KEY,
     {
@@ -90,7 +92,7 @@ PRESETS: Table[dict[str, Any]] = Table(
 
 
 def expand(tree: Tree) -> None:
-    """Put a preset's values under those of the file; an unknown name becomes a problem."""
+    """Merge a preset below the file's values; an unknown name becomes a problem."""
     if KEY not in tree.value:
         return
     name, at = tree.value[KEY], tree.line((KEY,))
@@ -104,9 +106,9 @@ def expand(tree: Tree) -> None:
 
 
 def with_preset(schema: Schema) -> Schema:
-    """The job's schema with the key; a preset may then give all but the name and the data."""
+    """Return the job's schema with the key; keys that a preset can give are not required."""
     preset = {
-        "description": "A published system whose parameters stand where this file says nothing.",
+        "description": "A published system with parameters for keys that this file omits.",
         "enum": PRESETS.names(),
         "type": "string",
     }
@@ -119,7 +121,6 @@ def with_preset(schema: Schema) -> Schema:
 
 
 def _under(preset: Any, own: Any, path: Path, tree: Tree, line: int) -> Any:
-    """`own` laid over `preset`; the file's lists, and blocks of another kind, stay as they are."""
     if not isinstance(preset, dict) or not isinstance(own, dict):
         return own
     if any(tag in own and own[tag] != preset.get(tag) for tag in _TAGS):

@@ -1,5 +1,4 @@
-"""A device's part of a job on made-up records, before it is priced or any record is read: each kind
-of round is answered once, the graph is checked, loaded and run."""
+"""Rehearse a device's part of a job on synthetic records, before reading any record."""
 
 from __future__ import annotations
 
@@ -20,20 +19,20 @@ from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 
 _REPEATS = (("local_steps", 2), ("local_epochs", 1))
 _SEED = 0
-_ROW_S = 60.0  # for one run of the graph: watched over as on a device, which takes time too
-_SLOT_KEY = bytes(32)  # of made-up records' slots: no secret
+_ROW_S = 60.0  # time limit of one run of the graph, enforced as on a device, at the same cost
+_SLOT_KEY = bytes(32)  # for slots of synthetic records, not secret
 
 
 def brief(plan: Plan) -> Plan:
-    """The same job with as few repeats of local work as there can be."""
+    """Return the same job with the fewest possible repeats of local work."""
     train = plan.job.train
     fewer = {key: min(getattr(train, key), most) for key, most in _REPEATS if hasattr(train, key)}
     job = plan.job.model_copy(update={"train": train.model_copy(update=fewer)})
-    return Plan(job, plan.artifacts)  # which was judged with more of them
+    return Plan(job, plan.artifacts)  # already compiled with more repeats
 
 
 def made_up_records(plan: Plan, count: int) -> Records:
-    """`count` records of the job's form, the same in every process, labels in turn."""
+    """Return `count` synthetic records, the same in every process, with labels in turn."""
     chance, data = np.random.default_rng(_SEED), plan.job.data
     scales = [getattr(one, "input_scale", None) for one in (plan.job.model, *plan.job.features)]
     largest = max((scale for scale in scales if scale), default=1.0)
@@ -51,12 +50,13 @@ def rehearse_device(
     random_bytes: RandomBytes = os_random,
     memory_bytes: int | None = None,
 ) -> float:
-    """Play one device's part on made-up `records`; returns the seconds of its longest answer.
-    `graph` is the job's ONNX graph, `memory_bytes` the most that a device keeps from round to
-    round. Raises DataError, PrivacyError or ProtocolError where the job cannot be done."""
+    """Answer each kind of round on synthetic `records` and return the longest answer in seconds.
+
+    `memory_bytes`: most state kept between rounds. Raises DataError, PrivacyError or ProtocolError.
+    """
     try:
         made, state = made_up_records(plan, records), plan.cloud.initial_state()
-        if plan.job.anomaly:  # those that are labelled anomalous train nothing
+        if plan.job.anomaly:  # anomalous records train nothing
             made = Records(made.x, np.zeros_like(made.y))
         begun_s, trained_s, evaluated_s = _clocks(), 0.0, 0.0
         if any(round.infer for round in plan.all_rounds):
@@ -85,14 +85,14 @@ def _clocks() -> tuple[float, float]:
 
 
 def _seconds_since(begun_s: tuple[float, float]) -> float:
-    """Time, or processor time where that is less because the process was kept waiting."""
+    """Return wall-clock time, or processor time if less because the process had to wait."""
     return min(now - begun for now, begun in zip(_clocks(), begun_s, strict=True))
 
 
 def rehearsed_softmax(
     plan: Plan, graph: bytes, weights: Tensors, x: Array, random_bytes: RandomBytes = os_random
 ) -> Array:
-    """The noised softmax upload for x (n, ...), n > 0. Raises DataError for an unfit graph."""
+    """Return the noised softmax upload for x (n, ...). Raises DataError for an unfit graph."""
     samples, values = plan.softmax_samples, np.asarray(x, np.float32)
     session, given = _session(plan, graph, weights)
     session.require_probabilities(values[:1], given)
@@ -113,7 +113,7 @@ def rehearsed_evaluation(
     records: Records,
     random_bytes: RandomBytes = os_random,
 ) -> Array:
-    """The noised counts by the model of the cloud's `state`; DataError for an unfit graph."""
+    """Return the noised counts by the model of the cloud's `state`. Raises DataError."""
     session, given = _session(plan, graph, plan.cloud.model(state))
     package = unpack_tensors(pack_tensors(plan.package(state, round)))
     asked = plan.evaluation_of(round.phase).about(package)
@@ -128,14 +128,13 @@ def rehearsed_evaluation(
 def _session(
     plan: Plan, graph: bytes, weights: Tensors
 ) -> tuple[InferenceSession, dict[str, Array]]:
-    """A session of the graph, and its weights as a device gets them."""
     classes = plan.job.data.classes
     session = InferenceSession(graph, sha256(graph).digest(), classes=classes)
     return session, dict(plan.graph_weights(unpack_tensors(pack_tensors(weights))))
 
 
 class MadeUpDevice:
-    """A device that trains on `records` and remembers what it sent and kept, as a real one does."""
+    """A device that trains on `records` and, like a real one, keeps its uploads and state."""
 
     def __init__(
         self, plan: Plan, records: Records, processor: str, random_bytes: RandomBytes = os_random
@@ -146,7 +145,7 @@ class MadeUpDevice:
         self.kept: dict[str, Array] = {}
 
     def answer(self, round: PlannedRound, package: Tensors) -> dict[str, Array]:
-        """One round's segments. ProtocolError or PrivacyError where not as planned."""
+        """Return a round's segments. Raises ProtocolError or PrivacyError unless as planned."""
         plan, tensors = self._plan, dict(unpack_tensors(pack_tensors(package)))
         for earlier in plan.recalled(round):
             tensors |= self._released.get(earlier.phase, {})
@@ -155,7 +154,7 @@ class MadeUpDevice:
             round, tensors, self._records, self._random_bytes, self._processor
         )
         if answer.events != plan.device.price(round):
-            raise PrivacyError("has another price than the job says", where=round.label)
+            raise PrivacyError("differs in price from the job's plan", where=round.label)
         segments = unpack_tensors(pack_tensors(answer.segments))
         wanted = {s.name: (s.shape, s.dtype) for s in plan.segments(round) if s.name != SOFTMAX}
         found = {name: (array.shape, str(array.dtype)) for name, array in segments.items()}
@@ -168,7 +167,7 @@ class MadeUpDevice:
 
 
 def training_kinds(plan: Plan) -> tuple[PlannedRound, ...]:
-    """One round of each kind that a training device answers; two of training where stages are."""
+    """Return one training round of each kind; two if there are stages."""
     most = 2 if plan.context.stages else 1
     return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
 

@@ -1,4 +1,4 @@
-"""One round of a job as all who have a part in it see it: made once from the plan, handed on."""
+"""One round of a job, derived once from the plan and shared by all parties."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
 
 @dataclass(frozen=True)
 class RoundContext:
-    """One round as cloud and device see it. `segments` may be uploaded, the softmax last;
-    `groups` and `masked` are as the manifest states them; `recalled` are earlier rounds it
-    builds on."""
+    """One round as cloud and device see it, with `groups` and `masked` as in the manifest."""
 
     plan: Plan
     round: PlannedRound
@@ -27,7 +25,7 @@ class RoundContext:
 
     @classmethod
     def of(cls, plan: Plan, index: int) -> RoundContext:
-        """Of the round with this index, from 1. Raises ProtocolError `unknown_round`."""
+        """Return the round with this index, from 1. Raises ProtocolError `unknown_round`."""
         round = plan.round(index)
         segments, groups = plan.segments(round), plan.groups(round)
         recalled, masked = plan.recalled(round), plan.masked(round)
@@ -39,16 +37,13 @@ class RoundContext:
 
     @property
     def sets(self) -> int:
-        """Into how many sets uploads are dealt, each summed by itself."""
         return self.plan.sets if self.masked and not self.round.evaluates else 1
 
     @property
     def closing(self) -> Round:
-        """How the round closes; an evaluation has no late uploads that another could count."""
-        said = self.job.round
-        if not self.round.evaluates:
-            return said
-        return said.model_copy(update={"mode": "sync"})
+        """The round's closing rules; an evaluation is never buffered."""
+        rules = self.job.round
+        return rules.model_copy(update={"mode": "sync"}) if self.round.evaluates else rules
 
     @property
     def segment_bytes(self) -> tuple[int, ...]:

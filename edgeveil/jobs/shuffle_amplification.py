@@ -1,9 +1,8 @@
-"""The proxy's shuffle as amplification, where the clone bound's conditions hold, and only there.
+"""The proxy's shuffle as privacy amplification, only where the clone bound's conditions hold.
 
-The proxy shuffles; every release is pure local DP of a device's whole data, with noise of its own
-and nothing kept for the next upload; no groups of masks, no buffered rounds. Stated beside the
-figure: a batch has `round.min_batch` uploads of honest devices, without cover traffic; the cloud
-does not collude and gets one batch a round.
+Conditions: every release is pure local DP of a device's whole data, with no state kept between
+uploads; no groups of masks, no buffered rounds. Printed assumptions: a batch has `round.min_batch`
+uploads of honest devices, without cover traffic; the cloud gets one batch per round.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from edgeveil.privacy.events import Event, LaplaceEvent, TwoValueEvent
 from edgeveil.privacy.guarantee import up, worth
 from edgeveil.privacy.policy import INFER, TRAIN
 
-LEAST_GAIN = 0.99  # what is less of a gain is not worth a line
+LEAST_GAIN = 0.99  # smaller gains are not reported
 
 
 @dataclass(frozen=True)
 class ShuffleCredit:
-    """(ε, δ) per device against a curious cloud alone, of `rounds` rounds with at least `uploads`
-    uploads each. `local_epsilon` holds without the shuffle; `claimed_epsilon` is what a text makes
-    of it for m `segments`, not proven."""
+    """(ε, δ) per device against a curious cloud; `claimed_epsilon` is a paper's unproven figure."""
 
     purpose: str
     epsilon: float
@@ -38,7 +35,7 @@ class ShuffleCredit:
 
     def __str__(self) -> str:
         kind = "training" if self.purpose == TRAIN else "inference"
-        claimed = f"; {self.segments}-fold as texts claim it, unproven: {up(self.claimed_epsilon)}"
+        claimed = f"; {self.segments}-fold as papers claim it, unproven: {up(self.claimed_epsilon)}"
         return (
             f"{kind}: ε = {up(self.epsilon)}, δ = {up(self.delta)} per device against a curious "
             f"cloud alone{worth(self.epsilon)}, {self.uploads} honest uploads a batch or more "
@@ -48,7 +45,7 @@ class ShuffleCredit:
 
 
 def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
-    """What a job's shuffle earns its training and its inference; () where it earns nothing."""
+    """Return the amplification of a job's training and inference; () if there is none."""
     job = plan.job
     if job.proxy.shuffle == "none" or plan.sets > 1 or job.round.mode == "buffered":
         return ()
@@ -58,7 +55,7 @@ def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
         trained = []
     inferred: list[tuple[Event, ...]]
     inferred = [(plan.softmax_event(),) for e in plan.all_rounds if e.infer]
-    # They read the same records, and their noise is not of such a kind: together nothing is earned.
+    # Evaluations read the same records with noise of another kind: no amplification together.
     inferred += [plan.price(e, trains=False) for e in plan.all_rounds if e.evaluates]
     layers = sum(s.name != SOFTMAX for s in plan.segments(prices[-1][0]))
     training = _credit(plan, TRAIN, trained[: job.max_participations], layers)
@@ -68,7 +65,11 @@ def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
 def _credit(
     plan: Plan, purpose: str, releases: Sequence[tuple[Event, ...]], segments: int
 ) -> ShuffleCredit | None:
-    if not releases or not all(_counts(event) for price in releases for event in price):
+    events = [event for price in releases for event in price]
+    local_dp = all(
+        isinstance(e, TwoValueEvent | LaplaceEvent) and e.unit == "device" for e in events
+    )
+    if not releases or not local_dp:
         return None
     each = float(max(pure_epsilon(price) for price in releases))
     local, delta = float(sum(map(pure_epsilon, releases))), plan.job.privacy.delta
@@ -78,8 +79,3 @@ def _credit(
         return None
     claimed = local / max(1, segments)
     return ShuffleCredit(purpose, epsilon, delta, uploads, times, local, segments, claimed)
-
-
-def _counts(event: Event) -> bool:
-    """Whether any two data sets of the device are this close: the event of such a mechanism."""
-    return isinstance(event, TwoValueEvent | LaplaceEvent) and event.unit == "device"

@@ -1,4 +1,4 @@
-"""What each party sees of a job's uploads and models, in words that reports and consoles show."""
+"""Texts of each party's view of a job's uploads and models, for reports and consoles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUMMED = f"{_PROXY}; the seeds of masks, without what they hide"
 
 @dataclass(frozen=True)
 class Sight:
-    """What cloud and proxy each see of one thing, while they do not work together."""
+    """The cloud's and the proxy's view of one thing, if they do not collude."""
 
     what: str
     cloud: str
@@ -22,7 +22,7 @@ class Sight:
 
 
 def who_sees(plan: Plan, cells: int = 1) -> tuple[Sight, ...]:
-    """A job's training uploads, inferences and models, with so many cells."""
+    """Return the views of a job's training uploads, inferences and models, with `cells` cells."""
     train = next(one for one in plan.planned if one.phase == TRAIN)
     noised, what = "noised" if plan.adds_noise else "unprotected", "training uploads"
     rows = [Sight(what, f"each {noised} upload, {_order(plan, cells)}", _PROXY)]

@@ -1,2 +1,1 @@
-"""What the pages of cloud, proxy and device have in common, and a run's report with them: files
-that a browser takes as they are, and the rules under which it does."""
+"""Shared files and browser rules of the pages of cloud, proxy, device and a run's report."""

@@ -1,8 +1,7 @@
-"""The files that pages are made of, and the headers under which a browser takes them.
+"""Files of the pages, and the HTTP headers for browsers.
 
-Pages are plain HTML, CSS and JavaScript without a build step. All text reaches a page as text
-(`textContent`), never as markup; what a browser may load, run and send is closed by the policy
-below, so that a hostile name of a job stays a name.
+Text is inserted as `textContent`, never as markup, and the policy restricts what a browser may
+load, run and send: so a hostile job name has no effect.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ SHARED = ("base.css", "base.js", "small.css", "small.js")  # by the pages of pro
 
 @cache
 def asset(name: str, package: str = "edgeveil.pages") -> bytes:
-    """The content of one file of a package's `static/`. Raises FileNotFoundError."""
+    """Return the content of one file of a package's `static/`. Raises FileNotFoundError."""
     if "/" in name or name.startswith("."):
         raise FileNotFoundError(name)
     return (resources.files(package) / "static" / name).read_bytes()

@@ -1,8 +1,4 @@
-"""A page in one file: style, scripts and data lie in it, and it needs no server and nothing else.
-
-The file says by the digests of its own scripts and style what a browser may run of it: nothing that
-came in with a name or a reason. Data is no script and is never run.
-"""
+"""A page in one file that needs no server; its policy runs only its own scripts, by digest."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 
 
 def frozen(view: Mapping[str, Any], brief: Sequence[tuple[str, str]] = ()) -> str:
-    """The page of a view of `edgeveil.pages.parts`. `brief` is shown where scripts are off."""
+    """Return the page of a view of `edgeveil.pages.parts`, with rows `brief` if scripts are off."""
     style = "\n".join(asset(name).decode() for name in STYLES)
     scripts = [asset(name).decode() for name in SCRIPTS]
     hashes = " ".join(map(_digest, scripts))
@@ -52,7 +48,7 @@ def frozen(view: Mapping[str, Any], brief: Sequence[tuple[str, str]] = ()) -> st
 
 
 def thawed(page: str) -> dict[str, Any] | None:
-    """The view in a frozen page; None where it is another page."""
+    """Return the view in a frozen page; None for another page."""
     found = _DATA.search(page)
     try:
         view = json.loads(found[1]) if found else None
@@ -66,7 +62,7 @@ def _digest(text: str) -> str:
 
 
 def _inert(view: Mapping[str, Any]) -> str:
-    """JSON that cannot end its element, nor begin another."""
+    """Return JSON that cannot end its HTML element, nor start another."""
     plain = json.dumps(view, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         plain = plain.replace(sign, f"\\u{ord(sign):04x}")

@@ -1,16 +1,13 @@
-"""A page as plain JSON, which `static/job_view.js` draws.
-
-What is said is decided where these are called, in Python; a browser only shows it.
+"""A page as plain JSON, which `static/job_view.js` draws. All texts are composed in Python.
 
     view      {title, badge: {text, tone}, lines: [said], progress: null or {done, of, text},
                cards: [[card]], sections: [section], footer}
-    card      {name, value, note, tone, words}: `words` a value that is no figure
+    card      {name, value, note, tone, words}: `words` if the value is text
     said      {text, tone}: one paragraph; tone is "", "soft", "good", "bad" or "warn"
     section   {id, title, said: [said], parts: [part], after: [said]}
-    part      what one of the functions below returns, by its `kind`
+    part      the result of one of the functions below, with its `kind`
 
-Colours are names of the pages' own: blue, orange, red, green, purple, sky, olive, grey, indigo,
-brown. Rounds are numbered from 1; `before` are the names of those before round 1.
+Colours are the pages' names. Rounds count from 1; `before` names the rounds before round 1.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ Json = dict[str, Any]
 Tone = Literal["", "soft", "good", "bad", "warn"]
 Form = Literal["figure", "up", "count", "seconds", "bytes"]
 
-MOST_POINTS = 400  # of a line: more are not told apart on a screen
+MOST_POINTS = 400  # of a line: more are indistinguishable on a screen
 
 
 def said(text: str, tone: Tone = "soft") -> Json:
@@ -57,8 +54,7 @@ def series(
     quiet: bool = False,
     off: Sequence[float | None] | None = None,
 ) -> Json:
-    """One line of a chart, its area filled with `steps`. `quiet`: only its value is told, beside
-    those of the others. `off`: standard errors; points with bars, then, and no line."""
+    """Return one line of a chart; `quiet`: only its value; `off`: standard errors as bars."""
     how: dict[str, Any] = {"dash": dash, "steps": steps, "quiet": quiet}
     if off is not None:
         how["off"] = list(off)
@@ -75,7 +71,7 @@ def lines(
     low: float | None = None,
     high: float | None = None,
 ) -> Json:
-    """Lines over `x`, thinned to MOST_POINTS; `low` and `high` end the y axis where given."""
+    """Return lines over `x`, thinned to MOST_POINTS; `low` and `high` limit the y axis."""
     picks = thinned(len(x), MOST_POINTS)
     drawn = []
     for one in shown:
@@ -93,7 +89,7 @@ def table(
     text: Sequence[int] = (),
     first: int = 0,
 ) -> Json:
-    """Cells as they are shown, `text` columns of words; only the `first` rows unless asked."""
+    """Return cells as shown, `text` columns of text; initially only the `first` rows."""
     plain = [list(row) for row in rows]
     kinds = {"kind": "table", "label": label, "head": list(head), "text": list(text)}
     return {**kinds, "rows": plain, "first": first}
@@ -117,7 +113,7 @@ def heat(
     red: Sequence[int] = (),
     top: Sequence[float] = (),
 ) -> Json:
-    """Counts as shades, row by row; `axes` name rows and columns, `red` columns; `top` bars."""
+    """Return counts as shades, row by row; `red` columns are marked, `top` are bars above."""
     found = {"rows": list(rows), "columns": list(columns), "red": list(red), "top": list(top)}
     names = {"row_name": axes[0], "column_name": axes[1]}
     shown = [list(row) for row in values]
@@ -125,13 +121,12 @@ def heat(
 
 
 def scatter(label: str, panels: Sequence[Json], limits: Sequence[tuple[float, float]]) -> Json:
-    """Panels {title, points, labels, numbered} of one scale: `limits` of x and of y."""
     shown = {"panels": list(panels), "limits": [list(one) for one in limits]}
     return {"kind": "scatter", "label": label, **shown}
 
 
 def events(rows: Sequence[Json], before: int) -> Json:
-    """{time, text, tone}, newest first; `before`: how many older ones are not among them."""
+    """Return {time, text, tone}, newest first; `before`: number of older, omitted ones."""
     return {"kind": "events", "label": "Events", "rows": list(rows), "before": before}
 
 
@@ -147,14 +142,14 @@ def counted(count: int, what: str) -> str:
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """At most so many of the indices below `count`, evenly, the first and the last among them."""
+    """Return at most `most` evenly spaced indices below `count`, including first and last."""
     if count <= most:
         return list(range(count))
     return sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:
-    """So many significant digits, for a chart; None for what is not finite."""
+    """Round to significant digits for a chart; None if not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 

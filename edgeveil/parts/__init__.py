@@ -1,1 +1,1 @@
-"""What a job names, a table a folder and a name a file; here what these have in common."""
+"""Everything a job file selects by name: one folder per table, one file per name or family."""

@@ -1,8 +1,7 @@
-"""Laws of every family of parts, checked on a part itself: `edgeveil methods check NAME`.
+"""Laws of every family of parts, checked on one part by `edgeveil methods check NAME`.
 
-A law takes the part, plays what it makes of its `example`, and returns what is wrong, or "". The
-tests play the same laws on all parts of EdgeVeil.
-"""
+A law runs the part built from its `example` and returns the fault found, or "". The contract tests
+run the same laws on all built-in parts."""
 
 from __future__ import annotations
 
@@ -43,15 +42,14 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Verdict:
-    """One law, and what is wrong with the part by it; "" where it keeps it."""
+    """Result of one law; `wrong` describes the violation, "" if none."""
 
     law: str
     wrong: str
 
 
 def check(part: Part) -> list[Verdict]:
-    """Verdicts by all laws of the part's family (to raise is to break one); of a wrong example that
-    alone."""
+    """Return the verdicts of the laws of the part's family, or of an invalid example alone."""
     if isinstance(part, BlockPart) and (wrong := its_example_is_one_of_its_blocks(part)):
         return [Verdict("its example is one of its blocks", wrong)]
     found = []
@@ -73,7 +71,6 @@ def example_of(part: BlockPart) -> Any:
 
 
 def its_example_is_one_of_its_blocks(part: BlockPart) -> str:
-    """As a user would copy it into a job file."""
     try:
         example_of(part)
     except ValidationError as error:
@@ -93,7 +90,7 @@ def its_example_is_one_of_its_blocks(part: BlockPart) -> str:
 
 
 class Opened(Sequence[NDArray[np.float32]]):
-    """Arrays that are made anew each time one is asked for, as a large batch opens them."""
+    """Arrays created anew at each access."""
 
     def __init__(self, count: int, size: int) -> None:
         self.length, self.size = count, size
@@ -113,7 +110,6 @@ def _rule(part: Any) -> tuple[AggregationRule, int]:
 
 
 def _combined(rule: AggregationRule, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """One layer's uploads, around random weights, scored by their first value."""
     weights = np.random.default_rng(0).normal(size=np.asarray(arrays[0]).shape).astype(np.float32)
     found = rule.combine(
         Uploads(
@@ -134,7 +130,7 @@ def _uploads(count: int) -> list[NDArray[np.float32]]:
 
 
 def the_order_of_arrival_changes_nothing(part: Any) -> str:
-    """Bit for bit: else the cloud could tell who came when."""
+    """Require bit-identical results: otherwise the cloud learns something about the order."""
     rule, count = _rule(part)
     arrays = _uploads(count)
     wanted = _combined(rule, arrays)
@@ -162,7 +158,6 @@ def it_works_with_the_fewest_uploads_it_asks_for(part: Any) -> str:
 
 
 def it_counts_no_more_uploads_than_there_are(part: Any) -> str:
-    """`counted` stands for the noise of the result."""
     rule, _ = _rule(part)
     wrong = [n for n in range(rule.least, 40) if not 1 <= rule.counted(n) <= n]
     return f"counted({wrong[0]}) is {rule.counted(wrong[0])}" if wrong else ""
@@ -175,7 +170,6 @@ def the_largest_numbers_stay_finite(part: Any) -> str:
 
 
 def a_batch_is_never_in_memory_as_a_whole(part: Any) -> str:
-    """It may be larger than memory: arrays are opened at every look."""
     rule, _ = _rule(part)
     count, size = max(40, rule.least), 1 << 21
     whole = count * 4 * size
@@ -201,7 +195,6 @@ def _pictures(count: int) -> NDArray[np.float32]:
 
 
 def features_are_finite_and_of_norm_at_most_one(part: Any) -> str:
-    """Every sensitivity rests on it, whatever a record holds."""
     if (phi := _map(part)) is None:
         return ""
     x = _pictures(6)
@@ -215,7 +208,7 @@ def features_are_finite_and_of_norm_at_most_one(part: Any) -> str:
 
 
 def a_records_features_do_not_depend_on_the_batch(part: Any) -> str:
-    """Bit for bit: else one record more would change what the others give."""
+    """Require bit-identical features: otherwise one more record changes those of others."""
     if (phi := _map(part)) is None:
         return ""
     x = _pictures(130)
@@ -227,7 +220,6 @@ def a_records_features_do_not_depend_on_the_batch(part: Any) -> str:
 
 
 def the_graph_gives_what_the_map_gives(part: Any) -> str:
-    """Devices run the model as ONNX. Needs onnx and onnxruntime."""
     phi = _map(part)
     return "" if phi is None else graph_fault(phi, _pictures(5))
 
@@ -272,7 +264,7 @@ def _records(count: int) -> Records:
     return Records(rng.normal(size=(count, 4)).astype(np.float32), np.arange(count) % CLASSES)
 
 
-def _odd() -> Records:
+def _invalid_records() -> Records:
     kept = _records(8)
     x, y = kept.x.copy(), kept.y.copy()
     x[0], x[1], x[2], y[3], y[4] = np.nan, _LARGEST, -_LARGEST, -1, 99
@@ -280,7 +272,7 @@ def _odd() -> Records:
 
 
 def _played(part: Any, records: Records) -> Iterator[tuple[Any, PlannedRound, Answer]]:
-    """The cloud's half, and each round of a short job with the answer of one device."""
+    """Run a short job with one device and yield the cloud half, each round and its answer."""
     network = _network() if part.learns_on == "model" else None
     context = _context(network=network, anomaly=part.anomaly)
     parameters = part.parameters(**{**example_of(part).model_dump(), "rounds": 2})
@@ -309,7 +301,7 @@ def the_plan_counts_its_rounds(part: Any) -> str:
 
 
 def whatever_the_records_an_answer_has_its_public_form_and_price(part: Any) -> str:
-    for records in (_records(8), _records(0), _odd()):
+    for records in (_records(8), _records(0), _invalid_records()):
         for cloud, round, answer in _played(part, records):
             wanted = {one.name: (one.shape, one.dtype) for one in cloud.segments(round)}
             found = {n: (v.shape, str(v.dtype)) for n, v in answer.segments.items()}
@@ -321,7 +313,7 @@ def whatever_the_records_an_answer_has_its_public_form_and_price(part: Any) -> s
 
 
 def one_stream_of_chance_gives_one_answer(part: Any) -> str:
-    """A device that is asked again must not add noise anew."""
+    """Require determinism: a repeated answer must not draw fresh noise."""
     first, second = ([a.segments for _, _, a in _played(part, _records(8))] for _ in range(2))
     same = all(
         np.array_equal(one[name], other[name])
@@ -392,8 +384,6 @@ def weights_are_named_once_and_begin_finite(part: Any) -> str:
 
 
 def the_graph_answers_for_each_record_alone(part: Any) -> str:
-    """Probabilities, or scores where what is normal is learned. It is what devices run. Needs onnx
-    and onnxruntime."""
     from edgeveil.evaluation.graph_check import check_graph
     from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
 
@@ -430,7 +420,6 @@ def without_its_files_it_is_refused_by_name(part: SourcePart) -> str:
 
 
 def reading_twice_gives_the_same_rows(part: SourcePart) -> str:
-    """x float32 and y int64, one of each a record. Of sources that need no file."""
     if part.place or part.name == "python":
         return ""
     one, other = part.read(Origin()), part.read(Origin())
@@ -451,7 +440,6 @@ def each_record_is_dealt_once_and_by_the_seed(part: PartitionPart) -> str:
 
 
 def one_own_record_more_moves_no_other(part: PartitionPart) -> str:
-    """The record-level guarantee of a fleet that shares a file needs that."""
     words = np.random.default_rng(0).integers(0, 2**63, 200).astype(np.uint64) * np.uint64(2)
     y, rule = np.arange(200) % 5, Partition.model_construct(kind=part.name)
     whole = part.place(words, y, 7, rule, 1, 5)

@@ -1,4 +1,4 @@
-"""What a job tells a method beside its own parameters; all public."""
+"""Public facts that a job gives a training method, besides the method's own parameters."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodContext:
-    """Public facts that both halves of a method are built from.
+    """Public facts from which both halves of a method are built.
 
-    `epsilon`, `delta` bound the training of one device in at most `max_participations` rounds;
-    `nominal_records` is the public divisor per device, `devices` the number expected per round.
-    `projection`: the federated PCA after the `features`. `network` is trained on the `features`
-    where `mapped`, else on records; its updates pass the `stages`, in one segment if `whole`.
-    `summed`: most uploads summed under masks, 0 for none; `honest`: devices per sum that share the
-    noise, 0: each adds all. `regression`: labels are numbers (`data.target`). `anomaly`: what is
-    normal is learned (`data.anomaly`).
-    """
+    `epsilon`, `delta` bound the training of one device over at most `max_participations` rounds.
+    `nominal_records`: public divisor per device; `devices`: number expected per round.
+    `projection`: federated PCA after the `features`. `network` is trained on the `features` if
+    `mapped`; its updates pass the `stages`, in one segment if `whole`. `summed`: largest number of
+    uploads in a masked sum, 0 without; `honest`: devices per sum that share the noise, 0 without.
+    `regression`: labels are numbers (`data.target`). `anomaly`: normal records are learned
+    (`data.anomaly`)."""
 
     epsilon: float
     delta: float
@@ -56,19 +55,19 @@ class MethodContext:
     anomaly: bool = False
 
     def learned_from(self, records: Records) -> NDArray[np.bool_]:
-        """Mask (n,) of records with finite values and a valid label; each decides alone."""
+        """Return a mask (n,) of records with finite values and a valid label, each judged alone."""
         if self.anomaly:
             return learned_from(records.y) & finite_records(records.x)
         return valid_records(records.x, records.y, self.classes)
 
     @property
     def feature_dimension(self) -> int:
-        """D, values of the public feature map."""
+        """D, the number of values of the public feature map."""
         return self.features.output_dim(self.input_shape)
 
     @property
     def dimension(self) -> int:
-        """d, features that the method learns on: D, or what PCA keeps of it."""
+        """d, the number of features learned on: D, or the dimensions kept by the PCA."""
         if self.projection is None:
             return self.feature_dimension
         return self.projection.output_dim(self.feature_dimension)
@@ -79,14 +78,12 @@ class MethodContext:
 
 
 class MethodParameters(PartBlock):
-    """What every `train` block says."""
-
     method: str
     rounds: int
 
     left_out: ClassVar[Mapping[str, Any]] = {}
-    """Keys of which a missing one means, in a job's canonical bytes, another value than the default
-    that a job file gets: they came later."""
+    """Keys added later: the value meant by their absence from canonical bytes, where that differs
+    from the default of a job file."""
 
     @property
     def bias(self) -> bool:
@@ -95,12 +92,11 @@ class MethodParameters(PartBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPart(BlockPart):
-    """Declaration of a training method: its two halves, each made of parameters and context.
+    """Declaration of a training method; `device` and `cloud` build its halves.
 
-    `learns_on`: `features`, `model` (uploads its change) or `nothing`. `regression`, `anomaly`:
-    learns numbers, or what is normal. `summed`: can upload integers for masked sums; `shares`: with
-    shared noise. `refuses`: keys of the job and why they cannot stand with this method.
-    """
+    `learns_on`: `model` methods upload its change. `regression`, `anomaly`: supports numeric
+    labels, or learning normal records. `summed`: can upload integers for masked sums; `shares`:
+    also with shared noise. `refuses` yields (keys of the job, reason) for unsupported settings."""
 
     family: ClassVar[str] = "methods"
     key: ClassVar[str] = "train.method"
@@ -119,7 +115,6 @@ class MethodPart(BlockPart):
 
 
 def network_of(context: MethodContext) -> Network:
-    """The job's network; raises UsageError where it names no model."""
     if context.network is None:
         raise UsageError("this method trains a model", where="model", fix="add a model block")
     return context.network

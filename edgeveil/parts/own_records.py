@@ -1,4 +1,4 @@
-"""A device's own records: its source, its shard of it, and its two halves."""
+"""Records of one device: reading the source, taking its shard, splitting into two halves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def held_records(data: DataSource, schema: DataSchema | None = None) -> Records:
-    """What a cloud tests models on: records that no device gets, or a file of its own."""
+    """Return the cloud's test records: a share that no device gets, or a separate file."""
     test = source_part(data.source).test
     origin = origin_of(data, schema)
     if test is not None:
@@ -52,15 +52,14 @@ def held_records(data: DataSource, schema: DataSchema | None = None) -> Records:
 def own_records(
     data: DataSource, schema: DataSchema | None = None, limit: RecordLimit | None = None
 ) -> Records:
-    """All records of this device, its shard where set. Raises DataError, UsageError.
+    """Return all records of this device, its shard if set. Raises DataError, UsageError.
 
-    `limit`: records that a schema makes too wide are cut to so many as they are read, by the order
-    of `at_most`, unless records are dealt or held back; without one too many raise RecordsError.
-    """
+    `limit` cuts records of a schema while they are read, unless dealt or held back; by default too
+    many raise RecordsError."""
     shard, origin = data.shard, origin_of(data, schema)
     if shard is None:
         whole = data.test_share is None
-        return devices_records(data.source, replace(origin, limit=limit if whole else None))
+        return all_device_records(data.source, replace(origin, limit=limit if whole else None))
     if not 0 <= shard.index < shard.devices:
         raise DataError(
             f"must be in 0..{shard.devices - 1}, got {shard.index}",
@@ -82,17 +81,15 @@ def dealt_records(
     seed: int,
     classes: int | None = None,
 ) -> tuple[Records, Shares]:
-    """A whole data set as its devices hold it, and each device's indices; published ones by index,
-    an owner's by each record. Cached for the devices of one process."""
-    records = devices_records(source, origin)
+    """Return a whole data set as its devices hold it, and each device's indices; cached."""
+    records = all_device_records(source, origin)
     if not brings_its_test(source):
         return deal_own(records, devices, rule, seed, classes)
     shares = partition(records.y, devices, rule, seed)
     return disturbed(records, shares, rule, seed), shares
 
 
-def devices_records(source: str, origin: Origin) -> Records:
-    """All records but those that are held back for the cloud. Raises DataError, UsageError."""
+def all_device_records(source: str, origin: Origin) -> Records:
     if origin.test_share is None or brings_its_test(source):
         return load_records(source, origin)
     return _halves(source, origin)[0]
@@ -112,8 +109,7 @@ def device_records(
     schema: DataSchema | None = None,
     most: int | None = None,
 ) -> tuple[Records, Records]:
-    """(training, evaluation) records of this device: disjoint, the same at every start and for
-    every schema. `most`: see `own_records`."""
+    """Return disjoint (training, evaluation) records, equal at every start and for any schema."""
     limit = None if most is None else RecordLimit(most, split_key)
     return halves(own_records(data, schema, limit), split_key, evaluation_share)
 
@@ -126,8 +122,7 @@ def halves(records: Records, split_key: bytes, share: float) -> tuple[Records, R
 def at_most(
     training: Records, evaluation: Records, most: int, split_key: bytes
 ) -> tuple[Records, Records]:
-    """The halves, without the records that rank last by HMAC-SHA256 where there are more than
-    `most`: one record more takes the place of another."""
+    """Return the halves cut to `most` records by HMAC rank: a new record displaces at most one."""
     if len(training) + len(evaluation) <= most:
         return training, evaluation
     chosen = kept_places((training.places, evaluation.places), most, split_key)
@@ -135,8 +130,7 @@ def at_most(
 
 
 def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
-    """The records, if they have as many values as `input_shape`, else DataError. An empty list,
-    stored as (0, 0), fits any shape."""
+    """Return records of as many values as `input_shape`, or an empty list. Raises DataError."""
     shape = records.x.shape[1:]
     if math.prod(shape) == math.prod(input_shape):
         return records

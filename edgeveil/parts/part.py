@@ -1,8 +1,7 @@
-"""A part is one name of the YAML, declared by the file that implements it.
+"""Parts: the names of the YAML, each declared by the file that implements it.
 
-A file ends with `PART = …` or `PARTS = (…, …)`. A `PartTable` finds them, and those of plug-ins
-(`plugins.py`), when first asked for a name; nothing else lists names.
-"""
+A file ends with `PART = …` or `PARTS = (…, …)`. A `PartTable` imports the files of its package and
+the plug-ins (`plugins.py`) on first use; there is no central list of names."""
 
 from __future__ import annotations
 
@@ -34,17 +33,14 @@ PrivacyStatus = Literal["proven", "claimed", "none"]
 
 
 class PartBlock(BaseModel):
-    """A block of a job file: frozen, without unknown keys, each key described by its docstring."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def only_for(**defaults: Any) -> WrapValidator:
-    """A key that some names of its block take, with the default of each; refused with others.
+    """Restrict a field to some names of its block, each with its own default.
 
     Declare the field after the name, as `Annotated[T, only_for(...)] = Field(**SOME_NAMES_KEY)`.
-    Its value is `...` for other names, and stays out of canonical bytes.
-    """
+    For other names the value is `...`, which canonical bytes omit."""
 
     def check(value: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         name = info.data.get("method", info.data.get("name"))
@@ -66,7 +62,7 @@ SOME_NAMES_KEY: dict[str, Any] = {
 
 
 def as_tuples(value: Any) -> Any:
-    """A value without lists: past a validator that runs before, JSON's are no tuples any more."""
+    """Return `value` with lists turned into tuples, which a before-validator receives from JSON."""
     if isinstance(value, dict):
         return {key: as_tuples(inner) for key, inner in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
@@ -75,9 +71,10 @@ def as_tuples(value: Any) -> Any:
 def filled_from_file(
     given: Any, info: ValidationInfo, facts: Callable[[dict[str, Any], Path], dict[str, Any]]
 ) -> Any:
-    """A block that names a `file`, with its `facts`(block, folder of the job file); others as they
-    are. Only where a job file is read is a file opened. Raises ValueError for one in a sent job,
-    and for what the file says otherwise."""
+    """Return a block that names a `file` with the keys of `facts`(block, job file's folder) added.
+
+    Opens a file only while a job file is read. Raises ValueError in a sent job, or for a bad file.
+    """
     given = as_tuples(given)
     if not isinstance(given, dict) or not isinstance(given.get("file"), str):
         return given
@@ -95,8 +92,8 @@ def filled_from_file(
     return {**given, **found}
 
 
-def own_function(target: str, where: str) -> Any:
-    """What an owner's `module:function` names. Raises DataError where it cannot be imported."""
+def import_function(target: str, where: str) -> Any:
+    """Return the object at `module:function`. Raises DataError if the import fails."""
     module, _, name = target.partition(":")
     try:
         return getattr(import_module(module), name)
@@ -109,20 +106,17 @@ def own_function(target: str, where: str) -> Any:
 
 
 def says_nothing(default: object) -> Callable[[object], bool]:
-    """`exclude_if` of a later key: at its default, canonical bytes leave it out, so that earlier
-    jobs keep theirs and earlier versions read them."""
+    """Return an `exclude_if` for later keys: earlier jobs keep their canonical bytes."""
     return lambda value: bool(value == default)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a part says of itself.
+    """Declaration of a named part.
 
-    `source`: author and year. `needs`: what a job or box must give. `reveals`: what a party learns.
-    `privacy`: status of its own release by default, None without one; `note`: what changes that.
-    `example`: YAML that names it. `name` and `summary` default to the only value of the parameters'
-    tag and its docstring.
-    """
+    `source`: author and year. `needs`: requirements on the job or device. `reveals`: information
+    disclosed. `privacy`: default status of the part's own release, None without one; `note`:
+    settings that change the status. `example`: YAML that uses the part."""
 
     family: ClassVar[str]
     """The folder's name, and the first half of an entry point's name."""
@@ -143,17 +137,14 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPart(Part):
-    """A part that a block of a job file names, with parameters: a pydantic model."""
-
     tag: ClassVar[str] = "name"
     """The key of the block that holds the part's name."""
     block: ClassVar[type[BaseModel]]
-    """What every such block of the family is; the parameters are one of its kind."""
+    """Base class of the family's parameters."""
 
     parameters: type[Any]
     settled: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of earlier versions with the only value they still take; a job's canonical bytes keep
-    them."""
+    """Keys of earlier versions with the only value accepted now; canonical bytes keep them."""
 
     def __post_init__(self) -> None:
         key = self.parameters.model_fields[self.tag]
@@ -163,31 +154,30 @@ class BlockPart(Part):
             object.__setattr__(self, "summary", str(key.description or ""))
 
     def made(self, **keys: Any) -> Any:
-        """The block of this part with `keys`, its name filled in."""
         return self.parameters(**{self.tag: self.name, **keys})
 
 
-GONE = {
+REMOVED = {
     "features": {"patches": "feature map 'patches' is gone; use pictures, which learns more"},
     "methods": {name: f"method '{name}' is gone; use dp_sgd" for name in ("gep", "rgp")},
     "models": {"low_rank_head": "model 'low_rank_head' is gone; use mlp on the job's features"},
 }
-"""Names of parts of earlier versions, by family, with what to use instead."""
+"""Names of earlier versions by family, with the replacement to use."""
 
 P = TypeVar("P", bound=Part)
 B = TypeVar("B", bound=BlockPart)
 
 
 class PartTable(Table[P], Generic[P]):
-    """All parts of one family, by name: those of the package's files, then those of plug-ins."""
+    """All parts of one family by name: those of the package, then those of plug-ins."""
 
     def __init__(self, package: str, kind: type[P]) -> None:
         super().__init__(kind.what, {})
         self.package, self.kind = package, kind
         self.refused: dict[str, str] = {}
-        """Names that plug-ins declare and that are not to be had here, with the reason."""
+        """Unavailable names, of plug-ins or earlier versions, with the reason."""
         self._lock = RLock()
-        self._state: object = self  # never that of plug-ins
+        self._state: object = self  # differs from any state of plug-ins
 
     @cached_property
     def built_in(self) -> dict[str, P]:
@@ -207,8 +197,8 @@ class PartTable(Table[P], Generic[P]):
         if self._state != now:
             with self._lock:
                 joined, refused = join(self.kind, self.built_in)
-                gone = GONE.get(self.kind.family, {}).items()
-                self.refused = {n: why for n, why in gone if n not in joined} | refused
+                removed = REMOVED.get(self.kind.family, {}).items()
+                self.refused = {n: why for n, why in removed if n not in joined} | refused
                 self._entries = {**self.built_in, **joined}
                 self._state = now
         return self._entries
@@ -238,9 +228,7 @@ class PartTable(Table[P], Generic[P]):
 
 
 class OneOf(Generic[B]):
-    """Annotates a field that takes the block of any part of a table: the union of their parameters
-    by tag, made when the model is (re)built. A plug-in's name that cannot join is refused with its
-    reason."""
+    """Annotation of a field for the block of any part of a table: a union tagged by name."""
 
     def __init__(self, table: PartTable[B]) -> None:
         self._table = table

@@ -1,8 +1,7 @@
-"""A training method: a plan of rounds, a device half and a cloud half.
+"""Interface of training methods: a plan of rounds, a device half and a cloud half.
 
-A *round* is one broadcast and its answers. Preparatory phases (of `fm`: centring, the
-quadratic) precede the training rounds. Devices send named segments; the cloud sees their mean only.
-"""
+A *round* is one broadcast and its answers. Preparatory phases (for `fm`: centring, the quadratic)
+precede the training rounds. Devices send named segments; the cloud sees only their mean."""
 
 from __future__ import annotations
 
@@ -26,19 +25,18 @@ Array = NDArray[np.generic]
 Tensors = Mapping[str, NDArray[np.generic]]
 
 TRAIN = "train"
-EVALUATE = "evaluate"  # a model on the devices' evaluation records; no method knows of it
-CLUSTER = "cluster"  # the same, by sums about public centroids
+EVALUATE = "evaluate"  # the model on the devices' evaluation records, outside any method
+CLUSTER = "cluster"  # the same, by sums around public centroids
 EVALUATIONS = (CLUSTER, EVALUATE)  # in their order after a round
-KEPT = "kept/"  # before the name of what a device keeps to itself, among an answer's tensors
+KEPT = "kept/"  # prefix of tensors that a device keeps to itself
 
 
 @dataclass(frozen=True)
 class PlannedRound:
     """One broadcast and its answers; `index` counts from 1 over the job.
 
-    `phase` is `train`, one of EVALUATIONS, or a preparatory phase's name; `number` is the training
-    round's, 0 in a preparatory phase. `infer` asks for softmax uploads.
-    """
+    `phase`: `train`, one of EVALUATIONS, or a preparatory phase. `number`: of the training round,
+    else 0. `infer` requests softmax uploads."""
 
     index: int
     phase: str
@@ -51,17 +49,16 @@ class PlannedRound:
 
     @property
     def carries_model(self) -> bool:
-        """Whether devices get the model itself, to run it on their evaluation records."""
         return self.infer or self.evaluates
 
     @property
     def evaluates(self) -> bool:
-        """Whether devices sum over evaluation records and train nothing."""
+        """Whether devices only sum over evaluation records, without training."""
         return self.phase in EVALUATIONS
 
 
 def round_label(phase: str, number: int) -> str:
-    """For a person: `centre`, `round 3`, `evaluation of round 3`, `clusters of round 3`."""
+    """Return a label: `centre`, `round 3`, `evaluation of round 3`, `clusters of round 3`."""
     of = {
         TRAIN: f"round {number}",
         EVALUATE: f"evaluation of round {number}",
@@ -71,7 +68,7 @@ def round_label(phase: str, number: int) -> str:
 
 
 def short_label(phase: str, number: int) -> str:
-    """The same for a table: `centre`, `3`, `3, evaluated`."""
+    """Return a label for tables: `centre`, `3`, `3, evaluated`."""
     of = {EVALUATE: f"{number}, evaluated", CLUSTER: f"{number}, clustered"}
     return of.get(phase, str(number or phase))
 
@@ -88,9 +85,8 @@ def planned_rounds(preparation: Sequence[str], rounds: int) -> tuple[PlannedRoun
 class SegmentSpec:
     """Public form of one uploaded tensor.
 
-    `bits`: integers summed mod 2^bits under masks, only the sum is seen. `largest`: an upload with
-    a value beyond ±that does not count, nor a sum of n beyond n times that.
-    """
+    `bits`: integers are summed mod 2^bits under masks, 0 without masks. `largest`: an upload beyond
+    ±`largest` is discarded, and a sum of n beyond n·`largest`."""
 
     name: str
     shape: tuple[int, ...]
@@ -104,38 +100,36 @@ class SegmentSpec:
 
     @property
     def byte_count(self) -> int:
-        """Bytes of the raw tensor, little-endian, C order; packed where summed."""
+        """Bytes of the raw tensor, little-endian, C order; bit-packed if summed."""
         if self.bits:
             return Ring(self.count, self.bits).byte_count
         return self.count * np.dtype(self.dtype).itemsize
 
 
 def summed_spec(name: str, shape: tuple[int, ...], largest: int, uploads: int) -> SegmentSpec:
-    """Of integers up to ±`largest`, of which at most `uploads` are summed: no sum wraps around."""
+    """Return the form of integers up to ±`largest`, wide enough to sum `uploads` of them."""
     bits = max(LEAST_BITS, (largest * uploads).bit_length() + 1)
     return SegmentSpec(name, shape, "int64", bits, largest)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A device's noised segments and the events that price them, in one hand."""
-
     segments: Mapping[str, NDArray[np.generic]]
     events: tuple[Event, ...]
     kept: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
-    """What the device keeps to itself for its next round of this job; it never leaves."""
+    """State for the device's next round of this job; never uploaded."""
 
 
 @dataclass(frozen=True)
 class Aim:
-    """The global `weights` that segments are added to (`change`) or replace."""
+    """Global `weights` that the segments are added to (`change`) or replace."""
 
     weights: Tensors
     change: bool
 
 
 def required(tensors: Tensors, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-    """Return a package's tensor; ProtocolError unless it has this form and is finite."""
+    """Return a tensor of a package. Raises ProtocolError for another form or non-finite values."""
     found = tensors.get(name)
     if found is None or (found.shape, str(found.dtype)) != (shape, dtype):
         raise ProtocolError("bad_package", f"tensor '{name}' is not {dtype} of shape {list(shape)}")
@@ -146,7 +140,7 @@ def required(tensors: Tensors, name: str, shape: tuple[int, ...], dtype: str) ->
 
 class DeviceMethod(Protocol):
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
-        """The events an answer to this round costs. Never reads a record."""
+        """Return the events of an answer to this round, without reading a record."""
         ...
 
     def answer(
@@ -157,34 +151,34 @@ class DeviceMethod(Protocol):
         random_bytes: RandomBytes,
         processor: str = "auto",
     ) -> Answer:
-        """Noised segments, whose events equal `price(round)`. `processor`: `cuda`, `mps`, `cpu`
-        or `auto`. Raises ProtocolError for a malformed package before any record is read."""
+        """Return noised segments, whose events equal `price(round)`.
+
+        `processor`: `cuda`, `mps`, `cpu` or, by default, `auto`. Raises ProtocolError for a
+        malformed package before any record is read."""
         ...
 
 
 class CloudMethod(Protocol):
-    """The half that runs in the cloud; its state is a plain mapping of arrays, so it is stored."""
+    """Cloud half of a method; the state is a mapping of arrays, so that it can be stored."""
 
     def plan(self) -> tuple[PlannedRound, ...]: ...
 
-    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
-        """What a device uploads in this round (the softmax upload aside)."""
-        ...
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]: ...
 
     def initial_state(self) -> dict[str, Array]: ...
 
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]: ...
 
     def aim(self, state: Tensors, round: PlannedRound) -> Aim | None:
-        """The weights that this round's segments change; None where they are noised sums."""
+        """Return the weights that this round's segments change; None for noised sums."""
         return None
 
     def absorb(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """State after the mean of `uploads` devices' segments, or what a rule made of them."""
+        """Return the state after a round; `mean` aggregates `uploads` devices' segments."""
         ...
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        """Weights of the current global model, as the ONNX graph's weight inputs name them."""
+        """Return the current global model, named as the weight inputs of the ONNX graph."""
         ...

@@ -1,9 +1,9 @@
-"""An update stage: what an update passes on the device before it is sealed, and its wire form.
+"""Update stages: transformations of an update on the device before sealing, and its wire form.
 
 A clip norm may follow a quantile of the updates' norms (Andrew et al. 2021, alg. 1): each device
-says beside its update whether that was within C, and C ← C·exp(−η·(share within − γ)). Both stand
-in one vector under one noise: the update clipped to √(1 − s) of the sensitivity, the bit ±√s of it.
-"""
+adds to its update one bit, whether the norm is within C, and C ← C·exp(−η·(share within − γ)).
+Update and bit are one vector under one noise: the update is clipped to √(1 − s) of the sensitivity,
+the bit is ±√s of it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from edgeveil.privacy.events import Event
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.sampler import RandomBytes
 
-CLIP_NORM, WITHIN = "clip-norm", "clip-within"  # no weight has a name like that
-SMALLEST_CLIP, LARGEST_CLIP = 1e-6, 1e6  # what a norm can become
-CLIP_RATE = 0.2  # η: it moves by a factor of e^η at most
-BIT_SHARE = 0.05  # s: of the squared sensitivity; the update has the rest
+CLIP_NORM, WITHIN = "clip-norm", "clip-within"  # cannot collide with names of weights
+SMALLEST_CLIP, LARGEST_CLIP = 1e-6, 1e6  # range of an adaptive clip norm
+CLIP_RATE = 0.2  # η: C changes by a factor of at most e^η per round
+BIT_SHARE = 0.05  # s: share of the squared sensitivity that the bit gets
 
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """`quantile` γ, and the `first` round's C."""
+    """Clip norm that follows the `quantile` γ of update norms, from the `first` round's C."""
 
     first: float
     quantile: float
@@ -47,8 +47,7 @@ class AdaptiveClip:
         return math.isqrt(self.sensitivity_steps**2 - self.bit_steps**2)
 
     def steps(self, values: NDArray[np.float64], clip_norm: float) -> Int64:
-        """The update (d,) clipped to `clip_norm` and its bit (d + 1,), before noise, of L2 norm
-        `sensitivity_steps` at most."""
+        """Return the clipped update and its bit, (d + 1,), of L2 norm ≤ `sensitivity_steps`."""
         relative = values / clip_norm
         steps = clipped_steps(relative * self.update_steps, self.update_steps, 0)
         within = float(np.sqrt(np.square(relative).sum())) <= 1
@@ -57,7 +56,7 @@ class AdaptiveClip:
     def step(self, clip_norm: float) -> float:
         return clip_norm / self.update_steps
 
-    def moved(self, clip_norm: float, mean_bit: float) -> float:
+    def next_norm(self, clip_norm: float, mean_bit: float) -> float:
         within = (mean_bit / self.bit_steps + 1) / 2
         factor = math.exp(-CLIP_RATE * (min(max(within, 0.0), 1.0) - self.quantile))
         return min(max(clip_norm * factor, SMALLEST_CLIP), LARGEST_CLIP)
@@ -66,13 +65,12 @@ class AdaptiveClip:
 Int64 = NDArray[np.int64]
 Update = dict[str, NDArray[np.float32]]
 Memory = dict[str, NDArray[np.generic]]
-"""What this device keeps from round to round of one job, by names of its own; never uploaded."""
+"""State that a device keeps between the rounds of one job, by name; never uploaded."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One training round on a device: the global `weights`, `memory` that may be changed, and the
-    `clip_norm` where it moves."""
+    """One training round on a device; `memory` may be changed, `clip_norm` is 0 unless adaptive."""
 
     round: PlannedRound
     network: Network
@@ -86,29 +84,27 @@ class Task:
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How values travel where summed: integers in steps of 2**-`grid_bits`, ±`largest` steps of
-    each."""
+    """Encoding of summed values: integer steps of 2**-`grid_bits`, each within ±`largest` steps."""
 
     grid_bits: int
     largest: int
 
     def steps(self, values: NDArray[np.floating[Any]]) -> Int64:
-        """Values of any shape on the grid; what is too large is cut off."""
+        """Return values of any shape in steps of the grid, clipped to ±`largest`."""
         steps = np.rint(np.asarray(values, np.float64) * 2.0**self.grid_bits)
         cut: Int64 = np.clip(steps, -self.largest, self.largest).astype(np.int64)
         return cut
 
 
-USUAL_GRID = FixedPoint(20, 64 << 20)  # changes of up to 64: 32 bits a value for 20 devices
+USUAL_GRID = FixedPoint(20, 64 << 20)  # changes up to ±64: 32 bits per value for 20 devices
 
 
 class BaseStage:
-    """One entry of a job's `update` list; here without price, grid or memory.
+    """One entry of a job's `update` list; by default without price, grid or memory.
 
-    `protects`: its events price the whole update. `chooses`: it sets values to 0 by what it is
-    given. `leads`: it must stand first. `remembers`: what the device keeps follows from its upload.
-    `shares`: devices of a sum can share its noise. `wire`: type of values after it; any but float32
-    stands last.
+    `protects`: the stage's events price the whole update. `chooses`: zeroes values depending on the
+    input. `leads`: must be first. `remembers`: its memory follows from the upload. `shares`:
+    devices of a sum can share its noise. `wire`: dtype of the output; other than float32 only last.
     """
 
     protects = False
@@ -123,40 +119,35 @@ class BaseStage:
 
     @property
     def grid(self) -> FixedPoint | None:
-        """Grid of its noise, so that noised integers (`steps`) are summed; None: the usual grid."""
+        """Grid on which noised integers (`steps`) are summed; None for the default grid."""
         return None
 
     @property
     def clip(self) -> AdaptiveClip | None:
-        """How its clip norm moves from round to round; None for none, or one that stays."""
+        """Adaptive clip norm; None (the default) for a fixed norm or none."""
         return None
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
-        """What it adds to the price; () for post-processing."""
         return ()
 
     def start(self, task: Task) -> dict[str, NDArray[np.float32]] | None:
-        """The weights that training starts from, None for those that were broadcast."""
+        """Return the weights to start training from; None by default, for the broadcast ones."""
         return None
 
     def apply(self, task: Task, update: Update) -> Update:
         raise NotImplementedError
 
     def steps(self, task: Task, update: Update) -> Int64:
-        """As `apply`, as noised integers (d,) in the weights' order, a `clip`'s bit behind them."""
+        """Return noised integers (d,) in the weights' order, followed by any bit of `clip`."""
         raise NotImplementedError
 
 
 class StageParameters(PartBlock):
-    """One entry of a job's `update` list."""
-
     name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePart(BlockPart):
-    """Declaration of a stage, made by `build(parameters, context)`."""
-
     family: ClassVar[str] = "stages"
     key: ClassVar[str] = "update"
     what: ClassVar[str] = "update stage"
@@ -179,8 +170,7 @@ def shaped(update: Mapping[str, NDArray[np.float32]], values: NDArray[np.float64
 
 
 def largest(values: NDArray[np.float64], share: float) -> NDArray[np.bool_]:
-    """Mask (d,) of the `share` of values largest in magnitude, rounded up; of equal ones the
-    earlier."""
+    """Return a mask (d,) of the `share` of values largest in magnitude, the first on a tie."""
     kept = np.zeros(values.size, bool)
     count = int(np.ceil(share * values.size))
     kept[np.argsort(-np.abs(values), kind="stable")[:count]] = True

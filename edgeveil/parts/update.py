@@ -1,9 +1,8 @@
-"""Updates: who makes one, the stages it passes, and its form on the wire.
+"""Updates: the trainer protocol, the pipeline of stages, and the wire form.
 
-An *update* is the change of every weight by local training, a segment a weight or one of all.
-
-A method that trains the job's model whole brings its `Trainer`; both halves of it stand here.
-"""
+An *update* is the change of every weight by local training, sent as one segment per weight or one
+segment for all. A method that trains the job's model provides a `Trainer`; `UpdateDevice` and
+`UpdateCloud` are its two halves."""
 
 from __future__ import annotations
 
@@ -62,16 +61,13 @@ S = TypeVar("S", bound=np.generic)
 
 class Trainer(Protocol):
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
-        """What an update of this round costs before any stage; reads no record."""
+        """Return the events of this round's update before any stage, without reading a record."""
         ...
 
-    def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
-        """The update against `task.weights`, trained from `start` (the same without stages)."""
-        ...
+    def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update: ...
 
 
 def specs_of(network: Network, *, whole: bool, wire: str = "float32") -> tuple[SegmentSpec, ...]:
-    """One segment a weight, or `update` with all values in the weights' order, of type `wire`."""
     if not whole:
         return tuple(SegmentSpec(w.name, w.shape, wire) for w in network.weights)
     size = sum(int(np.prod(w.shape)) for w in network.weights)
@@ -105,20 +101,17 @@ def update_of(network: Network, segments: Tensors) -> dict[str, NDArray[np.float
 
 
 class Pipeline:
-    """The job's stages, in their order."""
-
     def __init__(self, context: MethodContext) -> None:
         self.context = context
-        self.last = context.stages[-1] if context.stages else BaseStage()  # one that does nothing
-        # Each stage, and whether it protects only values that un-noised ones have chosen.
+        self.last = context.stages[-1] if context.stages else BaseStage()
+        # Each stage, and whether it adds noise only to values chosen by an earlier un-noised stage.
         self._stages, chosen = list[tuple[BaseStage, bool]](), False
         for stage in context.stages:
             self._stages.append((stage, stage.protects and chosen))
             chosen = stage.chooses or (chosen and not stage.protects)
 
     def price(self, round: PlannedRound, trained: tuple[Event, ...]) -> tuple[Event, ...]:
-        """The trainer's events and the stages'; an un-noised update has none where a stage
-        protects. Noise on chosen values alone is claimed: the choice is told without noise."""
+        """Return the events of trainer and stages; noise after an un-noised choice is claimed."""
         events = list(trained)
         for stage, chosen in self._stages:
             own = stage.price(round)
@@ -138,8 +131,7 @@ class Pipeline:
         return self.last.grid or USUAL_GRID
 
     def summed(self, task: Task, update: Update) -> Int64:
-        """The update after all stages in steps of the grid (d,), with the bit of a moving clip norm
-        behind."""
+        """Return the update after all stages in grid steps (d,), then an adaptive clip's bit."""
         if self.last.grid is None:
             return self.grid.steps(flat(self.apply(task, update)))
         before = self.apply(task, update, len(self.context.stages) - 1)
@@ -148,7 +140,7 @@ class Pipeline:
     def apply(self, task: Task, update: Update, until: int | None = None) -> Update:
         for stage, chosen in self._stages[:until]:
             before, update = update, stage.apply(task, update)
-            if chosen:  # what was not chosen is not sent, as 0
+            if chosen:  # values that were not chosen stay 0
                 update = {
                     name: np.where(before[name] != 0, array, np.float32(0))
                     for name, array in update.items()
@@ -184,9 +176,9 @@ class UpdateDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """The update's segments: of the wire's type, or integers where summed. Tensors named
-        `kept/…` are this device's own. Raises ProtocolError for a malformed package before any
-        record is read."""
+        """Train, apply the stages and return the segments: the wire's dtype, or integers if summed.
+
+        `kept/…` tensors are this device's own. Raises ProtocolError before any record is read."""
         weights, clip_norm = self._checked(tensors), self._clip_norm(tensors)
         self._network.prepare()
         memory: Memory = {
@@ -229,18 +221,18 @@ class UpdateDevice:
 
 
 def finite(update: Update) -> Update:
-    """The update with 0 where not finite: whether training diverged is not told."""
+    """Return the update with non-finite values set to 0, which hides whether training diverged."""
     return {
         name: array if np.isfinite(array).all() else np.nan_to_num(array, posinf=0.0, neginf=0.0)
         for name, array in update.items()
     }
 
 
-LARGEST_WEIGHT = 1e6  # no aggregate moves a weight further; so that no model stops being finite
+LARGEST_WEIGHT = 1e6  # weights are clipped here, so that no aggregate makes a model infinite
 
 
 class UpdateCloud:
-    """State: the weights, by name, float32; `clip-norm` (1,) float64 where that moves."""
+    """Cloud half; state: float32 weights by name, and an adaptive `clip-norm` (1,) float64."""
 
     def __init__(self, parameters: MethodParameters, context: MethodContext) -> None:
         self._rounds, self.context = parameters.rounds, context
@@ -276,14 +268,14 @@ class UpdateCloud:
     def absorb(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """Weights + aggregated update (McMahan et al. 2017, with updates in place of weights)."""
+        """Add the aggregated update to the weights (McMahan et al. 2017, on updates)."""
         update, new = update_of(self._network, mean), dict[str, Array]()
         step = 2.0**-self._stages.grid.grid_bits if self.context.summed else 1.0
         if (clip := self._clip) is not None:
             norm = float(np.asarray(state[CLIP_NORM], np.float64)[0])
             step = clip.step(norm)
             bit = float(np.asarray(mean[WITHIN], np.float64)[0])
-            new[CLIP_NORM] = np.array([clip.moved(norm, bit)])
+            new[CLIP_NORM] = np.array([clip.next_norm(norm, bit)])
         for weight in self._network.weights:
             new[weight.name] = _moved(np.asarray(state[weight.name]), update[weight.name], step)
         return new
@@ -293,8 +285,7 @@ class UpdateCloud:
 
 
 def _moved(before: Array, update: NDArray[np.float64], step: float) -> NDArray[np.float32]:
-    """Weights after an update, a few values at a time, so that no more memory of a model's size is
-    taken."""
+    """Return the weights after an update, block by block: no second copy of a large model."""
     after = np.empty(before.shape, np.float32)
     old, change, new = before.reshape(-1), update.reshape(-1), after.reshape(-1)
     for start in range(0, new.size, BLOCK_VALUES):
@@ -308,14 +299,14 @@ def trainer_part(
     *,
     parameters: type[MethodParameters],
     trainer: Callable[[Any, MethodContext], Trainer],
-    **said: Any,
+    **declaration: Any,
 ) -> MethodPart:
-    """Declare a method that trains the job's model; `said` as in `Part`."""
+    """Declare a method that trains the job's model; `declaration` holds fields of `Part`."""
     return MethodPart(
         parameters=parameters,
         device=lambda block, context: UpdateDevice(trainer(block, context), context),
         cloud=UpdateCloud,
         learns_on="model",
         summed=True,
-        **said,
+        **declaration,
     )

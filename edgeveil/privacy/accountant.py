@@ -1,13 +1,12 @@
 """Prices: Gaussian DP for Gaussian events, exact sums for pure ε, and their mixtures.
 
 Sources: Dong, Roth and Su (2022), cor. 2.13 (δ(ε)) and 3.3 (μ² adds up, adaptively too); Balle and
-Wang (2018), thm 8. The noise's discreteness costs (1 + e^ε)·Σ coordinates·TV, TV <= 1/(16σ²)
-(proof: `docs/privacy.md`).
-
-*Mixtures.* Pure releases are dominated by randomised response at ε (Kairouz, Oh and Viswanath
-2015), μ-GDP ones by a pair of Gaussians, Poisson-sampled ones by that pair mixed, compositions by
-their product (Zhu, Dong and Wang 2022). `dp-accounting` (extra `cloud`) composes these numerically,
-rounding upward; without it basic composition or log moments are valid and looser.
+Wang (2018), thm 8. Discreteness costs (1 + e^ε)·Σ coordinates·TV, TV <= 1/(16σ²)
+(`docs/privacy.md`). *Mixtures*: pure releases are dominated by randomised response at ε (Kairouz,
+Oh and Viswanath 2015), μ-GDP ones by a pair of Gaussians, Poisson-sampled ones by that pair mixed,
+compositions by their product (Zhu, Dong and Wang 2022). `dp-accounting` (extra `cloud`) composes
+these numerically, rounding upward; without it basic composition or log moments are valid and
+looser.
 """
 
 from __future__ import annotations
@@ -54,23 +53,21 @@ FINEST_SIGMA_BITS = 20  # coarser Gaussian noise is not priced as Gaussian DP
 LARGEST_EPSILON = 700.0
 HAIR = 1.0 - 2.0**-40  # room for the rounding of a sum of shares of ε
 
-POINTS = 1 << 17  # of the grid of losses: decides time and tightness, not validity
+POINTS = 1 << 17  # size of the loss grid: affects time and tightness, not validity
 GROUPS = 16  # each costs a convolution
 # Cover the absolute error of the library's FFT, measured below 1e-12 at 10,000 compositions and
-# at 2.6e-10 at 3,000,000: a power of what rounding has touched.
+# at 2.6e-10 at 3,000,000, as powers of rounded values.
 FFT_SLACK, SLACK_EACH = 1e-10, 2.0**-50
 
 SAMPLED_POINTS = 1 << 15  # for sampled steps, whose library rounds to second order
-MOST_POINTS = 1 << 18  # past them, and of losses finer than the grid, a composition takes minutes
-LEAST_CHANCE = 50.0  # losses of chance e^-50 or less need no room on the grid
+MOST_POINTS = 1 << 18  # a finer composition takes minutes
+LEAST_CHANCE = 50.0  # the grid omits losses of probability e^-50 or less
 
 Curve = Callable[[float], float]
 
 
 @dataclass(frozen=True)
 class SampledSteps:
-    """So many `steps`, each on a Poisson sample, of noise that is `mu`-GDP without sampling."""
-
     probability: float
     mu: float
     steps: int
@@ -81,7 +78,7 @@ class SampledSteps:
 
 
 def discreteness_tv(event: NoisyEvent) -> float:
-    """Bound on the total variation to a rounded Gaussian, all draws together; σ >= 2**20 steps."""
+    """Bound the total variation of all draws to a rounded Gaussian, for σ >= 2**20 steps."""
     one, steps = (event, 1) if isinstance(event, GaussianEvent) else (event.event, event.steps)
     if one.finest_sigma_squared < 1 << (2 * FINEST_SIGMA_BITS):
         what = f"{one.what}: noise of {one.sigma_steps:.3g} steps is too coarse to price"
@@ -90,7 +87,7 @@ def discreteness_tv(event: NoisyEvent) -> float:
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """δ(ε) of μ-GDP: Φ(-ε/μ + μ/2) - e^ε·Φ(-ε/μ - μ/2), rounded up where e^ε overflows."""
+    """Return δ(ε) of μ-GDP: Φ(-ε/μ + μ/2) - e^ε·Φ(-ε/μ - μ/2), rounded up where e^ε overflows."""
     if mu == 0:
         return 0.0
     first = _phi(-epsilon / mu + mu / 2)
@@ -101,12 +98,11 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def total_mu(events: Iterable[GaussianEvent]) -> float:
-    """μ of the composition: the root of the sum of squares."""
     return math.sqrt(math.fsum(event.mu**2 for event in events))
 
 
 def mu_for(epsilon: float, delta: float) -> float:
-    """The largest μ (to 1e-12, rounded down) whose Gaussian-DP curve passes (ε, δ)."""
+    """Return the largest μ (to 1e-12, rounded down) whose Gaussian-DP curve passes (ε, δ)."""
     _check(epsilon, delta)
     low, high = 0.0, 1.0
     while gaussian_delta(epsilon, high) <= delta:
@@ -115,7 +111,7 @@ def mu_for(epsilon: float, delta: float) -> float:
 
 
 def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
-    """(ε, δ) of releasing all `events` on the same data; shared noise as sums show it and alone."""
+    """Return (ε, δ) of releasing all `events` on the same data; `colluding` if noise is shared."""
     listed = tuple(events)
     summed = tuple(map(as_summed, listed))
     found = replace(_epsilon(summed, delta), among_others=_among_others(summed, delta))
@@ -129,7 +125,7 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 
 
 def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
-    """ε; where the grid is too coarse for less noise, by log moments, which hold on any."""
+    """Return ε; if the grid is too coarse, the looser bound of log moments, valid on any grid."""
     try:
         return _epsilon(events, delta).epsilon
     except PrivacyError:
@@ -141,10 +137,7 @@ def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
 
 
 def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
-    """(ε, δ) of releasing all `events` on the same data, of one unit; else raises `PrivacyError`.
-    Mixtures cost the lesser of basic composition (log moments where steps are sampled) and the
-    composition of loss distributions. An unprotected event makes ε infinite; claimed ones add
-    up."""
+    """Return (ε, δ) by basic composition or that of loss distributions, if smaller."""
     listed = tuple(events)
     units = {event.unit for event in listed}
     if len(units) > 1:
@@ -179,7 +172,7 @@ def _among_others(events: tuple[Event, ...], delta: float) -> float | None:
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:
-    """The exact sum of pure ε; raises `PrivacyError` if one has none."""
+    """Return the exact sum of pure ε. Raises `PrivacyError` if an event has none."""
     total = Fraction(0)
     for event in events:
         if not isinstance(event, PureEvent):
@@ -189,7 +182,6 @@ def pure_epsilon(events: Iterable[Event]) -> Fraction:
 
 
 def weakest(statuses: Iterable[Status]) -> Status:
-    """`none` before `claimed` before `proven`."""
     found = set(statuses)
     if "none" in found:
         return "none"
@@ -200,7 +192,7 @@ def weakest(statuses: Iterable[Status]) -> Status:
 def _with_gaussians(
     mu: float, tv: float, delta: float, pure: float, groups: frozenset[tuple[Fraction, int]]
 ) -> float:
-    """ε of a μ-GDP release whose noise is off by `tv`, beside pure releases of sum `pure`."""
+    """Return ε of a μ-GDP release with TV error `tv`, composed with pure releases of sum `pure`."""
     alone = _finite(_least_epsilon(lambda e: gaussian_delta(e, mu), tv, delta), delta)
     if not pure:
         return alone
@@ -217,7 +209,7 @@ def _with_sampled(
     groups: frozenset[tuple[Fraction, int]],
     sampled: frozenset[SampledSteps],
 ) -> float:
-    """ε of sampled steps beside a μ-GDP release and pure ones; all noise is off by `tv`."""
+    """Return ε of sampled steps composed with a μ-GDP and pure releases; total TV error `tv`."""
     pure = [times(pure_moments(math.nextafter(float(e), math.inf)), n) for e, n in groups]
     moments = added([gaussian_moments(mu), *pure, *[steps.moments for steps in sampled]])
     high = _finite(_least_epsilon(lambda e: delta_at(e, moments), 0.0, delta), delta)
@@ -234,7 +226,6 @@ def _with_sampled(
 
 
 def _squared_mu(event: NoisyEvent) -> float:
-    """μ² of a release that takes every record; 0 of one that samples."""
     if isinstance(event, GaussianEvent):
         return event.mu**2
     return event.steps * event.event.mu**2 if event.sampling_probability == 1 else 0.0
@@ -249,7 +240,6 @@ def _sampled(noisy: Mapping[NoisyEvent, int]) -> frozenset[SampledSteps]:
 
 
 def _finite(value: float, delta: float) -> float:
-    """`value`, for a δ that may be asked for and an ε that was found."""
     if not 0 < delta < 1:
         raise PrivacyError(f"privacy.delta: must be in (0, 1), got {delta}")
     if value == math.inf:
@@ -259,7 +249,7 @@ def _finite(value: float, delta: float) -> float:
 
 
 def _least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) -> float:
-    """The least ε from `start` on with δ(ε) + (1 + e^ε)·TV <= δ, rounded up; else infinite."""
+    """Return the least ε >= `start` with δ(ε) + (1 + e^ε)·TV <= δ, rounded up, or infinity."""
 
     def holds(candidate: float) -> bool:
         return curve(candidate) + (1 + math.exp(candidate)) * tv <= delta
@@ -277,7 +267,6 @@ def _least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) ->
 def _halved(
     holds: Callable[[float], bool], low: float, high: float, tolerance: float
 ) -> tuple[float, float]:
-    """Bisect until the ends are within a relative `tolerance`; `holds` is true of `high`."""
     while high - low > tolerance * high:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
@@ -300,9 +289,10 @@ def _check(epsilon_: float, delta: float) -> None:
 def mixture_curve(
     mu: float, pure: Mapping[Fraction, int], sampled: frozenset[SampledSteps] = frozenset()
 ) -> Curve | None:
-    """δ(ε), never too small, of a μ-GDP release, `pure[ε₀]` releases of each ε₀, and `sampled`;
-    None where the library is missing or would take minutes. Of many groups near ones are merged at
-    an ε not below theirs, and past the largest the ε add up."""
+    """Return an upper bound δ(ε) of a μ-GDP release, `pure[ε₀]` releases of each ε₀, and `sampled`.
+
+    None if the library is missing or too slow. Of many groups close ones merge upward, small ones
+    add."""
     try:
         from dp_accounting.pld import common, privacy_loss_distribution
     except ImportError:
@@ -333,7 +323,6 @@ def mixture_curve(
 def _grouped(
     pure: Mapping[Fraction, int],
 ) -> tuple[list[tuple[Fraction, int]], list[tuple[Fraction, int]]]:
-    """The groups to compose, those of largest total first, and the rest."""
     merged = Counter(pure)
     if len(merged) > GROUPS:
         merged.clear()
@@ -346,16 +335,15 @@ def _grouped(
 def _loss_step(
     mu: float, groups: list[tuple[Fraction, int]], sampled: frozenset[SampledSteps]
 ) -> float | None:
-    """A grid step that spans the losses and divides the first ε; None where none is fine enough."""
     spread = mu * (mu + 18.0)
     for e, count in groups:
         one = float(e)
         spread += 2 * one * min(count, count * math.tanh(one / 2) + 9 * math.sqrt(count))
     points = SAMPLED_POINTS if sampled and not groups else POINTS
-    # Of each group a loss that is passed with chance e^-50 at most (Markov, on the moments).
+    # For each group a loss exceeded with probability e^-50 at most (Markov, on the moments).
     moments = [zip(ORDERS, group.moments, strict=True) for group in sampled]
     spread += sum(2 * min((m + LEAST_CHANCE) / order for order, m in pairs) for pairs in moments)
-    # A quarter of about the standard deviation of one step's loss.
+    # About a quarter of the standard deviation of one step's loss.
     fine = [s.probability * math.sqrt(math.expm1(min(s.mu**2, 50.0))) / 4 for s in sampled]
     step = min([spread / points, *fine])
     if step * MOST_POINTS < spread:
@@ -367,6 +355,5 @@ def _loss_step(
 
 
 def _short(value: float, digits: int) -> float:
-    """The least number not below `value` > 0 that has so many binary digits."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(math.ceil(math.ldexp(mantissa, digits)), exponent - digits)

@@ -1,14 +1,14 @@
-"""What a shuffle earns: the clone bound, for pure local DP of whole devices.
+"""Privacy amplification by shuffling: the clone bound, for pure local DP of whole devices.
 
 **Theorem** (Feldman, McMillan, Talwar 2021, thm 3.1 and 3.2). n devices each send one message by an
-ε₀-DP randomiser of their whole data, chosen adaptively, and somebody trusted permutes them. For
-inputs that differ in one device, what is seen is post-processing of P = (A + Δ, C − A + 1 − Δ)
-against Q = (A + 1 − Δ, C − A + Δ); C ~ Bin(n − 1, e^(−ε₀)), A ~ Bin(C, ½), Δ ~ Bern(e^ε₀/(e^ε₀ +
-1)). So it is (ε, δ)-DP with δ = Σ_c P[C = c]·(P[X ≥ x] − e^ε·Q[X ≥ x]), X the first count and x
-where its likelihood ratio passes e^ε; the other direction is the same.
+ε₀-DP randomiser of their whole data, chosen adaptively, and a trusted party permutes them. For
+inputs that differ in one device, the view is post-processing of P = (A + Δ, C − A + 1 − Δ) against
+Q = (A + 1 − Δ, C − A + Δ); C ~ Bin(n − 1, e^(−ε₀)), A ~ Bin(C, ½), Δ ~ Bern(e^ε₀/(e^ε₀ + 1)). So it
+is (ε, δ)-DP with δ = Σ_c P[C = c]·(P[X ≥ x] − e^ε·Q[X ≥ x]), X the first count and x where its
+likelihood ratio passes e^ε; the other direction is the same.
 
-All segments of a device are one message. Holds for no record-level or Gaussian uploads, nor against
-a proxy that colludes with the cloud.
+All segments of a device are one message. The bound does not hold for record-level or Gaussian
+uploads, nor if the proxy colludes with the cloud.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import PrivacyError
 
-LARGEST_EPSILON = 60.0  # of one upload: beyond, hardly a clone is among any number of devices
-_TAIL = 1e-4  # share of δ for counts of clones that are not summed over
+LARGEST_EPSILON = 60.0  # of one upload: above, clones are too rare at any number of devices
+_TAIL = 1e-4  # share of δ for clone counts left out of the sum
 _ROUNDING = 1e-12  # relative, of the tails of binomial distributions in float64
 _STEPS = 60
 
 
 def clone_epsilon(local_epsilon: float, devices: int, delta: float) -> float:
-    """ε at `delta` of `devices` shuffled uploads, each `local_epsilon`-DP; PrivacyError if none."""
+    """Return ε at `delta` of `devices` shuffled uploads, each `local_epsilon`-DP."""
     if devices < 1 or not 0 < delta < 1 or not local_epsilon >= 0:
         raise PrivacyError("amplification needs a device, an ε >= 0 and a δ in (0, 1)")
     if devices == 1 or not 0 < local_epsilon <= LARGEST_EPSILON:
@@ -45,8 +45,8 @@ def clone_epsilon(local_epsilon: float, devices: int, delta: float) -> float:
 def clone_delta(
     epsilon: float, local_epsilon: float, counts: NDArray[np.int64], chances: NDArray[np.float64]
 ) -> float:
-    """δ(ε) of P against Q, rounded up, for C = `counts` with these `chances`."""
-    from scipy.special import betainc  # scipy.stats has the same tails, a second and 50 MB later
+    """Return δ(ε) of P against Q, rounded up, for C = `counts` with these `chances`."""
+    from scipy.special import betainc  # scipy.stats takes a second and 50 MB more to import
 
     high = 1 / (1 + math.exp(-local_epsilon))
     # P(x)/Q(x) > e^ε where x/(c + 1) is above `edge`.
@@ -54,7 +54,6 @@ def clone_delta(
     least = np.floor(edge * (counts + 1) * (1 - 1e-12)) + 1
 
     def tail(least: NDArray[np.float64]) -> NDArray[np.float64]:
-        """P[A >= least] of A ~ Bin(counts, ½)."""
         inside = np.clip(least, 1, np.maximum(counts, 1))
         found = betainc(inside, counts - inside + 1, 0.5)
         return np.where(least <= 0, 1.0, np.where(least > counts, 0.0, found))
@@ -67,8 +66,7 @@ def clone_delta(
 
 
 def composed(epsilon: float, delta: float, times: int, delta_left: float) -> tuple[float, float]:
-    """(ε, δ) of `times` adaptive releases, each (ε, δ)-DP: the lesser of the plain sum and advanced
-    composition with `delta_left` more δ (Dwork, Rothblum, Vadhan 2010)."""
+    """Return the lesser (ε, δ) of basic and advanced composition (Dwork, Rothblum, Vadhan 2010)."""
     plain = times * epsilon
     spread = epsilon * math.sqrt(2 * times * math.log(1 / delta_left))
     advanced = spread + times * epsilon * math.expm1(min(epsilon, LARGEST_EPSILON))
@@ -76,7 +74,7 @@ def composed(epsilon: float, delta: float, times: int, delta_left: float) -> tup
 
 
 def shuffled_epsilon(local_epsilon: float, devices: int, times: int, delta: float) -> float:
-    """ε at `delta` of `times` rounds with `devices` uploads or more; half of δ for composition."""
+    """Return ε at `delta` of `times` rounds of `devices` or more; half of δ is for composition."""
     one = clone_epsilon(local_epsilon, devices, delta / (2 * times))
     found, _ = composed(one, delta / (2 * times), times, delta / 2)
     return min(found, times * local_epsilon)
@@ -85,7 +83,7 @@ def shuffled_epsilon(local_epsilon: float, devices: int, times: int, delta: floa
 def _clones(
     local_epsilon: float, devices: int, delta: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
-    """The likely numbers of clones, their chances, and the chance of all others; together 1."""
+    """Return the likely clone counts, their probabilities, and that of all others."""
     from scipy.special import betainc, betaincc
 
     n, p, tail = devices - 1, math.exp(-local_epsilon), delta * _TAIL

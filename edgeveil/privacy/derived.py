@@ -1,14 +1,14 @@
-"""Noise that is derived, not drawn: the same question over the same records has the same answer.
+"""Derived noise: the same request over the same records always gets the same noise.
 
-Noise is a pseudo-random function of the question and of the exact sum it hides, under a key that
-follows from the ledger's (`docs/privacy.md`, "Derived noise"): a restored backup, a cloned box or a
-crash bring no second draw whose average with the first would hide less.
+Noise is a pseudo-random function of the request's context and of the exact sum it hides, under a
+key derived from the ledger's (`docs/privacy.md`, "Derived noise"). So a restored backup, a cloned
+box or a crash gives no second draw that could be averaged with the first.
 
     question key  = HMAC-SHA256(noise key, label, data set, job, round, package digest)
     samples       = ChaCha20(HMAC-SHA256(question key, label))
     noise on sum  = ChaCha20(HMAC-SHA256(question key, label, draw, law, type, shape, the sum))
 
-Each mechanism binds its stream to its sum by `bound`; streams that are not derived pass through.
+Each mechanism binds its stream to its sum by `bound`; other sources pass through unchanged.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from edgeveil.privacy.sampler import RandomBytes, SampleBytes
 KEY_BYTES = 32
 _NONCE = bytes(16)  # a key has one stream
 _NUMBER_BYTES = 8
-_NUMBER_AT = len(labels.context(labels.NOISE_SUM, b""))  # the draw's number in what is hashed
+_NUMBER_AT = len(labels.context(labels.NOISE_SUM, b""))  # offset of the draw's number
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a device is asked. `package_digest`: SHA-256 of the opened package, 32 bytes."""
+    """The context of one answer's noise. `package_digest`: SHA-256 of the opened package."""
 
     dataset: str
     job_id: str
@@ -46,16 +46,14 @@ class Question:
 
 
 NoiseFor = Callable[[Question], RandomBytes]
-"""Where a device's chance for the answer to one question comes from."""
+"""Returns the source of a device's randomness for one answer."""
 
 
 def noise_from(key: NoiseKey) -> NoiseFor:
-    """A device's own: derived from `key`."""
     return lambda question: DerivedRandom(question_key(key, question))
 
 
 def question_key(key: NoiseKey, question: Question) -> bytes:
-    """The key, 32 bytes, of all chance in the answer to one question."""
     message = labels.context(
         labels.NOISE_QUESTION,
         question.dataset.encode(),
@@ -67,7 +65,7 @@ def question_key(key: NoiseKey, question: Question) -> bytes:
 
 
 class DerivedRandom(SampleBytes):
-    """All chance in one answer, from its key (32 bytes): samples by a call, noise from `bound`."""
+    """All randomness of one answer from its key: a call returns samples, `bound` a noise stream."""
 
     def __init__(self, question_key: bytes) -> None:
         if len(question_key) != KEY_BYTES:
@@ -89,7 +87,7 @@ class DerivedRandom(SampleBytes):
         return self._key
 
     def bound(self, law: Event | str, total: NDArray[np.generic]) -> RandomBytes:
-        """The stream of the next draw, for noise by `law` on `total`; independent of all others."""
+        """Return the independent stream of the next draw, for noise by `law` on `total`."""
         little = np.ascontiguousarray(total, total.dtype.newbyteorder("<"))
         head = _first_head(law, little.dtype.str, total.shape)
         number = self._draws.to_bytes(_NUMBER_BYTES, "big")
@@ -101,8 +99,7 @@ class DerivedRandom(SampleBytes):
 
 
 def bound(random_bytes: RandomBytes, law: Event | str, total: NDArray[np.generic]) -> RandomBytes:
-    """The source of the noise that `law` states on the exact `total`. `law` names all that the
-    noise depends on but its bytes: two laws on one stream would tell of each other."""
+    """Return the source of noise by `law`, which must name all parameters, on the exact `total`."""
     if isinstance(random_bytes, DerivedRandom):
         return random_bytes.bound(law, total)
     return random_bytes
@@ -110,14 +107,14 @@ def bound(random_bytes: RandomBytes, law: Event | str, total: NDArray[np.generic
 
 @lru_cache(maxsize=64)  # one event prices many draws
 def _first_head(law: Event | str, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What is hashed before the sum in draw 0; in another draw only its number is another."""
+    """Return the hash input before the sum for draw 0; other draws replace only its number."""
     named = law if isinstance(law, str) else json.dumps(to_dict(law), sort_keys=True)
     parts = named.encode(), dtype.encode(), str(shape).encode()
     return labels.context(labels.NOISE_SUM, bytes(_NUMBER_BYTES), *parts)
 
 
 class _Keystream:
-    """ChaCha20: as fast on processors without AES instructions, and in constant time on all."""
+    """ChaCha20 keystream: fast without AES instructions, and constant-time everywhere."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor()

@@ -1,8 +1,8 @@
-"""A value in [−1, 1] sent as one of two public values, +1/T or −1/T, so that its mean is right.
+"""A value in [−1, 1] sent as one of two public values, +1/T or −1/T, with the right mean.
 
-P(+) = ½ + ½·T·v, T = (e^ε − 1)/(e^ε + 1): chances of any two values differ by at most e^ε (Duchi,
-Jordan, Wainwright 2018). v is in steps of 2^-20 toward zero and T in steps of 2^-42, rounded down,
-so one 63-bit word decides exactly.
+P(+) = ½ + ½·T·v, T = (e^ε − 1)/(e^ε + 1): the probabilities of any two values differ by a factor of
+at most e^ε (Duchi, Jordan, Wainwright 2018). v is in steps of 2^-20 toward zero and T in steps of
+2^-42, rounded down, so one 63-bit integer decides exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOURCE = "Duchi, Jordan, Wainwright 2018; Sun et al. 2021, alg. 2"
 def duchi_event(
     what: str, epsilon: Fraction, coordinates: int, *, unit: Unit = "device"
 ) -> TwoValueEvent:
-    """`coordinates` values of one unit, each at `epsilon`; PrivacyError where it is too small."""
+    """Return the event of values at `epsilon` each. Raises PrivacyError if that is too small."""
     event = TwoValueEvent(
         what=what,
         unit=unit,
@@ -36,7 +36,7 @@ def duchi_event(
         source=SOURCE,
     )
     if not _tilt(event):
-        what = f"{what}: ε = {float(epsilon):.3g} of one value is too small to tell it from chance"
+        what = f"{what}: ε = {float(epsilon):.3g} of one value is so small that only noise is sent"
         fix = "raise epsilon, or train a smaller model"
         raise PrivacyError(what, where="privacy.epsilon", fix=fix)
     return event
@@ -45,7 +45,7 @@ def duchi_event(
 def duchi_mechanism(
     values: NDArray[np.float64], event: TwoValueEvent, random_bytes: RandomBytes = os_random
 ) -> tuple[NDArray[np.float64], TwoValueEvent]:
-    """`values` (any shape), cut to [−1, 1], each as ±1/T; what is no number counts as 0."""
+    """Return `values` (any shape), clipped to [−1, 1], each as ±1/T; NaN counts as 0."""
     if values.size != event.coordinates:
         raise PrivacyError(f"{event.what}: {values.size} values, priced as {event.coordinates}")
     tilt = _tilt(event)
@@ -58,7 +58,6 @@ def duchi_mechanism(
     return np.where(high, size, -size), event
 
 
-def _tilt(event: TwoValueEvent) -> int:
-    """T in whole steps of 2^-42."""
+def _tilt(event: TwoValueEvent) -> int:  # T in steps of 2^-42
     each = event.epsilon_numerator / event.epsilon_denominator
     return int(math.tanh(each / 2) * _ROOM * 2.0**TILT_BITS)

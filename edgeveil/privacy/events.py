@@ -1,7 +1,6 @@
-"""Events: releases that the accountant prices, their sensitivity and noise in integer steps.
+"""Events: releases that the accountant prices, with sensitivity and noise in integer steps.
 
-The plain form (`to_dict`) goes over the wire, into the ledger and into the key of derived noise:
-it never changes.
+The plain form (`to_dict`) is in messages, ledgers and noise keys, so it never changes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ADD_OR_REMOVE = "add_or_remove"
 
 _UNITS = ("record", "device")
 _STATUSES: tuple[Status, ...] = ("proven", "claimed", "none")
-_LEAST = {  # of whole numbers
+_LEAST = {  # least value of integer fields
     **dict.fromkeys(("sensitivity_steps", "coordinates"), 0),
     **dict.fromkeys(("scale_numerator", "scale_denominator"), 1),
     **dict.fromkeys(("epsilon_numerator", "epsilon_denominator", "candidates"), 1),
@@ -29,8 +28,7 @@ _LEAST = {  # of whole numbers
 
 @dataclass(frozen=True, kw_only=True)
 class _Event:
-    """`what` names the release, `unit` is whose presence is hidden (one record, or one device's
-    data set), `purpose` is `train` or `infer`, `source` cites the theorem."""
+    """A release named `what` that hides one `unit`; `source` cites the theorem."""
 
     what: str
     unit: Unit
@@ -52,9 +50,10 @@ class _Event:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianEvent(_Event):
-    """A sum of integer vectors plus independent discrete Gaussian noise. `sensitivity_steps` is the
-    L2 change of one unit, `finest_sigma_squared` the least variance of any coordinate (half of
-    `sigma_squared` for off-diagonals of a symmetric matrix)."""
+    """A sum of integer vectors plus independent discrete Gaussian noise.
+
+    `sensitivity_steps`: L2 change of one unit; `finest_sigma_squared`: least variance of a
+    coordinate (half of `sigma_squared` for off-diagonals of a symmetric matrix)."""
 
     sensitivity_steps: int
     sigma_squared: int
@@ -75,22 +74,21 @@ class GaussianEvent(_Event):
 
     @property
     def noise_multiplier(self) -> float:
-        """σ over sensitivity, 1/μ, rounded down: what other libraries state the noise by."""
+        """σ over sensitivity, 1/μ, rounded down; the usual parameter of other libraries."""
         return math.nextafter(1 / self.mu, 0.0)
 
     @property
     def sensitivity(self) -> float:
-        """The sensitivity in the units of the data."""
         return self.sensitivity_steps * 2.0**-self.grid_bits
 
     @property
     def sigma_steps(self) -> float:
-        """The least standard deviation of any coordinate, in steps."""
+        """Least standard deviation of any coordinate, in steps."""
         return math.sqrt(self.finest_sigma_squared)
 
 
 class _Wrapping:
-    """An event around a Gaussian one, whose name, unit, purpose, status and source are its own."""
+    """An event around a Gaussian one, with that one's name, unit, purpose, status and source."""
 
     _wrapped: Any
     what = property(lambda self: self._wrapped.what)
@@ -119,8 +117,7 @@ class PoissonSampled(_Wrapping):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedGaussian(_Wrapping):
-    """A device's part in a sum of which single parts are not seen: `own` is the noise it adds
-    itself, and at least `honest` devices add as much (`docs/privacy.md`, "Shared noise")."""
+    """A device's `own` part in a sum to which `honest` devices or more add as much noise."""
 
     own: GaussianEvent
     honest: int
@@ -131,7 +128,6 @@ class SharedGaussian(_Wrapping):
 
     @property
     def together(self) -> GaussianEvent:
-        """The release as a sum shows it: `honest` times the variance."""
         return replace(
             self.own,
             sigma_squared=self.honest * self.own.sigma_squared,
@@ -144,8 +140,9 @@ class SharedGaussian(_Wrapping):
 @dataclass(frozen=True, kw_only=True)
 class LaplaceEvent(_Event):
     """An integer vector plus independent discrete Laplace noise of an exact rational scale.
-    `sensitivity_steps` is the proven L1 change of one unit, `record_sensitivity_steps` that of one
-    record where the unit is a device; 0: as much."""
+
+    `sensitivity_steps`: proven L1 change of one unit; `record_sensitivity_steps`: of a device's
+    record; 0: the same."""
 
     sensitivity_steps: int
     scale_numerator: int
@@ -163,14 +160,12 @@ class LaplaceEvent(_Event):
 
     @property
     def epsilon(self) -> Fraction:
-        """The exact pure ε: sensitivity over scale."""
         return Fraction(self.sensitivity_steps * self.scale_denominator, self.scale_numerator)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionEvent(_Event):
-    """The index of one of `candidates` public candidates, P(i) ∝ exp(score/scale), the scale an
-    exact rational in steps; `monotonic` where one unit moves all scores the same way."""
+    """The index of one of `candidates` public candidates, P(i) ∝ exp(score/scale)."""
 
     mechanism: str
     candidates: int
@@ -182,13 +177,13 @@ class SelectionEvent(_Event):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # report_noisy_max, of earlier ledgers, has the same price.
+        # report_noisy_max, which old ledgers hold, has the same price.
         if self.mechanism not in ("exponential", "report_noisy_max"):
             raise PrivacyError(f"event '{self.what}': unknown mechanism")
 
     @property
     def epsilon(self) -> Fraction:
-        """The exact pure ε: twice the sensitivity over the scale; once, where monotonic."""
+        """Exact pure ε: twice the sensitivity over the scale, or once if monotonic."""
         steps = self.sensitivity_steps * (1 if self.monotonic else 2)
         return Fraction(steps * self.scale_denominator, self.scale_numerator)
 
@@ -203,13 +198,12 @@ class TwoValueEvent(_Event):
 
     @property
     def epsilon(self) -> Fraction:
-        """The exact pure ε of all values together."""
         return Fraction(self.coordinates * self.epsilon_numerator, self.epsilon_denominator)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedEvent(_Event):
-    """A release whose text claims `claimed_epsilon` without a proof that holds."""
+    """A release whose paper claims `claimed_epsilon` without a valid proof."""
 
     claimed_epsilon: float
     status: Status = "claimed"
@@ -218,7 +212,7 @@ class ClaimedEvent(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class UnprotectedEvent(_Event):
-    """A release without noise: no guarantee of any size."""
+    """A release without noise."""
 
     status: Status = "none"
     may_be = ("none",)
@@ -230,17 +224,16 @@ Event = NoisyEvent | SharedGaussian | PureEvent | ClaimedEvent | UnprotectedEven
 
 
 def as_summed(event: Event) -> Event:
-    """The release as sums show it."""
     return event.together if isinstance(event, SharedGaussian) else event
 
 
 def as_single(event: Event) -> Event:
-    """The release as all others see it if they collude: with the device's own noise alone."""
+    """Return the release as visible if all others collude: with the device's own noise alone."""
     return event.own if isinstance(event, SharedGaussian) else event
 
 
 def for_one_record(event: Event) -> Event:
-    """The release for one record of a device that keeps its others: an update is twice as far."""
+    """Return the event for one record of a device; an update then has twice the sensitivity."""
     if isinstance(event, LaplaceEvent) and event.record_sensitivity_steps:
         steps = event.record_sensitivity_steps
         return replace(event, unit="record", sensitivity_steps=steps, record_sensitivity_steps=0)
@@ -264,7 +257,7 @@ _KINDS: dict[str, type[Event]] = {
     "claimed": ClaimedEvent,
     "unprotected": UnprotectedEvent,
 }
-# Steps may exceed 64 bits, which JSON and MessagePack readers need not carry: sent as text.
+# Steps may exceed 64 bits, which JSON and MessagePack readers need not support: sent as text.
 _WIDE = {
     "sigma_squared",
     "finest_sigma_squared",
@@ -288,13 +281,13 @@ def to_dict(event: Event) -> dict[str, Any]:
     else:
         values = asdict(event)
     plain = {k: str(v) if k in _WIDE else v for k, v in values.items()}
-    if not plain.get("record_sensitivity_steps"):  # as before there was one
+    if not plain.get("record_sensitivity_steps"):  # the form before this field existed
         plain.pop("record_sensitivity_steps", None)
     return {"kind": kind, **plain}
 
 
 def event_from_dict(plain: Mapping[str, Any]) -> Event:
-    """The event of `to_dict`. Unknown kinds, unknown fields and wrong values raise."""
+    """Invert `to_dict`. Raises PrivacyError for unknown kinds, unknown fields and wrong values."""
     values = dict(plain)
     kind = values.pop("kind", None)
     if kind not in _KINDS:

@@ -1,4 +1,4 @@
-"""Gaussian noise on exact integer sums: of records, of a device's whole update, of Poisson samples.
+"""Gaussian noise on exact integer sums: of records, of a device's update, of Poisson samples.
 
 σ² ≥ (sensitivity/μ)² steps² hides one unit with Gaussian DP of parameter μ (Dong, Roth and Su 2022,
 thm 2.7; discrete: Canonne, Kamath and Steinke 2020). One record moves a sum by the clip norm at
@@ -40,13 +40,14 @@ SAMPLED_SOURCE = (
     "Abadi et al. 2016; Zhu, Dong, Wang 2022, thm 11; Mironov, Talwar, Zhang 2019; discrete by "
     "Canonne et al. 2020"
 )
-TIGHT = 1.0 + 2.0**-9  # the noise found is at most so much above the least
+TIGHT = 1.0 + 2.0**-9  # most ratio of the calibrated noise to the least sufficient one
 LARGEST_MULTIPLIER = LARGEST_SCALE >> 30
-LEAST_SHARE_BITS = 10  # of the σ, in steps, of one device's part in shared noise
-CLIP_STEPS_BITS = 30  # of C in steps, at most: squares of norms then fit 64 bits
-SIGMA_BITS = 37  # of σ in steps, about: fine for the price, and within what the sampler draws
-COUNTS_SIGMA_BITS = 22  # of the σ of counts, at least; each cell of a sum costs as many bits more
-SUMMED_SIGMA_BITS = 24  # the same where each bit of a sum costs: a float32 has as many
+# Bits of values in steps:
+LEAST_SHARE_BITS = 10  # least σ of one device's part in shared noise
+CLIP_STEPS_BITS = 30  # largest clip norm C: squares of norms then fit 64 bits
+SIGMA_BITS = 37  # about σ: fine enough for the price, and within the sampler's range
+COUNTS_SIGMA_BITS = 22  # least σ of counts; each cell of a sum grows by as many bits
+SUMMED_SIGMA_BITS = 24  # σ where each bit of a sum costs: the precision of a float32
 
 
 def gaussian_event(
@@ -59,10 +60,10 @@ def gaussian_event(
     layout: Layout = "vector",
     unit: Unit = "record",
 ) -> GaussianEvent:
-    """The event of a Gaussian release at `mu`, before any record is read. σ² is the least even
-    integer with sensitivity/σ <= mu. With `layout="symmetric"` the coordinates are the upper
-    triangle, row by row, and the sensitivity is the Frobenius norm: off-diagonals get σ²/2. Raises
-    `PrivacyError` for noise that the sampler does not draw."""
+    """Return the event of a Gaussian release at `mu`: the least even σ² with sensitivity/σ <= mu.
+
+    `layout="symmetric"`: coordinates are the upper triangle, row by row, the sensitivity is the
+    Frobenius norm, and off-diagonals get σ²/2. Raises `PrivacyError` beyond the sampler's range."""
     if not (0 < mu < math.inf) or sensitivity_steps <= 0:
         raise PrivacyError(f"{what}: needs mu > 0 and a sensitivity > 0, got mu = {mu}")
     variance = 2 * math.ceil(Fraction(sensitivity_steps**2) / (2 * Fraction(mu) ** 2))
@@ -81,9 +82,7 @@ def gaussian_event(
 
 
 def shared_gaussian(event: GaussianEvent, honest: int) -> GaussianEvent | SharedGaussian:
-    """The release of which `honest` devices add a part of the noise each (0: as it is), of the
-    least even variance that adds up. Raises `PrivacyError` for parts below `LEAST_SHARE_BITS` of σ.
-    """
+    """Return a release whose noise `honest` devices share in equal parts; 0: unchanged."""
     if not honest:
         return event
     part = 2 * math.ceil(Fraction(event.sigma_squared, 2 * honest))
@@ -101,7 +100,7 @@ def shared_gaussian(event: GaussianEvent, honest: int) -> GaussianEvent | Shared
 def gaussian(
     total: Int64, event: GaussianEvent, random_bytes: RandomBytes = os_random
 ) -> tuple[Int64, GaussianEvent]:
-    """`total` (any shape, steps; symmetric: the flat upper triangle) plus the event's noise."""
+    """Return `total` (any shape, steps; symmetric: flat upper triangle) plus the event's noise."""
     if total.size != event.coordinates:
         raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
     random_bytes = bound(random_bytes, event, total)
@@ -116,7 +115,7 @@ def gaussian(
 
 
 def diagonal_of_triangle(size: int) -> NDArray[np.int64]:
-    """Places of the diagonal in a flat upper triangle of `size` = d(d+1)/2 values."""
+    """Return the diagonal's indices in a flat upper triangle of `size` = d(d+1)/2 values."""
     d = (math.isqrt(8 * size + 1) - 1) // 2
     if d * (d + 1) // 2 != size:
         raise PrivacyError(f"{size} values are not the upper triangle of a square matrix")
@@ -133,8 +132,7 @@ def update_event(
     times: int,
     sigma_bits: int = SIGMA_BITS,
 ) -> GaussianEvent:
-    """One release of an update of norm at most `clip_norm`; `times` of them are (ε, δ)-DP. σ has
-    about `sigma_bits` bits in steps. Raises `PrivacyError` where no noise meets (ε, δ)."""
+    """Return the event of an update of norm <= `clip_norm`; `times` of them are (ε, δ)-DP."""
 
     def of(mu: float) -> GaussianEvent:
         size = min(CLIP_STEPS_BITS, sigma_bits + math.floor(math.log2(mu)))
@@ -155,11 +153,11 @@ def counts_event(
     honest: int = 0,
     fine_bits: int = 0,
 ) -> GaussianEvent | SharedGaussian:
-    """One release of whole-number counts over evaluation records; `times` of them are (ε, δ)-DP.
-    The squares of what one record adds sum to at most `sensitivity_squared`; counts come in steps
-    of 2**-fine_bits. `honest` devices share the noise; 0: each adds all. Raises `PrivacyError`
-    where no noise meets (ε, δ)."""
-    # Discreteness may take a hundredth of δ; and each part has its share of the variance alone.
+    """Return the event of integer counts in steps of 2**-fine_bits; `times` are (ε, δ)-DP.
+
+    `sensitivity_squared` bounds the sum of squares that one record adds. `honest` devices share the
+    noise; default 0: each adds all. Raises `PrivacyError` if no noise meets (ε, δ)."""
+    # Discreteness may use a hundredth of δ; each part has only its share of the variance.
     finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (0.16 * delta)
     least = max(COUNTS_SIGMA_BITS, min(SIGMA_BITS, math.ceil(math.log2(finest) / 2)))
     widest = math.isqrt(LARGEST_SCALE**2 // sensitivity_squared).bit_length() - 1
@@ -177,7 +175,6 @@ def counts_event(
 def meeting(
     of: Callable[[float], GaussianEvent], epsilon_: float, delta: float, times: int
 ) -> GaussianEvent:
-    """The event of a μ for which `times` of it are (ε, δ)-DP, in a few rounds."""
     reserve = 0.0
     for _ in range(8):
         if reserve >= delta:
@@ -193,7 +190,7 @@ def meeting(
 
 
 def clipped_steps(values: NDArray[np.float64], steps: int, grid_bits: int) -> NDArray[np.int64]:
-    """`values` (d,) of L2 norm at most `steps`·2**-grid_bits, toward zero; 0 if not finite."""
+    """Clip `values` (d,) to L2 norm `steps`·2**-grid_bits, toward zero; 0 if not finite."""
     nothing = np.zeros(values.shape, np.int64)
     largest = float(np.abs(values).max(initial=0.0))
     if not 0 < largest < math.inf:
@@ -218,7 +215,7 @@ def sampled_gaussian_event(
     grid_bits: int,
     noise_multiplier: float = 1.0,
 ) -> PoissonSampled:
-    """`steps` sums over Poisson samples; σ is `noise_multiplier` times the L2 sensitivity."""
+    """Return the event of `steps` sums over Poisson samples, by `noise_multiplier`."""
     variance = _variance(sensitivity_steps, noise_multiplier)
     event = GaussianEvent(
         what=what,
@@ -240,7 +237,7 @@ def _variance(sensitivity_steps: int, noise_multiplier: float) -> int:
 def poisson_sample(
     count: int, probability: float, random_bytes: RandomBytes = os_random
 ) -> NDArray[np.int64]:
-    """Indices below `count`, each with chance ⌊probability·2⁶⁴⌋/2⁶⁴, never more than asked."""
+    """Return indices below `count`, each with probability ⌊probability·2⁶⁴⌋/2⁶⁴."""
     threshold = int(Fraction(probability) * 2**64)
     if threshold >> 64:
         return np.arange(count, dtype=np.int64)
@@ -251,7 +248,7 @@ def poisson_sample(
 def noised_step(
     total: Int64, event: PoissonSampled, random_bytes: RandomBytes = os_random
 ) -> Int64:
-    """The exact sum (coordinates,) of one sample, in steps, plus the noise of one of its steps."""
+    """Return the exact sum (coordinates,) of one sample plus the noise of one step."""
     one = event.event
     if total.size != one.coordinates:
         raise PrivacyError(f"{one.what}: {total.size} values, priced as {one.coordinates}")
@@ -263,8 +260,7 @@ def noised_step(
 def calibrated(
     sampled: PoissonSampled, participations: int, epsilon_: float, delta: float
 ) -> PoissonSampled:
-    """`sampled` with noise for which `participations` of them are (ε, δ)-DP, nearly tight (some
-    percent more without dp-accounting). Raises `PrivacyError` where the sampler draws none."""
+    """Return `sampled` with nearly minimal noise: `participations` of them are (ε, δ)-DP."""
 
     def noised(multiplier: float) -> PoissonSampled:
         variance = _variance(sampled.event.sensitivity_steps, multiplier)
@@ -278,7 +274,7 @@ def calibrated(
         except PrivacyError:
             return False
 
-    # Without sampling this much is enough, but for the discreteness of the noise.
+    # Sufficient without sampling, apart from the discreteness of the noise.
     high = math.sqrt(sampled.steps * participations) / mu_for(epsilon_, delta)
     high = min(max(high, 2.0**-8), LARGEST_MULTIPLIER / 2)
     while not fits(high):

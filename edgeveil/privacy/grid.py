@@ -1,5 +1,7 @@
-"""Clip, quantise and sum exactly: a record is clipped and rounded *toward zero* to whole steps of
-2**-bits, so its norm cannot grow and sums are exact in any order (`docs/privacy.md`, "The grid").
+"""Clip, quantise and sum exactly.
+
+A record is clipped and rounded *toward zero* to whole steps of 2**-bits, so its norm cannot grow
+and sums are exact in any order (`docs/privacy.md`, "The grid").
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ EXACT_LIMIT = 1 << 53
 SHRINK = 1.0 - 2.0**-28
 LARGEST_DIMENSION = 1 << 22
 BLOCK_ROWS = 64
-LARGEST_PIECE = 1 << 12  # rows of one product: bounds memory, not exactness
+LARGEST_PIECE = 1 << 12  # rows of one product, to bound memory; sums are exact without
 
 
 def row_norms(rows: Float64) -> Float64:
-    """L2 norms (n,) of `rows` (n, d), in blocks of exactly 64 rows: each by its own row alone."""
+    """Return L2 norms (n,) of `rows` (n, d), in blocks of 64 so that none depends on other rows."""
     n, d = rows.shape
     padded = np.zeros((-(-n // BLOCK_ROWS) * BLOCK_ROWS, d))
     padded[:n] = rows
@@ -40,7 +42,7 @@ def row_norms(rows: Float64) -> Float64:
 
 
 def clip_rows(rows: Float64, bounds: Float64 | float) -> Float64:
-    """`rows` (n, d) scaled down where their norm exceeds `bounds` > 0; rows not finite become 0."""
+    """Return `rows` (n, d) with norms scaled to at most `bounds` > 0; rows not finite become 0."""
     valid: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
     finite = np.where(valid[:, None], rows, 0.0)
     with np.errstate(over="ignore"):
@@ -51,8 +53,7 @@ def clip_rows(rows: Float64, bounds: Float64 | float) -> Float64:
 
 
 def quantise(rows: Float64, bound: float, *, bits: int = GRID_BITS) -> Int64:
-    """Rows (n, d) clipped to L2 norm `bound` and rounded toward zero to steps of 2**-bits; checked
-    in integers. Raises `PrivacyError` if the squares could overflow."""
+    """Clip rows (n, d) to L2 norm `bound`, round toward zero to 2**-bits, check in integers."""
     steps = int(bound * 2.0**bits)
     if rows.shape[1] > LARGEST_DIMENSION or steps > 1 << 30:
         what = f"{rows.shape[1]} coordinates of norm {steps} steps do not fit exact integers"
@@ -64,13 +65,11 @@ def quantise(rows: Float64, bound: float, *, bits: int = GRID_BITS) -> Int64:
 
 
 def squared_norms(rows: Int64) -> Int64:
-    """Exact squared L2 norms (n,) of integer rows (n, d)."""
     return np.asarray((rows * rows).sum(axis=1), dtype=np.int64)
 
 
 def exact_matmul(left: Integers, right: Integers) -> Int64:
-    """`left @ right` in exact integers, (n, k) x (k, c) -> (n, c) int64: in float64, on CUDA where
-    torch has it, in pieces that stay below 2**53. Raises `PrivacyError` where it could overflow."""
+    """Return exact `left @ right` (n, k) x (k, c), by float64 pieces below 2**53."""
     step = _piece(left.shape[1], max(1, _largest(left) * _largest(right)))
     total: Int64 = np.zeros((left.shape[0], right.shape[1]), dtype=np.int64)
     for start in range(0, left.shape[1], step):
@@ -80,17 +79,17 @@ def exact_matmul(left: Integers, right: Integers) -> Int64:
 
 
 def exact_gram(rows: Integers) -> Int64:
-    """`rows.T @ rows` (d, d) of integer rows (n, d), exact as `exact_matmul`, at half its cost."""
+    """Return `rows.T @ rows` (d, d) of integer rows (n, d): `exact_matmul` at half the cost."""
     step = _piece(len(rows), max(1, _largest(rows) ** 2))
     total: Int64 = np.zeros((rows.shape[1], rows.shape[1]), dtype=np.int64)
     for start in range(0, len(rows), step):
         piece = rows[start : start + step].astype(np.float64)
-        total += _product(piece.T, piece)  # of one array with itself: numpy fills one triangle
+        total += _product(piece.T, piece)  # numpy computes one triangle of a symmetric product
     return total
 
 
 def _piece(count: int, product: int) -> int:
-    """How many products, each at most `product`, a float64 holds exactly."""
+    """Return how many products, each at most `product`, a float64 sum holds exactly."""
     if product >= EXACT_LIMIT or count * product >= 1 << 63:
         what = f"an exact sum of {count} products up to {product} overflows"
         raise PrivacyError(what, fix="use a coarser grid or smaller values")
@@ -98,7 +97,7 @@ def _piece(count: int, product: int) -> int:
 
 
 def _product(left: Float64, right: Float64) -> Int64:
-    torch = loaded_torch()  # by training code; a sum alone is no reason to load it
+    torch = loaded_torch()  # loaded by training code alone
     if torch is None or not torch.cuda.is_available():
         return (left @ right).astype(np.int64)
     a, b = (torch.from_numpy(np.ascontiguousarray(side)).cuda() for side in (left, right))

@@ -1,4 +1,4 @@
-"""The (ε, δ) that is printed, and of whom it is true: rounded up, what is left of a limit down."""
+"""The printed guarantee (ε, δ), with its unit and rounding: prices up, remaining budget down."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 from edgeveil.privacy.events import Status, Unit
 
 DIGITS = 4
-# Relative: what turning exact sums and decimals into float64 may have added, a few last bits.
+# Relative error of converting exact sums and decimals to float64: a few last bits.
 _SLACK = Decimal(2) ** -50
 
 PEOPLE_ALIVE = 8.2e9  # United Nations, World Population Prospects 2024
-# ε multiplies an observer's odds by e^ε at most. From here on, who takes one person of all alive by
-# chance may be more sure afterwards than not that it is the right one: the bound rules out nothing
-# that could be wanted. Below, it is still for the reader to judge.
+# ε multiplies an observer's odds by e^ε at most. From here on, the odds that one person, drawn at
+# random among all alive, is the right one may become more than even: the bound excludes nothing.
+# Below, the reader has to judge.
 PROTECTS_NOTHING_FROM = math.log(PEOPLE_ALIVE)  # 22.8
 PROTECTS_NOTHING = "so large that it protects nothing"
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ) for one unit. Where `status` is not `proven`, ε and δ are not a guarantee.
-    `among_others` is the ε of one record of a device that keeps its others (`for_one_record`),
-    `of_device` the ε per device of those releases that have one. With shared noise ε holds while
-    cloud and proxy do not collude and each sum has the parts of `honest` devices; `colluding` is
-    the guarantee by the device's own noise alone."""
+    """(ε, δ) for one unit; not a guarantee unless `status` is `proven`.
+
+    `among_others`: ε of one record of a device that keeps its others; `of_device`: ε per device of
+    the releases that have one. With shared noise ε holds while cloud and proxy do not collude and
+    each sum has `honest` parts; `colluding` is the guarantee by the device's own noise alone."""
 
     epsilon: float
     delta: float
@@ -41,7 +41,6 @@ class Guarantee:
 
     @property
     def if_colluding(self) -> float | None:
-        """ε if all others collude, where that is not ε itself."""
         return None if self.colluding is None else self.colluding.epsilon
 
     @property
@@ -50,7 +49,7 @@ class Guarantee:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As results, events and pages hold it: null for infinite, other ε where they differ."""
+        """The form in results, events and pages: infinity is null; only ε that differ."""
         found: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
         found |= {"unit": self.unit, "status": self.status}
         more = {"record_epsilon": self.among_others, "device_epsilon": self.of_device}
@@ -64,9 +63,8 @@ class Guarantee:
 
     @property
     def notes(self) -> dict[str, str]:
-        """A `note` in words for readers of JSON where a proven ε protects nothing, else {}."""
-        said = self.proven and protects_nothing(min(self.epsilon, self.record_epsilon))
-        return {"note": f"ε is {PROTECTS_NOTHING}"} if said else {}
+        useless = self.proven and protects_nothing(min(self.epsilon, self.record_epsilon))
+        return {"note": f"ε is {PROTECTS_NOTHING}"} if useless else {}
 
     @property
     def record_epsilon(self) -> float:
@@ -74,7 +72,6 @@ class Guarantee:
 
     @property
     def device_epsilon(self) -> float:
-        """ε per device of what has one; 0 where nothing has."""
         return self.epsilon if self.unit == "device" else self.of_device or 0.0
 
     @property
@@ -90,7 +87,7 @@ class Guarantee:
 
 
 def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
-    """One guarantee of `privacy` in words: `(ε = 8, δ = 1e-05) per record, whole job, proven`."""
+    """Return a guarantee as text: `(ε = 8, δ = 1e-05) per record, whole job, proven`."""
     part = privacy[which]
     if part["status"] != "proven" or part["epsilon"] is None:
         return "no proven guarantee"
@@ -101,14 +98,14 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
     per_round = part.get("epsilon_per_round") if "device_epsilon" not in part else None  # of one
     if which == "inference" and per_round:
         each = f"ε = {up(per_round)} per round"
-        told = f"{each}, {total} in total, per {unit}, proven"
+        text = f"{each}, {total} in total, per {unit}, proven"
     else:
-        told = f"({total}) per {unit}, whole job, proven"
-    return f"{told}{record_text(part)}{worth_of(part)}{shared_text(part)}"
+        text = f"({total}) per {unit}, whole job, proven"
+    return f"{text}{record_text(part)}{worth_of(part)}{shared_text(part)}"
 
 
 def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """All guarantees of `privacy`, as results and events hold it, as rows (name, short words)."""
+    """Return all guarantees of `privacy`, in the form of `plain`, as rows (name, short text)."""
     parts = {which: privacy[which] for which in ("training", "inference")}
     proven = [one for one in parts.values() if one["status"] == "proven"]
     rows = [("guarantees", "whole job" + ", proven" * (len(proven) == len(parts)))]
@@ -117,13 +114,13 @@ def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
     if shared:
         colluding = "; ".join(f"{which} {colluding_text(one)}" for which, one in shared.items())
         honest = min(one["honest_devices"] for one in shared.values())
-        rows.append(("  counting on", f"{honest} honest devices a sum, cloud and proxy apart"))
-        rows.append(("  if all collude", colluding))
+        rows.append(("  assumes", f"{honest} honest devices per sum, cloud and proxy separate"))
+        rows.append(("  if all others collude", colluding))
     return rows
 
 
 def guarantee_bounds(part: Mapping[str, Any]) -> tuple[str, ...]:
-    """(`ε = 1.988`, `per record, ε = 15.9 per device`): the leading ε and the rest; or one text."""
+    """Return (`ε = 1.988`, `per record, ε = 15.9 per device`), or one text without a guarantee."""
     if part["status"] != "proven" or part["epsilon"] is None:
         return ("no proven guarantee",)
     if not part["epsilon"]:
@@ -140,7 +137,6 @@ def guarantee_bounds(part: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def shared_text(part: Mapping[str, Any]) -> str:
-    """The conditions of shared noise, and ε if all others collude; else nothing."""
     if "collusion_epsilon" not in part:
         return ""
     honest = (
@@ -150,13 +146,13 @@ def shared_text(part: Mapping[str, Any]) -> str:
 
 
 def colluding_text(part: Mapping[str, Any]) -> str:
-    """`ε = 30 per device; per record ε = 70`: a guarantee if all others collude, with its unit."""
+    """Return the guarantee if all others collude: `ε = 30 per device; per record ε = 70`."""
     record = _record_text(part, "collusion_record_epsilon")
     return f"{_bounded(part['collusion_epsilon'])} per {part['unit']}{record}"
 
 
 def record_text(part: Mapping[str, Any]) -> str:
-    """`; per record ε = 19.15` and `; per device …` where those are not the guarantee itself."""
+    """Return `; per record ε = 19.15` and `; per device …` if they differ from the guarantee."""
     device = f"; per device {_bounded(part['device_epsilon'])}" if "device_epsilon" in part else ""
     return _record_text(part, "record_epsilon") + device
 
@@ -170,27 +166,25 @@ def _bounded(epsilon: float | None) -> str:
 
 
 def protects_nothing(epsilon: float) -> bool:
-    """Whether a guarantee with this ε is one in name only."""
     return epsilon >= PROTECTS_NOTHING_FROM
 
 
 def worth(epsilon: float) -> str:
-    """What stands behind a printed ε: `, so large that it protects nothing`, or nothing."""
     return f", {PROTECTS_NOTHING}" if protects_nothing(epsilon) else ""
 
 
 def worth_of(part: Mapping[str, Any]) -> str:
-    """The same of a guarantee, by its unit or by one record, whichever it protects better."""
+    """Return `worth` of the stronger of the unit's and the record's guarantee."""
     return worth(min(part["epsilon"], part.get("record_epsilon") or math.inf))
 
 
 def up(value: float, digits: int = DIGITS) -> str:
-    """The least number of so many significant digits that is not below `value`: 7.9994 is `8`."""
+    """Round up to `digits` significant digits: 7.9994 is `8`."""
     return _rounded(value, digits, ROUND_CEILING, 1 - _SLACK)
 
 
 def down(value: float, digits: int = DIGITS) -> str:
-    """The same from below, for what a limit still allows."""
+    """Round down, as `up`, for the remaining budget."""
     return _rounded(value, digits, ROUND_FLOOR, 1 + _SLACK)
 
 

@@ -2,12 +2,9 @@
 
 Discrete Laplace noise of scale (L1 sensitivity)/ε in each coordinate is pure ε-DP (Dwork et al.
 2006; discrete: Ghosh et al. 2012). A softmax row, floored to integer steps, is >= 0 and sums to at
-most 2**20 steps, so any two rows are at most 2·2**20 apart in L1: the sensitivity
-
-- of a *mean* upload for any two evaluation sets of a device (unit device); one record moves it by
-  at most 2/(nominal + 1), which has a price of its own (`mean_steps`);
-- of a *per-sample* upload for one record (unit record), which changes one row at most
-  (`edgeveil/data/split.py`).
+most 2**20 steps, so any two rows are at most 2·2**20 apart in L1: the sensitivity of a *mean*
+upload for any two evaluation sets of a device, and of a *per-sample* upload for one record, which
+changes at most one row (`edgeveil/data/split.py`). One record moves a mean by 2/(nominal + 1).
 """
 
 from __future__ import annotations
@@ -38,13 +35,12 @@ LAPLACE_SOURCE = "Dwork et al. 2006; discrete by Ghosh et al. 2012, Canonne et a
 SOFTMAX_BITS = 20
 RECORD_BITS = 30  # of one record's probabilities: sums of 2**32 records stay below 2**62
 _ROOM_SCALES = 72
-_NO_NOISE = 300.0  # e^−300: no draw of such noise is ever other than 0
+_NO_NOISE = 300.0  # at e^−300 every draw is 0 in practice
 
 
 def laplace(
     total: Int64, event: LaplaceEvent, random_bytes: RandomBytes = os_random
 ) -> tuple[Int64, LaplaceEvent]:
-    """`total` (any shape, steps) plus the discrete Laplace noise that `event` states."""
     if total.size != event.coordinates:
         raise PrivacyError(f"{event.what}: {total.size} values, priced as {event.coordinates}")
     noise = discrete_laplace(scale_of(event), total.shape, bound(random_bytes, event, total))
@@ -58,8 +54,7 @@ def scale_of(event: LaplaceEvent) -> Fraction:
 def laplace_event(
     what: str, proven: int, assumed: int, epsilon: float | Fraction, size: int, grid_bits: int
 ) -> LaplaceEvent:
-    """The event of `size` values with noise of scale `assumed`/ε steps, unit record; the true L1
-    sensitivity `proven` sets the price. Raises `PrivacyError` for an ε or noise out of range."""
+    """Return the event of `size` values with noise of scale `assumed`/ε, priced by `proven`."""
     if not 0 < epsilon < math.inf or assumed <= 0:
         raise PrivacyError(f"{what}: epsilon must be positive and finite, got {epsilon}")
     scale = Fraction(assumed) / Fraction(epsilon)
@@ -85,9 +80,10 @@ def softmax_event(
     samples: int | None = None,
     nominal: int | None = None,
 ) -> LaplaceEvent | UnprotectedEvent:
-    """The event of one softmax upload: a mean of `classes` values, or `samples` rows of them.
-    `epsilon` None: no noise. `nominal`: a mean over so many records, priced per record too. The
-    proven L1 sensitivity is 2; with `sensitivity=1`, as a text has it, ε is 2·epsilon."""
+    """Return the event of a mean of `classes` values, or of `samples` rows of them.
+
+    `epsilon` None: no noise. `nominal`: divisor of a mean, priced per record too. The L1
+    sensitivity is 2; with `sensitivity=1`, as in a paper, the price is 2·epsilon."""
     what = "mean softmax" if samples is None else "per-sample softmax"
     unit: Unit = "device" if samples is None else "record"
     if epsilon is None:
@@ -102,13 +98,13 @@ def softmax_event(
 
 
 def record_steps(classes: int, nominal: int) -> int:
-    """L1 steps by which one record moves a mean: 2/(nominal + 1), and one a class for flooring."""
+    """Return the L1 steps of one record in a mean: 2/(nominal + 1), plus flooring per class."""
     moved = -(-(2 << SOFTMAX_BITS) // (nominal + 1)) + classes
     return min(moved, 2 << SOFTMAX_BITS)
 
 
 def probability_sum(rows: NDArray[np.floating]) -> Int64:
-    """The exact sum (k,) of probabilities (n, k), each in steps of 2**-30; NaN counts as 0."""
+    """Return the exact sum (k,) of probabilities (n, k), in steps of 2**-30; NaN counts as 0."""
     total = np.zeros(rows.shape[1], np.int64)
     for row in rows:
         total += _probability_steps(row, RECORD_BITS)
@@ -116,7 +112,7 @@ def probability_sum(rows: NDArray[np.floating]) -> Int64:
 
 
 def mean_steps(total: NDArray[Any], nominal: int) -> Int64:
-    """v / max(1, ‖v‖₁) of v = Σp / nominal in steps of 2**-20, floored, for a `probability_sum`."""
+    """Return v / max(1, ‖v‖₁) of v = Σp / nominal in steps of 2**-20, floored."""
     over = max(nominal << RECORD_BITS, sum(map(int, total)))
     return np.array([(int(value) << SOFTMAX_BITS) // over for value in total], np.int64)
 
@@ -129,7 +125,7 @@ def noised_mean(
     sensitivity: int = 2,
     random_bytes: RandomBytes = os_random,
 ) -> tuple[Int64, LaplaceEvent | UnprotectedEvent]:
-    """`mean_steps` with discrete Laplace noise of scale sensitivity/ε, in steps, and its price."""
+    """Return `mean_steps` plus discrete Laplace noise of scale sensitivity/ε, and the event."""
     event = softmax_event(len(total), epsilon, sensitivity=sensitivity, nominal=nominal)
     return _noised(mean_steps(total, nominal), event, random_bytes), event
 
@@ -143,7 +139,7 @@ def _noised(
 
 
 def as_probabilities(steps: Int64) -> Float64:
-    """Steps of 2**-20 as float64 on that grid, exactly."""
+    """Convert steps of 2**-20 to float64, exactly."""
     return np.asarray(steps.astype(np.float64) * 2.0**-SOFTMAX_BITS)
 
 
@@ -154,9 +150,7 @@ def softmax_laplace(
     sensitivity: int = 2,
     random_bytes: RandomBytes = os_random,
 ) -> tuple[Float64, LaplaceEvent | UnprotectedEvent]:
-    """One vector of probabilities (k,) or per-sample ones (m, k), floored to steps of 2**-20, with
-    noise of scale sensitivity/ε. NaN and negative entries count as 0, an over-sum is scaled down.
-    """
+    """Return probabilities (k,) or (m, k) in steps of 2**-20, plus noise of scale sensitivity/ε."""
     samples = len(softmax) if softmax.ndim == 2 else None
     steps = np.stack([_probability_steps(row) for row in np.atleast_2d(softmax)])
     steps = steps[0] if samples is None else steps
@@ -165,25 +159,25 @@ def softmax_laplace(
 
 
 def noise_room(event: LaplaceEvent) -> int:
-    """A bound in steps on the noise of 2^60 values but with a chance below 2^-40: 72 t, as 2q^m/(1
-    + q) < 2·e^-72 < 2^-102, q = e^(-1/t), m > 72 t."""
+    """Bound 2^60 noise values in steps, except with probability 2^-40."""
+    # For 72 t: 2q^m/(1 + q) < 2·e^-72 < 2^-102 with q = e^(-1/t), m > 72 t.
     return math.ceil(_ROOM_SCALES * scale_of(event))
 
 
 def largest_softmax(event: Event) -> int:
-    """A bound in steps on an entry of a noised upload, as `noise_room`; public."""
+    """Return a public bound in steps on an entry of a noised upload."""
     return (1 << SOFTMAX_BITS) + (noise_room(event) if isinstance(event, LaplaceEvent) else 0)
 
 
 def noise_law(event: LaplaceEvent) -> tuple[float, float]:
-    """(scale, variance) of the noise in the data's units: 2q/(1 − q)² steps², q = e^(−1/scale)."""
+    """Return (scale, variance) in the data's units: 2q/(1 − q)² steps², q = e^(−1/scale)."""
     step, scale = 2.0**-event.grid_bits, float(scale_of(event))
     half = min(1 / (2 * scale), _NO_NOISE) if scale else _NO_NOISE
     return scale * step, (step / math.sinh(half)) ** 2 / 2
 
 
 def _probability_steps(values: NDArray[np.floating], bits: int = SOFTMAX_BITS) -> Int64:
-    """Floored steps (k,), each >= 0 and of sum <= 2**bits, checked in integers."""
+    """Return floored steps (k,), each >= 0 and of sum <= 2**bits, checked in integers."""
     one = 1 << bits
     p = np.clip(np.nan_to_num(np.asarray(values, dtype=np.float64).ravel(), nan=0.0), 0.0, 1.0)
     steps = np.floor(p / max(1.0, math.fsum(p)) * one).astype(np.int64)

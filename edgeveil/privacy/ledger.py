@@ -1,12 +1,12 @@
-"""A device's durable record of what each data set has released, and what it may still release.
+"""A device's durable record of what each data set has released and may still release.
 
 Publishing takes a `Receipt`, which only `commit` makes: one durable transaction stores events and
-noised tensors, so a retry returns the same tensors and costs nothing. A ledger belongs to a data
+noised tensors, so a retry returns the same tensors and costs nothing. A ledger is kept under a data
 set's *name*. Every change is a link of a keyed chain (`ledger_chain.py`).
 
-A *deposit* is a job's request, sealed by a device for itself and left with the proxy: a device
-whose state was lost, copied or put back gets the deposits of the jobs that it answered since. A
-dummy's holds nothing and looks the same.
+*Encrypted state* (on the wire a deposit) is a job's request that the device encrypts for itself and
+stores at the proxy. A device with lost, copied or restored state fetches the requests of the jobs
+answered since. A dummy has the same size and no request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.ledger_chain import (
-    UNTOLD,
+    UNKNOWN_ANSWERS,
     Account,
     Change,
     JobAccount,
@@ -45,11 +45,11 @@ from edgeveil.storage import SqliteFile
 
 _NONCE_BYTES, _TAG_BYTES, _SIZE_BYTES = 12, 16, 2
 _ROOM_BYTES = DEPOSIT_BYTES - _NONCE_BYTES - _TAG_BYTES - _SIZE_BYTES
-_TEXT_BYTES = 1 << 16  # of what is unpacked
+_TEXT_BYTES = 1 << 16  # most bytes after decompression
 
 
-def sealed_deposit(key: DepositKey, request: JobRequest | None) -> bytes:
-    """`DEPOSIT_BYTES`, holding a request or nothing; unreadable where that is too large."""
+def encrypted_state(key: DepositKey, request: JobRequest | None) -> bytes:
+    """Encrypt a request or none to `DEPOSIT_BYTES`; random bytes, unreadable, if too large."""
     text = zlib.compress(request.to_json().encode(), 9) if request else b""
     nonce = os.urandom(_NONCE_BYTES)
     if len(text) > _ROOM_BYTES:
@@ -59,8 +59,8 @@ def sealed_deposit(key: DepositKey, request: JobRequest | None) -> bytes:
     return nonce + aead.encrypt(nonce, plain, separated(DEPOSIT_KEY))
 
 
-def opened_deposit(key: DepositKey, deposit: bytes) -> JobRequest | None:
-    """The request; None where it holds none. Raises PrivacyError where it cannot be read."""
+def decrypted_state(key: DepositKey, deposit: bytes) -> JobRequest | None:
+    """Decrypt a request; return None for a dummy. Raises PrivacyError if unreadable."""
     nonce, sealed = deposit[:_NONCE_BYTES], deposit[_NONCE_BYTES:]
     try:
         aead = ChaCha20Poly1305(key.to_bytes())
@@ -83,7 +83,7 @@ _MADE_BY_LEDGER = object()
 
 @dataclass(frozen=True)
 class Receipt:
-    """Proof that a release was priced and stored. Only a ledger can make one."""
+    """Proof that a release was priced and stored; only a ledger can create one."""
 
     dataset: str
     job_id: str
@@ -97,15 +97,15 @@ class Receipt:
             raise PrivacyError("a receipt can only be made by the ledger")
 
     def covers(self, payload: bytes) -> bool:
-        """Whether `payload` is exactly what was stored under this receipt."""
+        """Return whether `payload` is exactly the one stored under this receipt."""
         return hashlib.sha256(payload).digest() == self.payload_sha256
 
 
 class Ledger:
     """All releases of one data set on one device; one SQLite file may hold several data sets.
-    Beside `path` stand the chain's key and head (`.key`, `.head`). Writes are durable before they
-    return. Files that cannot be used, or are not as this device wrote them, raise `PrivacyError`.
-    Several ledgers, processes and threads may share one file."""
+
+    The chain's key and head are files beside `path`. Writes are durable on return. Raises
+    `PrivacyError` for unusable or altered files. Threads and processes may share a file."""
 
     def __init__(self, path: Path | str, dataset: str) -> None:
         self.dataset, self._path = dataset, Path(path)
@@ -125,18 +125,18 @@ class Ledger:
         self._file.close()
 
     def noise_key(self) -> NoiseKey:
-        """The key of this device's noise, which follows from the chain's alone."""
         return self._chain.key.noise_key()
 
     def check(self, request: JobRequest, limits: Limits) -> Quote:
-        """The quote of the *whole* job; `PrivacyError` if it does not fit what is left, or differs
-        from the job's open request. Other jobs count with all they reserved while open, then with
-        what they spent."""
+        """Return the *whole* job's quote.
+
+        Raises PrivacyError if it exceeds the budget or differs from the job's open request.
+        """
         with self._file.guard():
             return self._checked(request, limits)
 
     def _checked(self, request: JobRequest, limits: Limits) -> Quote:
-        if UNTOLD.job_id in self._account():
+        if UNKNOWN_ANSWERS.job_id in self._account():
             what = f"what a copy of this device answered of '{self.dataset}' is not known, so"
             fix = "put back the newest state, or enrol a new device with a state_dir of its own"
             raise PrivacyError(f"{what} nothing is left to spend", where=str(self._path), fix=fix)
@@ -148,7 +148,7 @@ class Ledger:
         return check_job(request, limits, [countable_quote(other) for other in jobs.values()])
 
     def open_job(self, request: JobRequest, limits: Limits) -> Quote:
-        """`check`, and reserve the price durably. PrivacyError if closed or `max_jobs` are open."""
+        """Reserve a job's price durably; raise as `check`, also if closed or past `max_jobs`."""
         with self._written() as db:
             known = self._account().get(request.job_id)
             if known is not None and not known.is_open:
@@ -166,7 +166,7 @@ class Ledger:
             return quote
 
     def admit(self, job_id: str, events: Sequence[Event]) -> None:
-        """Raise `PrivacyError` unless the open job has room for these events, as `commit` does."""
+        """Raise `PrivacyError` unless the open job's reservation covers these events."""
         with self._file.guard():
             entry = self._account().get(job_id)
             if entry is None or not entry.is_open:
@@ -181,10 +181,11 @@ class Ledger:
         payload: bytes,
         kept: bytes | None = b"",
     ) -> Receipt:
-        """Record events and noised tensors together, durably, and return the receipt. `kept` is
-        kept until the device's next release of this job; None: as before. A second commit returns
-        the first receipt, which covers no other payload: publish what `recall` gives. Raises
-        `PrivacyError` if the job is not open or the events go past what it reserved."""
+        """Store events and noised tensors in one durable transaction and return the receipt.
+
+        `kept` replaces the state for the job's next release; None keeps it. A second commit of a
+        round returns the first receipt: publish what `recall` returns. Raises `PrivacyError` past
+        the reservation."""
         with self._written() as db:
             if self._answer(job_id, round) is None:
                 self.admit(job_id, events)
@@ -197,7 +198,7 @@ class Ledger:
         return self._receipt(job_id, round)
 
     def kept(self, job_id: str) -> bytes:
-        """What the device's newest release of a job left for its next one; b"": nothing."""
+        """Return the state that a job's newest release kept for the next one; default empty."""
         with self._file.guard() as db:
             row = db.execute(
                 "SELECT CAST(kept AS BLOB) FROM kept WHERE dataset = ? AND job = ?",
@@ -211,9 +212,9 @@ class Ledger:
             db.execute("INSERT INTO kept VALUES (?, ?, ?)", (self.dataset, job_id, kept))
 
     def recall(self, job_id: str, round: int) -> tuple[Receipt, bytes] | None:
-        """(receipt, payload) of an earlier commit, or None. PrivacyError if gone or changed."""
+        """Return (receipt, payload) of an earlier commit, or None. Raises `PrivacyError`."""
         with self._file.transaction() as db:
-            self._chain.settle()  # what a crash left out of the head must be in it before it goes
+            self._chain.settle()  # a crash may have left the head behind: catch up before release
             answer = self._answer(job_id, round)
             if answer is None:
                 return None
@@ -229,7 +230,7 @@ class Ledger:
         return receipt, row[0]
 
     def close_job(self, job_id: str) -> None:
-        """End a job: what it did not spend is free again, its tensors are forgotten."""
+        """Close a job: free its unspent reservation and delete its tensors."""
         with self._written() as db:
             entry = self._account().get(job_id)
             if entry is None or not entry.is_open:
@@ -243,15 +244,15 @@ class Ledger:
         self._keep(db, job_id, b"")
 
     def deposit(self, job_id: str = "") -> bytes:
-        """An open job's request or none, sealed for this device: `DEPOSIT_BYTES`."""
+        """Return an open job's request, or a dummy, encrypted for this device."""
         with self._file.guard():
             entry = self._account().get(job_id)
-            return sealed_deposit(self._chain.key.deposit_key(), entry.request if entry else None)
+            return encrypted_state(self._chain.key.deposit_key(), entry.request if entry else None)
 
     def count_elsewhere(self, job_id: str, deposit: bytes) -> None:
-        """Count all that a copy's `deposit` of a job reserved; unreadable, nothing is left."""
+        """Count a copy's whole reservation; an unreadable `deposit` leaves no budget."""
         try:
-            request = opened_deposit(self._chain.key.deposit_key(), deposit)
+            request = decrypted_state(self._chain.key.deposit_key(), deposit)
         except PrivacyError:
             self.count_untold()
             return
@@ -267,10 +268,10 @@ class Ledger:
                 self._forget(db, job_id, known)
 
     def count_untold(self) -> None:
-        """Leave nothing to spend, as nobody knows what a copy of this device answered."""
+        """Leave no budget, as it is unknown which jobs a copy of this device answered."""
         with self._written() as db:
-            if UNTOLD.job_id not in self._account():
-                self._chain.append(db, Change(self.dataset, "elsewhere", UNTOLD.job_id))
+            if UNKNOWN_ANSWERS.job_id not in self._account():
+                self._chain.append(db, Change(self.dataset, "elsewhere", UNKNOWN_ANSWERS.job_id))
 
     def answered(self, job_id: str) -> bool:
         with self._file.guard():
@@ -293,12 +294,11 @@ class Ledger:
 
     @contextmanager
     def _written(self) -> Iterator[sqlite3.Connection]:
-        """A durable transaction, and the head moved to the link it may have added."""
         with self._file.guard("written"):
             with self._file.transaction() as db:
                 self._chain.settle()
                 yield db
-            # A transaction of its own: another process may be at the same step.
+            # A separate transaction, as another process may move the head at the same time.
             with self._file.transaction():
                 self._chain.settle()
 
@@ -317,8 +317,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> LedgerChain:
-    """Check a ledger whole, also while a device runs, and return what it holds; changes nothing.
-    Raises `UsageError` if there is none, `PrivacyError` where it was altered."""
+    """Check a whole ledger read-only and return its chain. Raises `UsageError` if there is none."""
     require_database(path)
     if not path.is_file() or path.stat().st_size == 0:
         fix = "a device makes it at its first start"
@@ -345,8 +344,8 @@ def _open(path: Path) -> SqliteFile:
         "the privacy ledger",
         error=PrivacyError,
         version=_VERSION,
-        secure_delete=True,  # what a device keeps to itself holds no noise
-        keep_statements=False,  # what is released may be large
+        secure_delete=True,  # a device's kept state has no noise
+        keep_statements=False,  # payloads may be large
         damaged_fix="restore it from a backup; a new file would forget what was spent",
     )
 

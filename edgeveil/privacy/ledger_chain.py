@@ -1,10 +1,12 @@
-"""The ledger's hash chain, and the accounts that it adds up to. Every change is a link:
+"""The ledger's hash chain, and the accounts derived from it.
+
+Every change is a link:
 
     mac(n) = HMAC-SHA256(key, label, mac(n-1), n, data set, kind, job, round, body)
 
-The *head*, number and mac of the newest link, also stands in a file beside the database: an edit,
-another order, a missing link and an older copy are found. After a crash between link and head the
-database is ahead by one link, whose release nobody saw, and the head is moved forward.
+The *head*, number and mac of the newest link, is also kept in a file beside the database, so edits,
+reordering, missing links and older copies are detected. A crash between link and head leaves the
+database one link ahead, whose release was never published; the head is then moved forward.
 """
 
 from __future__ import annotations
@@ -58,9 +60,10 @@ Kind = Literal["opened", "released", "closed", "elsewhere"]
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a data set's account. `body` of `opened`: the job's request; `released`: events
-    and digest of the tensors of one `round`; `closed`: nothing; `elsewhere`: the request of a
-    job that a copy of this device answered, or nothing where nobody knows."""
+    """One change of a data set's account.
+
+    `body` of `opened`: the job's request; `released`: events and tensor digest; `closed`: empty;
+    `elsewhere`: the request of a job that a copy of this device answered, empty if unknown."""
 
     dataset: str
     kind: Kind
@@ -77,7 +80,6 @@ class ChainHead:
     mac: bytes
 
     def save(self, path: Path) -> None:
-        """Write the file in one step, durably. Raises PrivacyError."""
         raw = self.number.to_bytes(8, "big") + self.mac
         try:
             write_key(path, _HEAD_TAG, raw, mode=0o600, replace=True)
@@ -87,7 +89,6 @@ class ChainHead:
 
     @classmethod
     def load(cls, path: Path) -> ChainHead:
-        """Read the file. Raises PrivacyError if it is not there or not a head."""
         try:
             raw = read_key(path, _HEAD_TAG, secret=False)
         except CryptoError as error:
@@ -99,7 +100,7 @@ class ChainHead:
 
 @dataclass(frozen=True)
 class PricedAnswer:
-    """The events of one round, and which link (counted from 1) holds them."""
+    """The events of one round, and the `number` of their link."""
 
     number: int
     events: tuple[Event, ...]
@@ -119,11 +120,11 @@ class PricedAnswer:
 
 @dataclass
 class JobAccount:
-    """A job as this device knows it: what it reserved, and by round what it released."""
+    """A job's request, and the device's releases for it by round."""
 
     request: JobRequest
     is_open: bool = True
-    elsewhere: bool = False  # a copy of this device answered it: all that was reserved counts
+    elsewhere: bool = False  # a copy of this device answered it: the whole reservation counts
     answers: dict[int, PricedAnswer] = field(default_factory=dict)
 
     @property
@@ -132,7 +133,7 @@ class JobAccount:
 
     @property
     def counting(self) -> JobRequest:
-        """What the job holds against the limits: all it reserved while open, then `counted`."""
+        """The events that count against the limits: the reservation while open, then `counted`."""
         if self.is_open:
             return self.request
         return JobRequest(self.request.job_id, self.request.delta, self.counted)
@@ -147,15 +148,15 @@ class JobAccount:
 
 
 _LOST = partial(UnprotectedEvent, what="answers of a copy, unknown", unit="record")
-UNTOLD = JobRequest("", 0.0, (_LOST(purpose=TRAIN), _LOST(purpose=INFER)))
-"""Stands for answers of a copy of this device of which nobody knows the jobs."""
+UNKNOWN_ANSWERS = JobRequest("", 0.0, (_LOST(purpose=TRAIN), _LOST(purpose=INFER)))
+"""Placeholder for the answers of a copy of this device to unknown jobs."""
 
 Account = dict[str, JobAccount]
-"""All jobs of one data set by identifier, in the order in which they came."""
+"""All jobs of one data set by identifier, in order of arrival."""
 
 
 def next_refusal(account: Account, limits: Limits) -> PrivacyError | None:
-    """Return the limit that one more job like the newest would pass; None where it fits."""
+    """Return the limit that one more job like the newest would exceed; None if it fits."""
     own = [entry.request for entry in account.values() if not entry.elsewhere]
     held = [countable_quote(entry.counting) for entry in account.values()]
     try:
@@ -167,8 +168,7 @@ def next_refusal(account: Account, limits: Limits) -> PrivacyError | None:
 
 
 def spent(account: Account, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
-    """Return what one job spent, or (None) all jobs: ε and δ add up, each job at its own δ and as
-    `JobRequest.counted` says. After a claimed or unprotected release totals are not proven."""
+    """Return the price of one job, or all (None); unproven after any unproven release."""
     chosen = [account[job] for job in account if job_id in (None, job)]
     quotes = [entry.spent for entry in chosen]
     result = total([q.training if purpose == TRAIN else q.inference for q in quotes])
@@ -180,33 +180,33 @@ def spent(account: Account, job_id: str | None = None, purpose: str = TRAIN) -> 
 
 class LedgerChain:
     """The links of one open database, their `key`, and the `accounts` they add up to, by data set.
-    Reading raises `PrivacyError` at the first link that this device did not write. All but `follow`
-    is called inside a transaction of `file`."""
+
+    Raises `PrivacyError` at the first foreign link. Only `follow` needs no transaction of `file`.
+    """
 
     def __init__(self, file: SqliteFile, path: Path) -> None:
         self._file, self._path = file, path
         self.links = 0
         self.accounts: dict[str, Account] = {}
         self._key_path, self._head_path = path.with_suffix(".key"), path.with_suffix(".head")
-        self._settled = 0  # the furthest that the head was seen to be
+        self._settled = 0  # largest link number seen in the head
 
     def open(self, *, create: bool) -> None:
-        """Read the key and check the whole chain; `create` makes what a new ledger needs. Raises
-        `PrivacyError` where links have lost key or head, a key stands alone, or a table is gone."""
+        """Read the key and verify the whole chain; `create` initialises a new ledger."""
         self._require_tables()
         if not self._key_path.exists():
             with self._file.guard() as db:
                 linked = db.execute("SELECT 1 FROM links LIMIT 1").fetchone() is not None
             if linked or not create or self._begun():
                 raise broken("its key is gone", self._key_path)
-            # The head first, the key last: a key without a head was robbed of it by no crash.
+            # The head first, the key last: so no crash can leave a key without a head.
             self.key = LedgerKey.generate()
             self._start().save(self._head_path)
             self.key.save(self._key_path)
         try:
             self.key = LedgerKey.load(self._key_path)
         except CryptoError as error:
-            fix = error.fix if error.fix.startswith("chmod") else _FIX  # the key itself is whole
+            fix = error.fix if error.fix.startswith("chmod") else _FIX  # only its mode is wrong
             what = f"the ledger's key cannot be used, {error.what}"
             raise PrivacyError(what, where=error.where, fix=fix) from error
         self._before = self._last = self._start()
@@ -216,7 +216,7 @@ class LedgerChain:
         return self.accounts.setdefault(dataset, {})
 
     def make_tables(self) -> None:
-        """Make what a new ledger lacks; beside a key, or a head with links, nothing is lacking."""
+        """Create a new ledger's tables. Raises `PrivacyError` if an existing one lacks any."""
         if self._key_path.exists() or self._begun():
             self._require_tables()
         with self._file.guard() as db:
@@ -243,7 +243,7 @@ class LedgerChain:
         return ChainHead(0, self._mac(b"", 0, Change("", "opened", "")))
 
     def follow(self) -> None:
-        """Check the links that are new since the last call and pass them on."""
+        """Verify and apply the links added since the last call."""
         with self._file.guard() as db:
             rows = db.execute(
                 "SELECT number, dataset, kind, job, exchange, body, mac FROM links"
@@ -258,7 +258,7 @@ class LedgerChain:
             self._take(row)
 
     def settle(self, *, write: bool = True) -> None:
-        """`follow`, and compare with the head, moved forward where it is one link behind."""
+        """`follow`, then compare with the head; `write` moves a head that is one link behind."""
         if self._file.replaced():
             raise broken("another database was put in its place while it was open", self._path)
         self.follow()
@@ -279,7 +279,7 @@ class LedgerChain:
             self._settled = self._last.number
 
     def append(self, db: sqlite3.Connection, change: Change) -> int:
-        """Add a link within a transaction, after `settle`; its number."""
+        """Add a link inside a transaction, after `settle`, and return its number."""
         number = self._last.number + 1
         mac = self._mac(self._last.mac, number, change)
         db.execute(
@@ -305,7 +305,7 @@ class LedgerChain:
         elif change.kind == "released":
             jobs[change.job].answers[change.round] = PricedAnswer.from_body(number, change.body)
         elif change.kind == "elsewhere":
-            request = JobRequest.from_json(change.body) if change.body else UNTOLD
+            request = JobRequest.from_json(change.body) if change.body else UNKNOWN_ANSWERS
             entry = jobs.setdefault(change.job, JobAccount(request))
             entry.request, entry.is_open, entry.elsewhere = request, False, True
         else:
@@ -320,15 +320,13 @@ class LedgerChain:
 
 
 def require_database(path: Path) -> None:
-    """Raise `PrivacyError` where key or head stand without a database."""
-    if not path.is_file() or path.stat().st_size == 0:
-        beside = (path.with_suffix(".key"), path.with_suffix(".head"))
-        if any(one.exists() for one in beside):
-            raise broken("its database is gone", path)
+    """Raise `PrivacyError` if a key or head exists without a database."""
+    begun = any(path.with_suffix(suffix).exists() for suffix in (".key", ".head"))
+    if begun and (not path.is_file() or path.stat().st_size == 0):
+        raise broken("its database is gone", path)
 
 
 def _fault(error: CryptoError) -> str:
-    """What is wrong with a file of the chain: unreadable, or not what was written."""
     cause = error.__cause__
     if isinstance(cause, FileNotFoundError):
         return "is gone"
@@ -338,6 +336,6 @@ def _fault(error: CryptoError) -> str:
 
 
 def broken(what: str, where: Path) -> PrivacyError:
-    """The error of a ledger that is not as this device wrote it: no price, so no release."""
+    """Return the error for an altered ledger: without a price there is no release."""
     text = f"the privacy ledger was altered or lost a part: {what}; no job is accepted"
     return PrivacyError(text, where=str(where), fix=_FIX)

@@ -1,5 +1,4 @@
-"""The mechanisms by name: integers (softmax: probabilities), an event or ε, and random bytes ->
-noised values and their event. The audit attacks all."""
+"""The mechanisms by name, as the audit attacks them."""
 
 from __future__ import annotations
 

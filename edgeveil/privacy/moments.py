@@ -1,7 +1,7 @@
-"""Log moments of the privacy loss: bounds that add up, without any library.
+"""Log moments of the privacy loss: additive bounds that need no library.
 
 α(λ), λ times the Rényi divergence of order λ + 1, adds up over adaptive releases (Abadi et al.
-2016, thm 2.1; Mironov 2017). One release has at most
+2016, thm 2.1; Mironov 2017). Upper bounds for one release:
 
 - Gaussian: λ(λ + 1)·μ²/2, also of the discrete noise (Canonne, Kamath and Steinke 2020);
 - pure ε₀: min(λε₀, λ(λ + 1)·ε₀²/2) (Bun and Steinke 2016);
@@ -30,7 +30,7 @@ NO_MOMENTS: Moments = (0.0,) * len(ORDERS)
 
 
 def log_moments(event: Event) -> Moments | None:
-    """Bounds on the event's log moments at `ORDERS`; None where nothing is proven."""
+    """Return bounds on an event's log moments at `ORDERS`; None if nothing is proven."""
     event = as_summed(event)
     if isinstance(event, GaussianEvent):
         return gaussian_moments(event.mu)
@@ -46,13 +46,12 @@ def gaussian_moments(mu: float) -> Moments:
 
 
 def pure_moments(epsilon: float) -> Moments:
-    """Of an (ε, 0)-DP release."""
     return tuple(min(order * epsilon, order * (order + 1) * epsilon**2 / 2) for order in ORDERS)
 
 
 @lru_cache(maxsize=256)
 def sampled_moments(probability: float, mu: float) -> Moments:
-    """Of one step, each record sampled with `probability`, of noise that is μ-GDP unsampled."""
+    """Return the moments of one step: records sampled with `probability`, noise μ-GDP unsampled."""
     if probability == 1:
         return gaussian_moments(mu)
     return tuple(_chord(probability, mu, order) for order in ORDERS)
@@ -67,7 +66,7 @@ def added(parts: Iterable[Moments]) -> Moments:
 
 
 def delta_at(epsilon: float, moments: Moments) -> float:
-    """δ(ε) ≤ 1, rounded up (Canonne, Kamath, Steinke 2020, prop. 12), least over λ."""
+    """Return δ(ε) ≤ 1, rounded up (Canonne, Kamath, Steinke 2020, prop. 12)."""
     least = min(
         moment - order * epsilon + order * math.log(order / (order + 1)) - math.log1p(order)
         for order, moment in zip(ORDERS, moments, strict=True)
@@ -83,8 +82,7 @@ def _chord(probability: float, mu: float, order: float) -> float:
 
 
 def _whole(probability: float, mu: float, order: int) -> float:
-    """ln Σ_k C(n, k)(1 − q)^(n−k) q^k e^(k(k−1)μ²/2), n = order + 1, rounded up; q < 1. Without the
-    exponentials the sum is 1, so that ln(1 + Σ …·(e^x − 1)) loses no digit."""
+    """Return ln Σ_k C(n, k)(1 − q)^(n−k) q^k e^(k(k−1)μ²/2), n = order + 1, rounded up; q < 1."""
     n = order + 1
     if n < 2 or mu == 0:
         return 0.0
@@ -92,6 +90,7 @@ def _whole(probability: float, mu: float, order: int) -> float:
     x = k * (k - 1) * (mu * mu / 2)
     if not np.isfinite(x[-1]):
         return math.inf
+    # Without the exponentials the sum is 1, so ln(1 + Σ …·(e^x − 1)) loses no digit.
     ways = _LOG_FACTORIAL[n] - _LOG_FACTORIAL[2 : n + 1] - _LOG_FACTORIAL[n - 2 :: -1]
     chance = ways + (n - k) * math.log1p(-probability) + k * math.log(probability)
     logs = chance + x + np.log(-np.expm1(-np.maximum(x, _TINY)))

@@ -1,4 +1,4 @@
-"""A job's whole price, and the owner's limits it must fit before any record is read."""
+"""A job's total price, checked against the owner's limits before any record is read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRAIN, INFER = "train", "infer"
 
 @dataclass(frozen=True)
 class Limits:
-    """The owner's limits for one data set, as `Policy` has them; None: as the limit beside it."""
+    """The owner's limits for one data set; for None see `Policy`."""
 
     max_epsilon_per_job: float
     lifetime_epsilon: float
@@ -43,14 +43,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """All that a job may ever ask of this data set; training events `max_participations` times."""
+    """All events that a job may ever release; training events `max_participations` times."""
 
     job_id: str
     delta: float
     events: tuple[Event, ...]
 
     def to_json(self) -> str:
-        """Grouped text for storage; `from_json` gives an equal request back."""
         counts = [[to_dict(event), count] for event, count in Counter(self.events).items()]
         return json.dumps({"job_id": self.job_id, "delta": self.delta, "events": counts})
 
@@ -66,7 +65,7 @@ class JobRequest:
         return same and Counter(self.events) == Counter(other.events)
 
     def admit(self, released: Iterable[Event], new: Iterable[Event]) -> None:
-        """Raise `PrivacyError` if `new` goes past what was planned, given what was released."""
+        """Raise `PrivacyError` if `new` events exceed the plan, given the `released` ones."""
         planned, used = Counter(self.events), Counter(released)
         for event, count in Counter(new).items():
             if used[event] + count > planned[event]:
@@ -75,10 +74,10 @@ class JobRequest:
                 raise PrivacyError(f"job {self.job_id}: '{event.what}' was {what}", fix=fix)
 
     def counted(self, released: Iterable[Event]) -> tuple[Event, ...]:
-        """The events that a job counts for good when `released` was released, by purpose. Pure ε
-        counts as released. After any other event the whole plan counts: (ε, δ) holds for a budget
-        fixed beforehand (Rogers et al. 2016; Smith and Thakurta 2022). Unproven events that were
-        never released do not count."""
+        """Return the events that count permanently once `released` were released, by purpose.
+
+        Pure ε counts as released. After any other event the whole proven plan counts: (ε, δ) holds
+        for a budget fixed beforehand (Rogers et al. 2016; Smith and Thakurta 2022)."""
         found = tuple(released)
         fixed = {event.purpose for event in found if not isinstance(event, PureEvent)}
         planned = (e for e in self.events if e.status == "proven" or e in found)
@@ -97,8 +96,7 @@ class Quote:
 
 
 def price(events: Iterable[Event], delta: float) -> Quote:
-    """Price training and inference events apart. Inference events of both units are priced per
-    record, and for the device those that have a price for it (`Guarantee.of_device`)."""
+    """Price training and inference events separately; inference of mixed units per record."""
     listed = tuple(events)
     training = epsilon([e for e in listed if e.purpose == TRAIN], delta)
     inferred = [e for e in listed if e.purpose != TRAIN]
@@ -110,7 +108,7 @@ def price(events: Iterable[Event], delta: float) -> Quote:
 
 
 def total(parts: Iterable[Guarantee]) -> Guarantee:
-    """Basic composition of several jobs, per record for mixed units; the weakest status stays."""
+    """Return the basic composition of several jobs: per record for mixed units, weakest status."""
     listed = tuple(parts)
     units = {p.unit for p in listed if max(p.record_epsilon, p.collusion_epsilon) > 0}
     whole = _composed(listed, units)
@@ -127,8 +125,8 @@ def _composed(parts: tuple[Guarantee, ...], units: set[Unit]) -> Guarantee:
         of_devices = _added(part.device_epsilon for part in parts)
         return Guarantee(of_records, delta, "record", status, of_device=of_devices)
     unit: Unit = min(units, default="record")
-    told = of_records if any(part.among_others is not None for part in parts) else None
-    return Guarantee(_added(part.epsilon for part in parts), delta, unit, status, told)
+    among = of_records if any(part.among_others is not None for part in parts) else None
+    return Guarantee(_added(part.epsilon for part in parts), delta, unit, status, among)
 
 
 def _added(epsilons: Iterable[float]) -> float:
@@ -140,7 +138,7 @@ def _added(epsilons: Iterable[float]) -> float:
 
 
 def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Quote:
-    """The job's quote, if it fits the limits beside the other jobs' quotes; else `PrivacyError`."""
+    """Return the job's quote. Raises `PrivacyError` if it exceeds the limits with `others`."""
     _check_status(request, limits)
     priced = countable_quote(request)
     quotes = [priced, *others]
@@ -171,14 +169,14 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
 
 
 def inference_epsilons(quotes: Iterable[Quote]) -> tuple[float, float]:
-    """Several jobs' inference: (ε per device, of those that have one; ε per record)."""
+    """Return several jobs' inference ε: (per device, of events that have one; per record)."""
     parts = [quote.inference for quote in quotes]
     of_devices = _added(part.device_epsilon for part in parts)
     return of_devices, total(parts).record_epsilon
 
 
 def countable_quote(request: JobRequest) -> Quote:
-    """The quote of a job that counts against the limits: without unprotected releases."""
+    """Return the quote that counts against the limits: without unprotected releases."""
     events = (event for event in request.events if not isinstance(event, UnprotectedEvent))
     return price(events, request.delta)
 

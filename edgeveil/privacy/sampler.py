@@ -1,9 +1,9 @@
-"""Exact integer noise: the discrete Laplace and the discrete Gaussian, vectorised.
+"""Exact integer noise: discrete Laplace and discrete Gaussian, vectorised.
 
 Both follow Canonne, Kamath and Steinke (2020). A uniform U is compared with exp(-γ): 64 random bits
 against a float64 value, accepted only outside a proven error margin (`docs/privacy.md`, "Exact
-sampling"); the rare rest is decided by `LazyUniform` with further bits of the *same* U in integer
-arithmetic. So the distribution is exact.
+sampling"). The few remaining cases are decided by `LazyUniform` with further bits of the *same* U
+in integer arithmetic, so the distribution is exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import PrivacyError
 
 RandomBytes = Callable[[int], bytes]
-"""So many bytes, each call new ones."""
+"""Returns `count` new bytes per call."""
 Int64 = NDArray[np.int64]
 
 CHUNK = 1 << 16
@@ -28,19 +28,19 @@ LARGEST_SCALE = 1 << 40
 # Bounds on the float64 error of the fast path; derived in docs/privacy.md.
 LOG_MARGIN = 2.0**-49  # relative to t + y, for y = -t·ln U
 ACCEPT_MARGIN = 2.0**-46  # absolute, for exp(-γ)
-SMALLEST_FAST = np.uint64(1 << 52)  # below it, 64 bits say too little about ln U
+SMALLEST_FAST = np.uint64(1 << 52)  # below it, 64 bits determine ln U too coarsely
 GUARD_BITS = 64
-MOST_BITS = 64 + 1024  # of one uniform number; it gets there with a chance below 2^-1000
+MOST_BITS = 64 + 1024  # of one uniform number; reached with probability below 2^-1000
 
 os_random: RandomBytes = os.urandom
 
 
 class SampleBytes:
-    """Bytes that no noise may be drawn from: those of secret samples (`derived.py`)."""
+    """A source of secret samples (`derived.py`), from which no noise may be drawn."""
 
 
 class SeededRandom:
-    """Reproducible bytes (numpy PCG64), for simulations and tests only: not a CSPRNG."""
+    """Reproducible bytes (numpy PCG64) for simulations and tests only: not a CSPRNG."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.PCG64(seed))
@@ -52,7 +52,7 @@ class SeededRandom:
 def discrete_laplace(
     scale: Fraction | int, shape: tuple[int, ...], random_bytes: RandomBytes = os_random
 ) -> Int64:
-    """Draws with P(x) ∝ exp(-|x|/scale), int64; PrivacyError unless 0 < scale <= 2**40."""
+    """Draw int64 with P(x) ∝ exp(-|x|/scale). Raises PrivacyError unless 0 < scale <= 2**40."""
     t = Fraction(scale)
     if not 0 < t <= LARGEST_SCALE:
         raise PrivacyError(f"scale must be in (0, 2^40] steps, got {t}")
@@ -63,7 +63,7 @@ def discrete_laplace(
 def discrete_gaussian(
     sigma_squared: Fraction | int, shape: tuple[int, ...], random_bytes: RandomBytes = os_random
 ) -> Int64:
-    """Draws with P(x) ∝ exp(-x²/2σ²), int64; PrivacyError unless 0 < σ² <= 2**80."""
+    """Draw int64 with P(x) ∝ exp(-x²/2σ²). Raises PrivacyError unless 0 < σ² <= 2**80."""
     law = _gaussian_law(sigma_squared)
     _check_source(random_bytes)
 
@@ -77,8 +77,7 @@ def discrete_gaussian(
 
 @lru_cache(maxsize=64)  # one variance serves many small draws
 def _gaussian_law(sigma_squared: Fraction | int) -> tuple[Fraction, Fraction, float, float]:
-    """(variance, scale of the Laplace noise that it is drawn from, peak, fall): a candidate at the
-    peak is kept, elsewhere by `fall`·(|x| - peak)² in the logarithm of its chance."""
+    """Return (variance, proposal scale, peak, fall): x is kept with exp(`fall`·(|x| - peak)²)."""
     variance = Fraction(sigma_squared)
     if not 0 < variance <= LARGEST_SCALE**2:
         raise PrivacyError(f"sigma² must be in (0, 2^80] steps², got {variance}")
@@ -92,7 +91,6 @@ def _check_source(random_bytes: RandomBytes) -> None:
 
 
 def _collect(shape: tuple[int, ...], surplus: float, draw: Callable[[int], Int64]) -> Int64:
-    """The first `prod(shape)` accepted candidates; candidates are i.i.d., so the cut is fair."""
     need = math.prod(shape)
     parts: list[Int64] = []
     while need > 0:
@@ -103,16 +101,16 @@ def _collect(shape: tuple[int, ...], surplus: float, draw: Callable[[int], Int64
     return flat.reshape(shape)
 
 
-# Small draws are many, and each numpy call costs one of them as much as the numbers do: so there
-# are few below, and none that goes through Python.
+# Small draws are frequent, and numpy's cost per call dominates them: so the functions below make
+# few calls, and none that numpy implements in Python.
 
 
-def _words(count: int, random_bytes: RandomBytes) -> NDArray[np.uint64]:
+def _uint64s(count: int, random_bytes: RandomBytes) -> NDArray[np.uint64]:
     return np.frombuffer(random_bytes(8 * count), dtype="<u8", count=count)
 
 
 def _laplace_candidates(t: Fraction, count: int, random_bytes: RandomBytes) -> Int64:
-    """Discrete Laplace draws, at most `count`: a signed geometric without "minus zero"."""
+    """Return at most `count` discrete Laplace draws: a signed geometric without "minus zero"."""
     magnitude = _geometric(t, count, random_bytes)
     bits = np.frombuffer(random_bytes(-(-count // 8)), dtype=np.uint8)
     negative = np.unpackbits(bits, count=count).view(np.bool_)
@@ -122,10 +120,9 @@ def _laplace_candidates(t: Fraction, count: int, random_bytes: RandomBytes) -> I
 
 
 def _geometric(t: Fraction, count: int, random_bytes: RandomBytes) -> Int64:
-    """floor(-t·ln U) for uniform U: P(X >= x) = exp(-x/t)."""
-    words = _words(count, random_bytes)
+    words = _uint64s(count, random_bytes)
     scale = float(t)
-    # The clip keeps ln finite; what it touches lies below SMALLEST_FAST and is decided exactly.
+    # The clip keeps ln finite; clipped values lie below SMALLEST_FAST and are decided exactly.
     uniform = np.maximum(words, np.uint64(1)).astype(np.float64) * 2.0**-64
     y = np.log(uniform) * -scale
     margin = (y + scale) * LOG_MARGIN
@@ -139,8 +136,7 @@ def _geometric(t: Fraction, count: int, random_bytes: RandomBytes) -> Int64:
 def _accept(
     noise: Int64, law: tuple[Fraction, Fraction, float, float], random_bytes: RandomBytes
 ) -> NDArray[np.bool_]:
-    """Bernoulli(exp(-γ)) for γ = (|x| - σ²/t)² / 2σ²."""
-    (variance, scale, peak, fall), words = law, _words(len(noise), random_bytes)
+    (variance, scale, peak, fall), words = law, _uint64s(len(noise), random_bytes)
     gap = np.abs(noise).astype(np.float64) - peak
     chance = np.exp(gap * gap * fall)
     excess = words.astype(np.float64) * 2.0**-64 - chance
@@ -153,13 +149,12 @@ def _accept(
 
 
 def too_much_noise(what: str, fix: str) -> PrivacyError:
-    """The error of a release whose noise would be larger than any that is drawn."""
     bits = LARGEST_SCALE.bit_length() - 1
     return PrivacyError(f"{what}: would need noise of more than 2^{bits} grid steps", fix=fix)
 
 
 class LazyUniform:
-    """A uniform number in [0, 1), known to `count` leading bits and extended on demand."""
+    """A uniform number in [0, 1) of `count` known leading bits, extended on demand."""
 
     def __init__(self, bits: int, count: int, random_bytes: RandomBytes) -> None:
         self._bits, self._count, self._random_bytes = bits, count, random_bytes
@@ -169,7 +164,6 @@ class LazyUniform:
         self._count += 64
 
     def less_than_exp(self, gamma: Fraction) -> bool:
-        """Whether U < exp(-gamma), for gamma >= 0."""
         if gamma <= 0:
             return True
         while True:
@@ -181,7 +175,7 @@ class LazyUniform:
             self._extend()
 
     def geometric(self, t: Fraction) -> int:
-        """floor(-t·ln U), from a guess in float64 outward in doubling steps, then by halves."""
+        """Return floor(-t·ln U): a float64 guess, then doubling steps outward, then bisection."""
         while self._bits == 0 and self._count < MOST_BITS:
             self._extend()
         self._bits = max(1, self._bits)
@@ -202,12 +196,11 @@ class LazyUniform:
         return low
 
     def _near(self, t: Fraction) -> int:
-        """-t·ln U for the least U that the bits allow, in float64."""
         return round(-float(t) * (math.log(self._bits) - self._count * math.log(2)))
 
 
 def exp_bracket(gamma: Fraction, bits: int) -> tuple[int, int]:
-    """Integers with low <= exp(-gamma)·2**bits <= high and high - low <= 2, for gamma >= 0."""
+    """Return integers low <= exp(-gamma)·2**bits <= high, high - low <= 2, for gamma >= 0."""
     precision = bits + GUARD_BITS
     whole, rest = divmod(gamma, 1)
     low, high = _exp_below_one(rest, precision)
@@ -218,9 +211,7 @@ def exp_bracket(gamma: Fraction, bits: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)  # of 1, above all
 def _exp_below_one(r: Fraction, precision: int) -> tuple[int, int]:
-    """Bracket of exp(-r)·2**precision for 0 <= r <= 1, by the alternating Taylor series. With r and
-    each term rounded down, a term is off by less than 3 units; the tail is below the first term
-    that rounds to zero, hence below 4."""
+    """Bracket exp(-r)·2**precision for 0 <= r <= 1 by the alternating Taylor series."""
     one = 1 << precision
     fixed = int(r * one)
     term, total, k = one, one, 0
@@ -228,12 +219,12 @@ def _exp_below_one(r: Fraction, precision: int) -> tuple[int, int]:
         k += 1
         term = (term * fixed >> precision) // k
         total += term if k % 2 == 0 else -term
+    # Each of the rounded terms is off by less than 3 units, and the tail is below 4.
     slack = 4 * (k + 2)
     return max(0, total - slack), min(one, total + slack)
 
 
 def _power(low: int, high: int, exponent: int, precision: int) -> tuple[int, int]:
-    """Bracket of (value)**exponent by repeated squaring, rounding outward."""
     result_low = result_high = 1 << precision
     while exponent:
         if exponent & 1:

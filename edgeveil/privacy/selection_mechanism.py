@@ -1,9 +1,9 @@
 """Private selection: the index of a good candidate, by exact sampling on integer scores.
 
 The exponential mechanism (McSherry and Talwar 2007): one unit changes any score by at most
-`sensitivity_steps` Δ; with scale t it is (2Δ/t)-DP, and (Δ/t)-DP where one unit moves all scores
-the same way (`docs/privacy.md`, "Selection"). No float decides; the number of draws depends on the
-scores.
+`sensitivity_steps` Δ; with scale t it is (2Δ/t)-DP, and (Δ/t)-DP where one unit moves all scores in
+one direction (`docs/privacy.md`, "Selection"). No float decides the result; the number of draws
+depends on the scores.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ def selection_event(
     *,
     monotonic: bool = False,
 ) -> SelectionEvent:
-    """The event of one selection at pure `epsilon`, unit record. `monotonic`: one unit moves all
-    scores in the same direction, so the scale is half. Raises `PrivacyError` for impossible values.
-    """
+    """Return the event of a selection at pure `epsilon`; `monotonic` halves the scale."""
     if not 0 < epsilon < math.inf or sensitivity_steps <= 0:
         raise PrivacyError(f"{what}: needs ε > 0 and a sensitivity > 0, got ε = {epsilon}")
     scale = Fraction(sensitivity_steps * (1 if monotonic else 2)) / Fraction(epsilon)
@@ -53,8 +51,7 @@ def selection_event(
 def exponential_mechanism(
     scores: NDArray[np.int64], event: SelectionEvent, random_bytes: RandomBytes = os_random
 ) -> tuple[int, SelectionEvent]:
-    """An index into `scores` (n,), P(i) ∝ exp(score_i / scale), by rejection, and its event. Raises
-    `PrivacyError` if the event prices another number of candidates."""
+    """Return an index into `scores` (n,), P(i) ∝ exp(score_i / scale), and its event."""
     if scores.shape != (event.candidates,):
         raise PrivacyError(f"{event.what}: shape {scores.shape}, priced as ({event.candidates},)")
     random_bytes = bound(random_bytes, event, scores)
@@ -62,19 +59,18 @@ def exponential_mechanism(
     best, scale = max(exact), Fraction(event.scale_numerator, event.scale_denominator)
     while True:
         index = _below(event.candidates, random_bytes)
-        uniform = LazyUniform(_word(random_bytes), 64, random_bytes)
+        uniform = LazyUniform(_uint64(random_bytes), 64, random_bytes)
         if uniform.less_than_exp((best - exact[index]) / scale):
             return index, event
 
 
 def _below(count: int, random_bytes: RandomBytes) -> int:
-    """A uniform integer in [0, count), count <= 2**64, by rejection."""
     accepted = (1 << 64) // count * count
     while True:
-        word = _word(random_bytes)
-        if word < accepted:
-            return word % count
+        drawn = _uint64(random_bytes)
+        if drawn < accepted:
+            return drawn % count
 
 
-def _word(random_bytes: RandomBytes) -> int:
+def _uint64(random_bytes: RandomBytes) -> int:
     return int.from_bytes(random_bytes(8), "little")

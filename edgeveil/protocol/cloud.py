@@ -1,16 +1,15 @@
-"""The cloud's machine: several jobs beside each other in all cells, and what they share.
+"""Cloud machine: runs several jobs in all cells and holds their shared state.
 
-Theory of operation. Each running job has a `JobCourse` (`cloud_job.py`), which knows nothing of the
-others. Batches and notes go to it by the job that they name, parts and requests by the digest of
-their blob, timers by name, results by task. What is about no running job is answered here.
+Each running job has a `JobRun` (`cloud_job.py`), independent of the others. Batches and notes are
+dispatched by job id, parts and requests by the digest of their blob, timers by name, results by
+task; events without a running job are handled here. Each cell has a proxy with its own key, whose
+messages count for its cell only. Shared state per cell: the roster, ends of jobs and the statement
+on releases (both repeated until confirmed), and releases published after a canary or for new
+devices. Batches of all jobs share `spool_bytes`: a batch without room waits at the proxy, and
+streams are dropped to make room.
 
-Each cell has a proxy with a key of its own, and what it says counts for its cell alone. Beside the
-jobs stand, cell by cell, the roster, ends of jobs and the statement on releases (both repeated
-until confirmed), and releases that the process publishes after a canary or for new devices. Batches
-of several jobs share `spool_bytes`: one without room waits at the proxy, and streams make way.
-
-Keys, believed and own, may change while jobs run, by metadata that the offline root signed. Then
-each job is announced anew and its round repeated."""
+Trusted and own keys may change while jobs run, by metadata that the offline root signed. Each job
+is then announced and its round repeated under the new keys."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ class CancelJob:
 
 @dataclass(frozen=True)
 class RepeatEnd:
-    """A `Command`: this job ended before the process did; announce its end again."""
+    """A `Command`: announce again the end of a job that an earlier process ended."""
 
     job_id: bytes
     status: str
@@ -45,7 +44,7 @@ class RepeatEnd:
 
 @dataclass(frozen=True)
 class PublishRelease:
-    """A `Command`: bring the release of this ended job to all enrolled devices of these cells."""
+    """A `Command`: send the release of this ended job to all devices of these cells."""
 
     job_id: bytes
     cells: tuple[str, ...] = cj.ONE_CELL
@@ -53,7 +52,7 @@ class PublishRelease:
 
 @dataclass(frozen=True)
 class OwnKeys:
-    """A `Command`: sign with these keys from now on, and believe these peers."""
+    """A `Command`: sign with these keys from now on, and trust these peers."""
 
     jobs: SigningKey
     releases: SigningKey
@@ -63,7 +62,7 @@ class OwnKeys:
 
 @dataclass(frozen=True)
 class SealPublication:
-    """Seal a release to all keys of these cells. Result as `SealJob`."""
+    """Work: seal a release to all keys of these cells. Returns as `SealJob`."""
 
     job_id: bytes
     cells: tuple[str, ...] = cj.ONE_CELL
@@ -71,7 +70,7 @@ class SealPublication:
 
 @dataclass(frozen=True)
 class CountReports:
-    """Count a cell's reports on a release once each. `note`: digest of what brought them."""
+    """Work: count a cell's reports on a release, once each; `note` is their note's digest."""
 
     at: m.RoundId
     sealed: tuple[bytes, ...]
@@ -81,12 +80,12 @@ class CountReports:
 
 @dataclass(frozen=True)
 class ReportsCounted:
-    """The counts are durable."""
+    """Result of `CountReports`: the counts are durable."""
 
 
 @dataclass(frozen=True)
 class RosterMark:
-    """The roster that was taken last: its registry, and its number there."""
+    """Registry and epoch of the newest accepted roster."""
 
     lineage: str
     epoch: int
@@ -94,7 +93,7 @@ class RosterMark:
 
 @dataclass(frozen=True)
 class RosterKept:
-    """Enrolled public keys, 32 bytes each, stale from `expires_s` on (since 1970; 0: never)."""
+    """Enrolled public keys, 32 bytes each, stale from `expires_s` (since 1970; 0: never)."""
 
     epoch: int
     keys: bytes
@@ -106,7 +105,7 @@ class RosterKept:
 
 @dataclass(frozen=True)
 class RosterRefused:
-    """A roster was refused: until one is taken, nobody knows who was admitted and revoked."""
+    """Refused roster: until one is accepted, new and revoked devices are unknown."""
 
     reason: str
     lineage: str
@@ -115,30 +114,29 @@ class RosterRefused:
 
 
 def job_of(task: object) -> bytes | None:
-    """The job that a task of the cloud's is about."""
     at = getattr(getattr(task, "batch", task), "at", None)
     found: bytes | None = getattr(task, "job_id", None) if at is None else at.job_id
     return found
 
 
 class RosterArrival:
-    """A cell's roster, as far as it is there. The timer `roster` asks for what is missing."""
+    """Roster of a cell being received; the timer `roster` requests missing parts."""
 
     def __init__(self, cell: cj.Cell, newest: RosterMark | None = None) -> None:
         self._cell = cell
         self._roster: tr.Fetch[m.Roster] | None = None
-        self._newest = newest  # an older roster would bring revoked devices back
+        self._newest = newest  # an older roster would restore revoked devices
 
     def offer(self, offer: m.Offer, header: m.Roster, named: str) -> list[fx.Effect]:
-        """A roster is offered. `named`: the lineage in the root. May raise ProtocolError."""
+        """Take an offered roster; `named` is the root's lineage. Raises ProtocolError."""
         cell, limit_bytes = self._cell, self._cell.settings.blob_bytes
         tr.check_fetchable(offer, header.blob, limit_bytes)
         if header.blob.size_bytes % KEY_BYTES:
             raise ProtocolError("malformed")
         if refused := self._why_not(header, named):
-            # A replay changes nothing: the newest roster stands. Whether it is one, its time tells.
-            told = RosterRefused(refused, header.lineage, cell.name, header.expires_s)
-            return [fx.Persist(told), fx.Refuse(refused)]
+            # The accepted roster stays; the expiry distinguishes a replay.
+            report = RosterRefused(refused, header.lineage, cell.name, header.expires_s)
+            return [fx.Persist(report), fx.Refuse(refused)]
         if self._roster is None or self._roster.header != header:
             self._roster = tr.Fetch(offer, header, limit_bytes)
         complete = False
@@ -149,7 +147,7 @@ class RosterArrival:
         return [cell.set("roster", cell.settings.repair_s)]
 
     def _why_not(self, header: m.Roster, named: str) -> str:
-        """Why not, or "". A rebuilt registry may have forgotten who was revoked."""
+        """Return the refusal's reason, or ""; a rebuilt registry may lack revocations."""
         newest = self._newest
         if named:
             if header.lineage != named:
@@ -170,7 +168,7 @@ class RosterArrival:
             return self._keep(roster)
         return self._cell.ask(roster.next_need(timer=False))
 
-    def look(self) -> list[fx.Effect]:
+    def repair(self) -> list[fx.Effect]:
         if self._roster is None:
             return []
         again = self._cell.set("roster", self._cell.settings.repair_s)
@@ -180,13 +178,13 @@ class RosterArrival:
         data, header, name = roster.finish(), roster.header, self._cell.name
         self._roster, self._newest = None, RosterMark(header.lineage, header.epoch)
         kept = RosterKept(header.epoch, data, header.lineage, header.expires_s, header.knows, name)
-        told = {"enrolled": len(data) // KEY_BYTES} | ({"cell": name} if name else {})
+        facts = {"enrolled": len(data) // KEY_BYTES} | ({"cell": name} if name else {})
         held = self._cell.ack(header.blob.digest, "held")
-        return [fx.Persist(kept), held, fx.Report("roster", told)]
+        return [fx.Persist(kept), held, fx.Report("roster", facts)]
 
 
 class CloudMachine:
-    """One cloud. `courses`: running jobs by id, oldest first; `heard`: cells that spoke."""
+    """One cloud; `courses` are running jobs by id, oldest first, `heard` responding cells."""
 
     def __init__(
         self,
@@ -198,15 +196,14 @@ class CloudMachine:
         rosters: Mapping[str, RosterMark] | None = None,
         metadata: m.TrustMetadata | None = None,
     ) -> None:
-        """`keys` are those of each cell's parties; `releases` signs final models (None: `signer`);
-        `rosters` were taken last; `metadata` is what proxies are told of the root's."""
+        """`keys`, `rosters` are by cell; `releases` signs models; `metadata` is for proxies."""
         self.signer, self.keys, self._metadata = signer, dict(keys), metadata
         self.heard: set[str] = set()
-        self._down: dict[str, dict[str, str]] = {cell: {} for cell in keys}  # links, by their hop
+        self._down: dict[str, dict[str, str]] = {cell: {} for cell in keys}  # failed links by hop
         self._now_s = 0.0
         self._releases = releases or signer
         self.settings = settings or cj.CloudSettings()
-        self.courses: dict[bytes, cj.JobCourse] = {}
+        self.courses: dict[bytes, cj.JobRun] = {}
         cells = {name: cj.Cell(name, signer, self._releases, self.settings) for name in keys}
         marks, self._cells = rosters or {}, cells
         self._rosters = {name: RosterArrival(one, marks.get(name)) for name, one in cells.items()}
@@ -221,9 +218,9 @@ class CloudMachine:
 
     @property
     def at(self) -> m.RoundId | None:
-        """The attempt of the job that runs alone; None where none or several run."""
-        courses = list(self.courses.values())
-        return courses[0].at if len(courses) == 1 else None
+        """Attempt of the only running job; None if none or several run."""
+        runs = list(self.courses.values())
+        return runs[0].at if len(runs) == 1 else None
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
         self._now_s = now_s
@@ -231,48 +228,48 @@ class CloudMachine:
             out = self._handle(event)
         except ProtocolError as error:
             return [fx.Refuse(error.reason)]
-        for course in [one for one in self.courses.values() if one.over]:
-            # A silent one is to come anew.
-            self.heard -= {name for name, cell in course.cells.items() if cell.silent}
-            del self.courses[course.job_id]
+        for run in [one for one in self.courses.values() if one.over]:
+            # A silent cell must respond again.
+            self.heard -= {name for name, cell in run.cells.items() if cell.silent}
+            del self.courses[run.job_id]
         return out
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
             case fx.Command(what=cj.StartJob() as start):
-                course = self.courses.get(start.job_id)
-                if course is None:
+                run = self.courses.get(start.job_id)
+                if run is None:
                     cells = self._cells.values()
                     own = [with_changes(cell, job_id=start.job_id) for cell in cells]
-                    course = cj.JobCourse(start, own, list(self._ends.values()))
-                out = course.begin()
-                self.courses[start.job_id] = course
+                    run = cj.JobRun(start, own, list(self._ends.values()))
+                out = run.begin()
+                self.courses[start.job_id] = run
                 for cell in self.keys:
-                    course.cells[cell].linked(self.link_down(cell))
-                # A proxy answers with its roster, before it holds the job: one that would be
+                    run.cells[cell].linked(self.link_down(cell))
+                # A proxy answers with its roster before it holds the job, so that a roster to be
                 # refused is known before a round is sealed.
                 return [*map(self._here, self.keys), *out]
             case fx.Command(what=CancelJob(job_id=job_id)):
                 return self.courses[job_id].cancel() if job_id in self.courses else []
             case fx.Command(what=RepeatEnd(job_id=job_id, status=status)):
                 close = m.Close(job_id, status)  # type: ignore[arg-type]
-                return [one for ends in self._ends.values() for one in ends.say(job_id, close)]
-            case fx.Command(what=PublishRelease() as asked):
-                if self._publishing is not None or any(map(self.offering, asked.cells)):
+                return [one for ends in self._ends.values() for one in ends.add(job_id, close)]
+            case fx.Command(what=PublishRelease() as new):
+                if self._publishing is not None or any(map(self.offering, new.cells)):
                     return []
-                self._publishing = asked
-                return [fx.Work(SealPublication(asked.job_id, asked.cells))]
-            case fx.Command(what=m.ReleaseStatement() as said):
-                return [one for each in self._statements.values() for one in each.say(b"", said)]
+                self._publishing = new
+                return [fx.Work(SealPublication(new.job_id, new.cells))]
+            case fx.Command(what=m.ReleaseStatement() as new):
+                return [one for each in self._statements.values() for one in each.add(b"", new)]
             case fx.Command(what=OwnKeys() as keys):
                 return self._rekeyed(keys)
             case fx.PeerSilent(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
                 return [self._here(cell)]
             case fx.PeerConnected(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
-                jobs = [one for of_it in self._of_jobs(cell) for one in of_it.send()]
+                jobs = [one for run in self._cell_runs(cell) for one in run.send()]
                 published, statement = self._published[cell], self._statements[cell]
-                beside = [*self._ends[cell].send(), *published.send(), *statement.send()]
-                out = [*self._tell_trust(cell), self._here(cell), *jobs, *beside]
+                shared = [*self._ends[cell].send(), *published.send(), *statement.send()]
+                out = [*self._send_trust(cell), self._here(cell), *jobs, *shared]
                 return [*out, *self._linked(cell, "cloud", "")]
             case fx.PeerLost(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
                 self.heard.discard(cell)
@@ -286,7 +283,7 @@ class CloudMachine:
             case fx.WorkDone(task=SealPublication() as task, result=result):
                 return self._publish(task, result)
             case fx.WorkDone(task=CountReports(note=note, cell=cell), result=result):
-                # What could not be counted the proxy says again.
+                # The proxy repeats reports that are not acknowledged.
                 counted = isinstance(result, ReportsCounted)
                 return [self._cells[cell].ack(note, "held")] if counted else []
             case fx.WorkDone(task=tr.ShowBlob() as task, result=result):
@@ -295,15 +292,15 @@ class CloudMachine:
                 return self._done(task, result)
         return []
 
-    def _of_jobs(self, cell: str) -> list[cj.CellCourse]:
-        return [course.cells[cell] for course in self.courses.values()]
+    def _cell_runs(self, cell: str) -> list[cj.CellRun]:
+        return [run.cells[cell] for run in self.courses.values()]
 
     def offering(self, cell: str) -> bool:
-        asked = self._publishing is not None and cell in self._publishing.cells
-        return asked or self._published[cell].sequence >= 0
+        sealing = self._publishing is not None and cell in self._publishing.cells
+        return sealing or self._published[cell].sequence >= 0
 
     def _publish(self, task: SealPublication, result: object) -> list[fx.Effect]:
-        """Offer what was sealed; what cannot be sealed now is asked for again."""
+        """Offer a sealed release; the process retries one that cannot be sealed."""
         if self._publishing is None or self._publishing.job_id != task.job_id:
             return []
         self._publishing = None
@@ -320,7 +317,7 @@ class CloudMachine:
         return [cell for cell in self.keys if self._down[cell] or cell not in self.heard]
 
     def link_down(self, cell: str) -> str:
-        """Which link on the way to the cell's devices is known to be down; "": none."""
+        """Return which link towards the cell's devices is down, or ""."""
         return next(iter(self._down[cell].values()), "")
 
     def _linked(self, cell: str, hop: str, down: str) -> list[fx.Effect]:
@@ -328,57 +325,57 @@ class CloudMachine:
             self._down[cell][hop] = f"{down} (cell '{cell}')" if cell else down
         else:
             self._down[cell].pop(hop, None)
-        told = self.link_down(cell)
-        return [one for of_it in self._of_jobs(cell) for one in of_it.linked(told)]
+        current = self.link_down(cell)
+        return [one for run in self._cell_runs(cell) for one in run.linked(current)]
 
     def _message(self, cell: str, message: m.Message) -> list[fx.Effect]:
         match message:
             case m.Offer() as offer:
                 return self._offer(cell, offer)
             case m.BlobPart() as part:
-                of_it = self._course(lambda course: course.cells[cell].knows(part.blob))
-                return of_it.part(cell, part) if of_it else self._rosters[cell].part(part)
+                run = self._run(lambda run: run.cells[cell].knows(part.blob))
+                return run.part(cell, part) if run else self._rosters[cell].part(part)
             case m.Need() as need:
                 return self._answer(cell, need)
             case m.Note(body=envelope):
                 return self._note(cell, envelope)
         return []
 
-    def _hear(self, cell: str) -> None:
+    def _mark_heard(self, cell: str) -> None:
         self.heard.add(cell)
-        for of_it in self._of_jobs(cell):
-            of_it.heard = True
+        for run in self._cell_runs(cell):
+            run.heard = True
 
     def _here(self, cell: str) -> fx.Effect:
         return fx.Send(fx.ProxyAddress(cell), self.signer.note(m.Here(0.0)))
 
-    def _course(self, about: Callable[[cj.JobCourse], bool]) -> cj.JobCourse | None:
-        return next((one for one in self.courses.values() if about(one)), None)
+    def _run(self, test: Callable[[cj.JobRun], bool]) -> cj.JobRun | None:
+        return next((one for one in self.courses.values() if test(one)), None)
 
     def _done(self, task: object, result: object) -> list[fx.Effect]:
-        course = self.courses.get(job_of(task) or b"")
-        if course is None:
+        run = self.courses.get(job_of(task) or b"")
+        if run is None:
             if isinstance(task, cj.TakeBatch):  # written since the job ended
                 return [fx.Persist(cj.BatchDropped(task.batch.at.job_id, task.cell))]
             return []
         match task:
             case cj.OpenArrived():
-                return course.cells[task.cell].arrival.opened()
+                return run.cells[task.cell].arrival.opened()
             case tr.GrantPut(sender=fx.ProxyAddress(cell=cell)):
-                return course.cells[cell].arrival.grants.granted(task, result)
+                return run.cells[cell].arrival.grants.granted(task, result)
             case cj.TakeBatch():
-                return course.taken(task, result)
-        return course.done(task, result) if course.awaits(task) else []
+                return run.taken(task, result)
+        return run.done(task, result) if run.awaits(task) else []
 
     def _shown(self, task: tr.ShowBlob, result: object) -> list[fx.Effect]:
-        """A broadcast lies in the store, or a publication; cells may have the same one."""
-        of_jobs = [one for course in self.courses.values() for one in course.cells.values()]
-        outgoing = [*self._published.values(), *(one.out for one in of_jobs)]
-        asked = [one for one in outgoing if one.shown.awaits(task)]
-        of_it = next((one for one in asked if one.lends(task.data)), asked[0] if asked else None)
-        return of_it.shown.done(task, result, self._now_s) if of_it else []
+        """Pass a stored blob to its broadcast; several cells may send the same one."""
+        runs = [one for run in self.courses.values() for one in run.cells.values()]
+        outgoing = [*self._published.values(), *(one.out for one in runs)]
+        waiting = [one for one in outgoing if one.shown.awaits(task)]
+        waiting = [one for one in waiting if one.lends(task.data)] or waiting
+        return waiting[0].shown.done(task, result, self._now_s) if waiting else []
 
-    def _tell_trust(self, cell: str) -> list[fx.Effect]:
+    def _send_trust(self, cell: str) -> list[fx.Effect]:
         return [fx.Send(fx.ProxyAddress(cell), self._metadata)] if self._metadata else []
 
     def _rekeyed(self, own: OwnKeys) -> list[fx.Effect]:
@@ -388,86 +385,84 @@ class CloudMachine:
         self.signer.key = own.jobs
         self._releases.key = own.releases
         version = next(iter(own.peers.values())).versions[1]
-        out: list[fx.Effect] = [one for cell in self.keys for one in self._tell_trust(cell)]
+        out: list[fx.Effect] = [one for cell in self.keys for one in self._send_trust(cell)]
         out.append(fx.Report("trust_changed", {"version": version}))
         if not changed:
             return out
         out += [one for ends in self._ends.values() for one in ends.sign_anew()]
         for cell, published in self._published.items():
             out += [*published.send(), *self._statements[cell].sign_anew()]
-        return out + [one for course in self.courses.values() for one in course.rekeyed()]
+        return out + [one for run in self.courses.values() for one in run.rekeyed()]
 
     def _answer(self, cell: str, need: m.Need) -> list[fx.Effect]:
-        """Send parts, or where they lie. Raises `unknown_blob`, `bad_index`."""
+        """Send parts of a broadcast or its URL. Raises `unknown_blob`, `bad_index`."""
         published = self._published[cell]
         if published.is_blob(need.blob):
             return published.answer(need, self._now_s)
-        course = self._course(lambda one: one.cells[cell].out.is_blob(need.blob))
-        if course is None:
+        run = self._run(lambda one: one.cells[cell].out.is_blob(need.blob))
+        if run is None:
             raise ProtocolError("unknown_blob")
-        return course.answer(cell, need, self._now_s)
+        return run.answer(cell, need, self._now_s)
 
     def _offer(self, cell: str, offer: m.Offer) -> list[fx.Effect]:
         header = m.verified_header(offer.header, "proxy", self.keys[cell].proxy)
-        self._hear(cell)
-        of_it = self._cells[cell]
+        self._mark_heard(cell)
         match header:
             case m.MaskSums(at=at):
-                course = self.courses.get(at.job_id)
-                if course is None:
-                    return [of_it.ack(header.blob.digest, "held")]
-                return course.masks(cell, offer, header)
+                run = self.courses.get(at.job_id)
+                if run is None:
+                    return [self._cells[cell].ack(header.blob.digest, "held")]
+                return run.masks(cell, offer, header)
             case m.Batch(at=at):
-                course = self.courses.get(at.job_id)
-                if course is not None:
-                    return self._batch(course, cell, offer, header)
+                run = self.courses.get(at.job_id)
+                if run is not None:
+                    return self._batch(run, cell, offer, header)
                 tr.check_fetchable(offer, header.blob, self.settings.spool_bytes)
-                return [of_it.ack(header.blob.digest, "closed")]
+                return [self._cells[cell].ack(header.blob.digest, "closed")]
             case m.Roster():
                 return self._rosters[cell].offer(offer, header, self.keys[cell].lineage)
         raise ProtocolError("unexpected_header")
 
-    def _others(self, course: cj.JobCourse, cell: str) -> list[cj.BatchArrival]:
-        of_all = [one for each in self.courses.values() for one in each.cells.values()]
-        return [one.arrival for one in of_all if one is not course.cells[cell]]
+    def _others(self, run: cj.JobRun, cell: str) -> list[cj.BatchArrival]:
+        runs = [one for each in self.courses.values() for one in each.cells.values()]
+        return [one.arrival for one in runs if one is not run.cells[cell]]
 
-    def _batch(
-        self, course: cj.JobCourse, cell: str, offer: m.Offer, header: m.Batch
-    ) -> list[fx.Effect]:
-        """Streams of other jobs make way where this batch would fit without them."""
-        others = self._others(course, cell)
+    def _batch(self, run: cj.JobRun, cell: str, offer: m.Offer, header: m.Batch) -> list[fx.Effect]:
+        """Take a batch, dropping streams of other jobs if it fits without them."""
+        others = self._others(run, cell)
         left_bytes = self.settings.spool_bytes - sum(one.batch_bytes for one in others)
         out, size_bytes = list[fx.Effect](), header.blob.size_bytes
-        if course.takes(cell, header) and size_bytes <= left_bytes:
+        if run.takes(cell, header) and size_bytes <= left_bytes:
             claimed_bytes = sum(one.claimed_bytes for one in others)
             if size_bytes > self.settings.spool_bytes - claimed_bytes:
                 out += [effect for one in others for effect in one.drop_stream()]
-        return [*out, *course.batch(cell, offer, header, left_bytes, self._now_s)]
+        return [*out, *run.batch(cell, offer, header, left_bytes, self._now_s)]
 
     def _stream(self, cell: str, arrived: m.Arrived) -> list[fx.Effect]:
-        course = self.courses.get(arrived.at.job_id)
-        if course is None:
+        run = self.courses.get(arrived.at.job_id)
+        if run is None:
             return []
-        others = self._others(course, cell)
+        others = self._others(run, cell)
         left_bytes = self.settings.spool_bytes - sum(one.claimed_bytes for one in others)
-        # What no room could hold is refused as such, whatever others have.
+        # A stream larger than the spool is refused by its size, not for lack of room.
         impossible = arrived.blob.size_bytes > self.settings.spool_bytes
-        return course.stream(cell, arrived, arrived.blob.size_bytes if impossible else left_bytes)
+        return run.stream(cell, arrived, arrived.blob.size_bytes if impossible else left_bytes)
 
     def _note(self, cell: str, envelope: m.Envelope) -> list[fx.Effect]:
         body = m.verified_body(envelope, "proxy", self.keys[cell].proxy)
-        self._hear(cell)
+        self._mark_heard(cell)
         match body:
             case m.Shortfall(at=at):
-                course = self.courses.get(at.job_id)
-                return course.short(cell, body) if course else []
+                run = self.courses.get(at.job_id)
+                return run.short(cell, body) if run else []
             case m.Arrived():
                 return self._stream(cell, body)
             case m.BlobPut():
-                course = self._course(lambda one: one.cells[cell].knows(body.blob))
-                return course.cells[cell].arrival.is_put(body) if course else []
+                run = self._run(lambda one: one.cells[cell].knows(body.blob))
+                return run.cells[cell].arrival.is_put(body) if run else []
             case m.ReleaseReports():
-                return [fx.Work(CountReports(body.at, body.sealed, _digest(envelope), cell))]
+                digest = hashlib.sha256(envelope.payload).digest()
+                return [fx.Work(CountReports(body.at, body.sealed, digest, cell))]
             case m.Ack():
                 return self._ack(cell, body)
             case m.LinkState(up=up):
@@ -485,16 +480,16 @@ class CloudMachine:
             if ack.status == "held":
                 return [fx.Persist(cj.ReleaseHeld(sequence, cell)), stop]
             return [stop, fx.Report("release_refused", {"why": ack.reason})]
-        course = self._course(lambda one: one.cells[cell].asks_about(ack))
-        return course.acknowledged(cell, ack) if course else []
+        run = self._run(lambda one: one.cells[cell].asks_about(ack))
+        return run.acknowledged(cell, ack) if run else []
 
     def _timer(self, name: str) -> list[fx.Effect]:
-        what, _, of_it = name.partition("/")
-        job, _, cell = of_it.partition("/")
+        kind, _, scope = name.partition("/")
+        job, _, cell = scope.partition("/")
         job_id = bytes.fromhex(job)
         if job_id:
-            return self.courses[job_id].timer(what, cell) if job_id in self.courses else []
-        match what:
+            return self.courses[job_id].timer(kind, cell) if job_id in self.courses else []
+        match kind:
             case "close":
                 return self._ends[cell].send()
             case "release":
@@ -502,9 +497,5 @@ class CloudMachine:
             case "statement":
                 return self._statements[cell].send()
             case "roster":
-                return self._rosters[cell].look()
+                return self._rosters[cell].repair()
         return []
-
-
-def _digest(said: m.Envelope) -> bytes:
-    return hashlib.sha256(said.payload).digest()

@@ -1,23 +1,21 @@
-"""One job at the cloud: announced, round after round, released, in all cells.
+"""One job at the cloud: announced, run round by round and released, in all cells.
 
-Theory of operation. `CLOUD_STATES` has the whole course. The job is announced to all enrolled
-devices, played round by round, then its model is released. Each step begins with the host sealing a
-broadcast for each cell, offered to the cell's proxy until it holds it. The proxies' batches are
-pulled part by part to the host's disk, and opened, aggregated and committed together (`Absorb`).
-Only then are they acknowledged: a proxy keeps its batch until the round is durable here.
+**States** (`CLOUD_STATES`). In each step the host seals a broadcast for each cell, which is offered
+to the cell's proxy until held. The proxies' batches are pulled part by part to the host's disk, and
+opened, aggregated and committed together (`Absorb`). Only then are they acknowledged: a proxy keeps
+its batch until the round is durable here.
 
-A round under masks takes two steps more. Each proxy is asked for the checks of its batch's masks,
-by factors that are disclosed only now, and uploads that do not fit are left out. Once the sums are
-durable each proxy is asked for the masks of the chosen uploads. There is no way back from there:
-the round is never asked for again, also not after a restart, which finds the kept sums.
+**Masks.** A masked round has two further steps. Each proxy is asked for the checks of its batch's
+masks, by factors that are disclosed only now, and uploads that do not fit are excluded. Once the
+sums are durable, each proxy is asked for the masks of the chosen uploads. From then on the round is
+never repeated, even after a restart, which finds the stored sums.
 
-A job moves on by results of the host's work and by where its cells stand (`Stand`). A step ends
-when no cell is awaited. A cell that is silent, refuses, or has not come when the others' uploads
-make a quorum of all, costs its own devices only; it is asked again from the round after it was
-heard and holds the job. An attempt with too few uploads is repeated, at most `retries` times for
-each round, with the same devices and noise. After that, or where others must mend something, the
-job pauses with its round kept; `end` is for what cannot be mended. `watchdog` alone ends a wait for
-a proxy: every sign of it about this job restarts it."""
+**Cells.** A step ends when no cell is awaited (`CellStatus`). A cell that is silent, refuses, or
+misses the grace after the others' quorum loses only its own devices; it takes part again from the
+round after it responded and holds the job. An attempt with too few uploads is repeated, at most
+`retries` times a round, with the same devices and noise. After that, or if an operator must act,
+the job pauses and keeps its round. Only `watchdog` ends a wait for a proxy; each message of the
+proxy about this job restarts it."""
 
 from __future__ import annotations
 
@@ -37,24 +35,23 @@ from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
 from edgeveil.protocol.cloud_reasons import SILENT, RoundAnswers, all_declined, goes_on
 
-ONE_CELL = ("",)  # of a fleet without named cells
+ONE_CELL = ("",)  # a fleet without named cells
 
 
 @dataclass(frozen=True)
 class StartJob:
-    """A `Command`: run this job from `round` on (1 for a new one; `rounds + 1` where only the
-    release is missing), `attempt` being the first one not yet used."""
+    """A `Command`: run this job from `round` on."""
 
     job_id: bytes
-    round: int
-    attempt: int
+    round: int  # 1 for a new job; `rounds + 1` if only the release is missing
+    attempt: int  # first unused one
     rounds: int
     retries: int
 
 
 @dataclass(frozen=True)
 class SealJob:
-    """Seal job and graph to all keys of these cells. Result `CellBroadcasts` or `Obstacle`."""
+    """Work: seal a job to all keys of these cells. Returns `CellBroadcasts` or `Obstacle`."""
 
     job_id: bytes
     cells: tuple[str, ...] = ONE_CELL
@@ -62,8 +59,7 @@ class SealJob:
 
 @dataclass(frozen=True)
 class SealRound:
-    """Select among these cells' devices and seal the model. Result as `SealJob`, or `AskUnmask`
-    where the round came as far as that before."""
+    """Work: select devices and seal the model. Returns as `SealJob`, or stored `AskUnmask`."""
 
     job_id: bytes
     round: int
@@ -73,7 +69,7 @@ class SealRound:
 
 @dataclass(frozen=True)
 class SealRelease:
-    """Seal the final model, to a canary's keys or to all, as the job says. Result as `SealJob`."""
+    """Work: seal the final model, to a canary or to all. Returns as `SealJob`."""
 
     job_id: bytes
     cells: tuple[str, ...] = ONE_CELL
@@ -87,24 +83,22 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class CellBroadcasts:
-    """What each cell is sent; a cell that is not named has no device for it."""
+    """Broadcast of each cell with devices for it."""
 
     by_cell: Mapping[str, Broadcast]
 
 
 @dataclass(frozen=True)
 class OpenArrived:
-    """Open what is there of a round's stream and was not opened yet, and add it up; `Absorb` does
-    what is not done then. `batch` has no counts while only its stream is there."""
+    """Work: open and sum the new part of a round's stream; `Absorb` does the remainder."""
 
-    batch: m.Batch
+    batch: m.Batch  # without counts while only its stream is available
     cell: str = ""
 
 
 @dataclass(frozen=True)
 class Absorb:
-    """Open, validate, aggregate, evaluate and commit the stored batches once. Result `RoundCommit`,
-    `TooFewUploads`, `Obstacle` or `WorkFailed`; under masks `AskChecks` or `AskUnmask`."""
+    """Work: open, validate, aggregate, evaluate and commit the stored batches, once."""
 
     batches: Mapping[str, m.Batch]
 
@@ -115,15 +109,14 @@ class Absorb:
 
 @dataclass(frozen=True)
 class AskChecks:
-    """The uploads were added up under their masks; ask these cells for the check of each mask."""
+    """Result: uploads were summed under masks; ask these cells for the masks' checks."""
 
     checks: Mapping[str, m.CheckMasks]
 
 
 @dataclass(frozen=True)
 class TakeChecks:
-    """Compare the masks' checks with the uploads, and leave out those that do not fit, and cells
-    without checks. Result `AskUnmask`, `TooFewUploads`, `Obstacle` or `WorkFailed`."""
+    """Work: exclude uploads that do not fit their mask's check, and cells without checks."""
 
     at: m.RoundId
     checks: Mapping[str, bytes] = field(repr=False)
@@ -131,7 +124,7 @@ class TakeChecks:
 
 @dataclass(frozen=True)
 class AskUnmask:
-    """Sums under masks are durable: ask for masks. `misfits`: uploads no honest device sends."""
+    """Result: sums under masks are durable; ask for masks and report `misfits`."""
 
     unmasks: Mapping[str, m.Unmask]
     misfits: Mapping[str, m.Misfits] = field(default_factory=dict)
@@ -143,8 +136,7 @@ class AskUnmask:
 
 @dataclass(frozen=True)
 class TakeMasks:
-    """Subtract the masks, check, aggregate, evaluate, commit; drop cells without masks. Result
-    `RoundCommit`, `Obstacle` or `WorkFailed`: wrong sums end the job."""
+    """Work: subtract and verify masks, then commit; drops cells without, fails on wrong sums."""
 
     at: m.RoundId
     masks: Mapping[str, bytes] = field(repr=False)
@@ -152,7 +144,7 @@ class TakeMasks:
 
 @dataclass(frozen=True)
 class RoundCommit:
-    """The round is committed; the record names the accepted ciphertexts of all cells by hash."""
+    """Result: the round is committed, with the record of accepted segments of all cells."""
 
     commit: m.Commit
     data: bytes
@@ -160,7 +152,7 @@ class RoundCommit:
 
 @dataclass(frozen=True)
 class TooFewUploads:
-    """Too few valid segments were in the batch: the round is repeated."""
+    """Result: too few valid segments; the round is repeated."""
 
     reason: str
     answers: RoundAnswers | None = None
@@ -169,14 +161,14 @@ class TooFewUploads:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Something that may change stands in the way (devices, disk, database): the job pauses."""
+    """Result: a temporary obstacle (devices, disk, database) pauses the job."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class TakeBatch:
-    """Move `name` from the store to the batch's parts. Result `PutTaken` or `WorkFailed`."""
+    """Work: move `name` from the store to the batch. Returns `PutTaken` or `WorkFailed`."""
 
     batch: m.Batch
     name: str
@@ -185,7 +177,7 @@ class TakeBatch:
 
 @dataclass(frozen=True)
 class BatchPart:
-    """Bytes of the batch, or stream, of this digest. Need not survive the process."""
+    """Bytes of the batch or stream with this digest; need not survive the process."""
 
     digest: bytes
     offset: int
@@ -208,8 +200,6 @@ class ReleaseHeld:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job came to an end, or to a stand (`paused`)."""
-
     job_id: bytes
     status: str
     reason: str = ""
@@ -223,24 +213,24 @@ class CloudSettings:
     spool_bytes: int = 1 << 30  # the batches of all jobs
     resend_s: float = 3.0
     repair_s: float = 1.0
-    proxy_margin_s: float = 30.0  # beyond a round's own deadline, before the proxy counts as lost
+    proxy_margin_s: float = 30.0  # after a round's deadline, before the proxy counts as lost
     close_cap_s: float = 60.0  # between two announcements of a job's end
     push_bytes: int = 16 << 20  # larger broadcasts are pulled, with bounded credit
-    beside_bytes: int = 0  # of blobs from this size on the proxy is told where they lie; 0: of none
-    beside_s: float = 3600.0  # for so long a URL is good
+    beside_bytes: int = 0  # minimum size of a blob that goes out of band; 0: none
+    beside_s: float = 3600.0  # validity of a URL
 
 
-def timer_name(what: str, job_id: bytes = b"", cell: str = "") -> str:
-    return "/".join([what, job_id.hex(), cell]).rstrip("/")
+def timer_name(kind: str, job_id: bytes = b"", cell: str = "") -> str:
+    return "/".join([kind, job_id.hex(), cell]).rstrip("/")
 
 
-BATCH_CREDIT = 256  # parts under way from the proxy: they go to the disk, not into memory
+BATCH_CREDIT = 256  # requested parts: they go to the disk, not into memory
 BATCH_CREDIT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell, with the cloud's keys and bounds, and its timers for one job or for none."""
+    """Cell with the cloud's keys and limits, and its timers for one job or for none."""
 
     name: str
     signer: m.Signer
@@ -252,11 +242,11 @@ class Cell:
     def proxy(self) -> fx.ProxyAddress:
         return fx.ProxyAddress(self.name)
 
-    def set(self, what: str, delay_s: float) -> fx.SetTimer:
-        return fx.SetTimer(timer_name(what, self.job_id, self.name), delay_s)
+    def set(self, kind: str, delay_s: float) -> fx.SetTimer:
+        return fx.SetTimer(timer_name(kind, self.job_id, self.name), delay_s)
 
-    def cancel(self, what: str) -> fx.CancelTimer:
-        return fx.CancelTimer(timer_name(what, self.job_id, self.name))
+    def cancel(self, kind: str) -> fx.CancelTimer:
+        return fx.CancelTimer(timer_name(kind, self.job_id, self.name))
 
     def ack(self, digest: bytes, status: Literal["held", "closed"]) -> fx.Effect:
         return fx.Send(self.proxy, self.signer.note(m.Ack(digest, status)))
@@ -266,7 +256,7 @@ class Cell:
 
 
 class OutgoingBroadcast:
-    """The broadcast that is offered until the proxy holds it, at most one; one timer."""
+    """The broadcast that is offered until the proxy holds it, with one timer."""
 
     def __init__(self, cell: Cell, timer: str) -> None:
         self._cell, self._timer = cell, timer
@@ -275,17 +265,17 @@ class OutgoingBroadcast:
         settings = cell.settings
         self.shown = tr.ShownBlobs(cell.signer, settings.beside_bytes, settings.beside_s)
 
-    def offer(self, what: Broadcast) -> list[fx.Effect]:
+    def offer(self, new: Broadcast) -> list[fx.Effect]:
         self.drop()
-        self._manifest, self._data = what.manifest, tr.LentData(what.data)
-        return self.send(push=what.manifest.blob.size_bytes <= self._cell.settings.push_bytes)
+        self._manifest, self._data = new.manifest, tr.LentData(new.data)
+        return self.send(push=new.manifest.blob.size_bytes <= self._cell.settings.push_bytes)
 
     def drop(self) -> None:
         self._data.take_back()
         self._manifest = None
 
     def send(self, *, push: bool = False) -> list[fx.Effect]:
-        """Say it (again); the proxy asks for parts that did not come with the first offer."""
+        """Offer the broadcast; the proxy requests parts that are not pushed."""
         if self._manifest is None:
             return []
         cell, manifest = self._cell, self._manifest
@@ -315,25 +305,25 @@ class OutgoingBroadcast:
         return data is self._data
 
     def answer(self, need: m.Need, now_s: float) -> list[fx.Effect]:
-        """Send parts, or where they lie. Raises `unknown_blob`, `bad_index`."""
+        """Send parts or the URL. Raises `unknown_blob`, `bad_index`."""
         if self._manifest is None or not self.is_blob(need.blob):
             raise ProtocolError("unknown_blob")
         proxy, blob = self._cell.proxy, self._manifest.blob
         if need.beside:
-            told = self.shown.answer(proxy, blob, self._data, now_s)
-            if told is not None:
-                return told
+            answer = self.shown.answer(proxy, blob, self._data, now_s)
+            if answer is not None:
+                return answer
         return tr.answer_need(proxy, need, blob, self._data)
 
 
 class BatchArrival:
-    """One job's batch of one cell. Timer `repair`; each part restarts `watchdog`."""
+    """Batch of one job and cell; timer `repair`; each part restarts `watchdog`."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell, settings = cell, cell.settings
         self._batch: tr.Fetch[m.Batch] | None = None  # its bytes go to the host
-        self._stream: tr.Fetch[m.Batch] | None = None  # the front of one that is not whole yet
-        self._at_work = self._more = False  # the host opens what came of a stream; more came since
+        self._stream: tr.Fetch[m.Batch] | None = None  # the front of an incomplete one
+        self._at_work = self._more = False  # the host opens a stream; more was received since
         self.grants = tr.PutGrants[m.Batch](cell.signer, settings.beside_bytes, settings.beside_s)
 
     @property
@@ -358,33 +348,33 @@ class BatchArrival:
         return digest in (under_way.header.blob.digest, under_way.header.stream)
 
     def batch(self, offer: m.Offer, header: m.Batch, now_s: float) -> list[fx.Effect]:
-        """A batch is offered: pull it if large or streamed, or say where to put it."""
+        """Pull an offered batch if it is large or streamed, or assign a URL."""
         cell, batch, stream, known = self._cell, self._batch, self._stream, False
         new = batch is None or batch.header != header
         if batch is None or new:
             if stream is not None and stream.header.stream == header.stream:
                 try:
-                    stream.grow(offer, header)  # what came of it is the front of this batch
+                    stream.grow(offer, header)  # its parts are the front of this batch
                     known = True
                 except ProtocolError:
                     pass
             batch = stream if known and stream else self._fetch(offer, header)
             self._batch, self._stream = batch, None
         proxy, blob = cell.proxy, header.blob
-        look_again = cell.set("repair", cell.settings.repair_s)
+        repair = cell.set("repair", cell.settings.repair_s)
         if offer.beside and not header.stream and self.grants.takes(proxy, blob, now_s):
-            batch.on_its_way = True
-            told = self.grants.offered(proxy, cell.job_id, blob, header, now_s)
-            return [*told, look_again, self.watch()]  # who offers it is there
-        batch.on_its_way = False
+            batch.in_transit = True
+            grant = self.grants.offered(proxy, cell.job_id, blob, header, now_s)
+            return [*grant, repair, self.watch()]
+        batch.in_transit = False
         out: list[fx.Effect] = []
         for part in tr.first_data(offer, blob):
-            out += self._put_away(batch, part)
+            out += self._store(batch, part)
         if known:
             out += cell.ask(batch.next_need(timer=False))
         elif new and (header.stream or blob.size_bytes > cell.settings.push_bytes):
             out += cell.ask(batch.next_need(timer=True))
-        return [*out, look_again, self.watch()] if new else [*out, look_again]
+        return [*out, repair, self.watch()] if new else [*out, repair]
 
     def is_put(self, put: m.BlobPut) -> list[fx.Effect]:
         grant = self.grants.get(self._cell.proxy, put.blob)
@@ -396,7 +386,7 @@ class BatchArrival:
     def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
         batch = self._batch
         if batch is None or batch.header != task.batch:
-            # Its round went meanwhile, and what was written since is of no use.
+            # The round ended meanwhile.
             return [] if batch or self._stream else [self._dropped()]
         self.grants.end(self._cell.job_id)
         if isinstance(result, tr.PutTaken):
@@ -405,48 +395,47 @@ class BatchArrival:
         return [fx.Refuse(f"beside_{tr.why_not(result)}")]
 
     def stream(self, arrived: m.Arrived) -> list[fx.Effect]:
-        """Ask for the front of a batch. Raises ProtocolError."""
+        """Request the front of a batch. Raises ProtocolError."""
         blob = arrived.blob
         tr.check_claim(blob, self._cell.settings.spool_bytes)
         if blob.size_bytes % blob.part_bytes or not blob.size_bytes:
             raise ProtocolError("malformed")
         if self._batch is not None:
-            return []  # it has all of it
+            return []  # the batch includes it
         header = m.Batch(arrived.at, 0, 0, (), blob, blob.digest)
         offer = m.Offer(m.Envelope("proxy", b"", bytes(64)))
         stream = self._stream
         if stream is None or stream.header.stream != header.stream:
             stream = self._stream = self._fetch(offer, header)
         elif blob.size_bytes <= stream.header.blob.size_bytes:
-            return []  # said before
+            return []  # already known
         stream.grow(offer, header)
         return self._cell.ask(stream.next_need(timer=False))
 
     def opened(self) -> list[fx.Effect]:
-        """What was there is opened; go on if more is by now."""
         self._at_work, more, self._more = False, self._more, False
         batch = self._batch or self._stream
         return self._open(batch.header) if more and batch and batch.header.stream else []
 
     def part(self, part: m.BlobPart) -> list[fx.Effect]:
         batch = self._batch or self._stream
-        return self._put_away(batch, part) if batch is not None and self.knows(part.blob) else []
+        return self._store(batch, part) if batch is not None and self.knows(part.blob) else []
 
-    def look(self) -> list[fx.Effect]:
+    def repair(self) -> list[fx.Effect]:
         batch = self._batch
         if batch is None or batch.complete:
             return []
         out = self._cell.ask(batch.next_need(timer=True))
-        if not batch.idle_looks and not batch.on_its_way:
-            # The round is closed: only silence counts from now on, however long the way is.
+        if not batch.idle_timeouts and not batch.in_transit:
+            # The round is closed: from now on only the proxy's silence counts.
             out.append(self.watch())
         return [*out, self._cell.set("repair", self._cell.settings.repair_s)]
 
     def acknowledge(self) -> list[fx.Effect]:
         if self._batch is None:
             return []
-        told = self._cell.ack(self._batch.header.blob.digest, "held")
-        return [*self.drop(), told]
+        ack = self._cell.ack(self._batch.header.blob.digest, "held")
+        return [*self.drop(), ack]
 
     def drop(self) -> list[fx.Effect]:
         batch = self._batch or self._stream
@@ -455,11 +444,10 @@ class BatchArrival:
         return [] if batch is None else [self._dropped()]
 
     def drop_stream(self) -> list[fx.Effect]:
-        """Forget the front of a batch that is not whole yet: it comes again with the batch."""
+        """Drop the front of an incomplete batch; it is sent again with the batch."""
         return self.drop() if self._batch is None else []
 
     def watch(self) -> fx.SetTimer:
-        """There is a sign of the proxy: restart the watchdog."""
         return self._cell.set("watchdog", self._cell.settings.proxy_margin_s)
 
     def _dropped(self) -> fx.Effect:
@@ -470,7 +458,7 @@ class BatchArrival:
         credit = min(BATCH_CREDIT, max(tr.NEED_LIMIT, BATCH_CREDIT_BYTES // header.blob.part_bytes))
         return tr.Fetch(offer, header, most_bytes, keep=False, credit=credit)
 
-    def _put_away(self, batch: tr.Fetch[m.Batch], part: m.BlobPart) -> list[fx.Effect]:
+    def _store(self, batch: tr.Fetch[m.Batch], part: m.BlobPart) -> list[fx.Effect]:
         cell, blob, stream = self._cell, batch.header.blob, batch.header.stream
         again = part.index in batch
         batch.add(part)
@@ -490,48 +478,50 @@ class BatchArrival:
 
 
 class MaskArrivals:
-    """One question about masks, repeated by the timer `unmask` until `masks` is whole."""
+    """One request about masks, repeated by the timer `unmask` until `masks` is complete."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        self._asked: m.CheckMasks | m.Unmask | None = None
+        self._request: m.CheckMasks | m.Unmask | None = None
         self._answer: tr.Fetch[m.MaskSums] | None = None
         self.masks: bytes | None = None
 
-    def ask(self, asked: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
-        self._asked, self._answer, self.masks = asked, None, None
+    def ask(self, request: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
+        self._request, self._answer, self.masks = request, None, None
         return self.send()
 
     def drop(self) -> list[fx.Effect]:
-        self._asked, answer, self._answer, self.masks = None, self._answer, None, None
-        told = [self._cell.ack(answer.header.blob.digest, "held")] if answer else []
-        return [self._cell.cancel("unmask"), *told]
+        self._request, answer, self._answer, self.masks = None, self._answer, None, None
+        ack = [self._cell.ack(answer.header.blob.digest, "held")] if answer else []
+        return [self._cell.cancel("unmask"), *ack]
 
     @property
     def question(self) -> bytes:
-        return b"" if self._asked is None else hashlib.sha256(m.encode_inner(self._asked)).digest()
+        request = self._request
+        return hashlib.sha256(m.encode_inner(request)).digest() if request else b""
 
     def send(self) -> list[fx.Effect]:
-        if self._asked is None or self.masks is not None:
+        if self._request is None or self.masks is not None:
             return []
         cell = self._cell
         again = cell.set("unmask", cell.settings.resend_s)
         if self._answer is None:
-            return [fx.Send(cell.proxy, cell.signer.note(self._asked)), again]
+            return [fx.Send(cell.proxy, cell.signer.note(self._request)), again]
         need = self._answer.next_need(timer=True)
-        if self._answer.idle_looks > 1:  # the proxy may have begun anew and know of no answer
+        if self._answer.idle_timeouts > 1:  # the proxy may have restarted and lost the answer
             self._answer = None
         return [*cell.ask(need), again]
 
     def offer(self, offer: m.Offer, header: m.MaskSums) -> list[fx.Effect]:
-        if self._asked is None or header.question != self.question or header.at != self._asked.at:
+        request = self._request
+        if request is None or header.question != self.question or header.at != request.at:
             return [self._cell.ack(header.blob.digest, "held")]
         limit_bytes = self._cell.settings.blob_bytes
         tr.check_fetchable(offer, header.blob, limit_bytes)
         if self._answer is None or self._answer.header != header:
             self._answer = tr.Fetch(offer, header, limit_bytes)
         if self.masks is not None:
-            return []  # they are being used
+            return []  # already in use
         complete = False
         for part in tr.first_data(offer, header.blob):
             complete = self._answer.add(part)
@@ -541,7 +531,7 @@ class MaskArrivals:
         return self._answer is not None and self._answer.header.blob.digest == digest
 
     def part(self, part: m.BlobPart) -> list[fx.Effect] | None:
-        """A part of the answer; None if it is of something else."""
+        """Take a part of the answer; returns None if it is of another blob."""
         answer = self._answer
         if answer is None or answer.header.blob.digest != part.blob:
             return None
@@ -560,25 +550,25 @@ class MaskArrivals:
         return [self._cell.cancel("unmask")]
 
 
-class Stand(Enum):
-    OUT = "out"  # it has no part in it
+class CellStatus(Enum):
+    OUT = "out"  # takes no part in the step
     OFFERED = "offered"  # its proxy does not hold the broadcast yet
-    HELD = "held"  # the proxy holds it; of a round the batch is awaited
+    HELD = "held"  # the proxy holds it; in a round, the batch is awaited
     ASKED = "asked"  # the proxy is asked about masks
-    CAME = "came"  # the batch is whole, or the checks or sums of masks
+    RECEIVED = "received"  # the batch is complete, or the checks or sums of masks
     SHORT = "short"  # too few devices answered
-    GONE = "gone"  # silent, or refusing
+    FAILED = "failed"  # silent or refusing; costs only the cell's devices
 
 
 class RepeatedNotes:
-    """Notes repeated ever more rarely until each is confirmed. One timer for all."""
+    """Notes repeated with growing intervals until each is confirmed; one timer for all."""
 
     def __init__(self, cell: Cell, signer: m.Signer, timer: str) -> None:
         self._cell, self._signer, self._timer = cell, signer, timer
         self._open: dict[bytes, tuple[m.Body, m.Note]] = {}
         self._wait_s = cell.settings.resend_s
 
-    def say(self, key: bytes, body: m.Body) -> list[fx.Effect]:
+    def add(self, key: bytes, body: m.Body) -> list[fx.Effect]:
         self._open[key] = body, self._signer.note(body)
         self._wait_s = self._cell.settings.resend_s
         return self.send()
@@ -597,7 +587,7 @@ class RepeatedNotes:
         return [*notes, cell.set(self._timer, wait_s)]
 
     def confirmed(self, digest: bytes) -> list[fx.Effect] | None:
-        """The proxy acknowledged a note of this digest; None if it is none of these."""
+        """Remove the note with this digest; returns None if there is none."""
         for key, (_, note) in self._open.items():
             if hashlib.sha256(note.body.payload).digest() == digest:
                 del self._open[key]
@@ -605,83 +595,81 @@ class RepeatedNotes:
         return None
 
 
-class CellCourse:
-    """One job in one cell. `joined`: its proxy holds the job, so that rounds may ask there. A cell
-    that does not answer, or will not, is `GONE` for the step, and costs its own devices only."""
+class CellRun:
+    """One job in one cell; `joined`: its proxy holds the job and may get rounds."""
 
-    def __init__(self, of_it: Cell, *, alone: bool) -> None:
-        """`alone`: there is no other cell, so that nobody waits for this one in vain."""
-        self.home, self._alone, self.cell = of_it, alone, of_it.name
-        self.out = OutgoingBroadcast(of_it, "resend")
-        self.arrival = BatchArrival(of_it)
-        self.masks = MaskArrivals(of_it)
-        self.stand, self.reason = Stand.OUT, ""
+    def __init__(self, home: Cell, *, alone: bool) -> None:
+        self.home, self._alone, self.cell = home, alone, home.name  # alone: the only cell
+        self.out = OutgoingBroadcast(home, "resend")
+        self.arrival = BatchArrival(home)
+        self.masks = MaskArrivals(home)
+        self.status, self.reason = CellStatus.OUT, ""
         self.joined = self.joining = self.heard = False
-        self.link = self.outage = ""  # which link is down now; which was, since the last offer
-        self.manifest: m.Manifest | None = None  # the newest that it was offered
+        self.link = self.outage = ""  # link that is down now; that was, since the last offer
+        self.manifest: m.Manifest | None = None  # newest offered
         self.shortfall: m.Shortfall | None = None
 
     @property
     def awaited(self) -> bool:
-        return self.stand in (Stand.OFFERED, Stand.HELD, Stand.ASKED)
+        return self.status in (CellStatus.OFFERED, CellStatus.HELD, CellStatus.ASKED)
 
     @property
     def silent(self) -> bool:
         return self.reason == SILENT and not self.heard
 
-    def offer(self, what: Broadcast) -> list[fx.Effect]:
-        self.stand, self.reason, self.shortfall = Stand.OFFERED, "", None
+    def offer(self, new: Broadcast) -> list[fx.Effect]:
+        self.status, self.reason, self.shortfall = CellStatus.OFFERED, "", None
         self.outage = self.link
-        self.manifest = what.manifest
-        return [*self.out.offer(what), self.wait()]
+        self.manifest = new.manifest
+        return [*self.out.offer(new), self.wait()]
 
     def linked(self, down: str) -> list[fx.Effect]:
-        """A link to its devices is `down`, or none is: its silence was the link's."""
+        """Record the failed link (`down`, "" if none), which excuses the cell's silence."""
         before, self.link = self.link, down
         self.outage = down or self.outage
         return [self.wait()] if before and not down and self.awaited else []
 
-    def hold(self) -> list[fx.Effect]:
-        """Its proxy holds the broadcast; the proxy's deadline runs from here, not from sealing."""
-        self.stand = Stand.HELD
+    def on_held(self) -> list[fx.Effect]:
+        """Start the round's wait; the proxy's deadline runs from here, not from sealing."""
+        self.status = CellStatus.HELD
         self.out.drop()
         return [self.home.cancel("resend"), self.wait()]
 
-    def ask(self, asked: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
-        self.stand, self.reason = Stand.ASKED, ""
-        return [*self.masks.ask(asked), self.arrival.watch()]
+    def ask(self, request: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
+        self.status, self.reason = CellStatus.ASKED, ""
+        return [*self.masks.ask(request), self.arrival.watch()]
 
-    def come(self) -> list[fx.Effect]:
-        self.stand = Stand.CAME
-        return self.rest()
+    def on_received(self) -> list[fx.Effect]:
+        self.status = CellStatus.RECEIVED
+        return self.cancel_timers()
 
-    def go(self, reason: str) -> list[fx.Effect]:
-        self.stand, self.reason = Stand.GONE, reason
+    def fail(self, reason: str) -> list[fx.Effect]:
+        self.status, self.reason = CellStatus.FAILED, reason
         self.joined = self.heard = False
         return self._drop_all()
 
-    def leave(self) -> list[fx.Effect]:
-        self.stand, self.joining = Stand.OUT, False
+    def drop(self) -> list[fx.Effect]:
+        self.status, self.joining = CellStatus.OUT, False
         return self._drop_all()
 
     def _drop_all(self) -> list[fx.Effect]:
         self.out.drop()
-        return [*self.arrival.drop(), *self.masks.drop(), *self.rest()]
+        return [*self.arrival.drop(), *self.masks.drop(), *self.cancel_timers()]
 
-    def rest(self) -> list[fx.Effect]:
+    def cancel_timers(self) -> list[fx.Effect]:
         return [self.home.cancel("watchdog"), self.home.cancel("resend")]
 
-    def tell(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
+    def send_record(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
         out = [*self.masks.drop(), *self.arrival.acknowledge(), *self.arrival.drop()]
         self.out.drop()
-        self.stand, cell = Stand.OUT, self.home
+        self.status, cell = CellStatus.OUT, self.home
         signed, packet_bytes = cell.signer.header(commit), cell.settings.packet_bytes
         return [*out, *tr.sends(cell.proxy, signed, commit.blob, data, packet_bytes)]
 
     def wait(self) -> fx.SetTimer:
-        of_it = self.manifest
-        held = self._alone or self.stand is Stand.HELD
-        round_s = of_it.deadline_s + of_it.grace_s if of_it and held else 0.0
+        last = self.manifest
+        held = self._alone or self.status is CellStatus.HELD
+        round_s = last.deadline_s + last.grace_s if last and held else 0.0
         return self.home.set("watchdog", round_s + self.home.settings.proxy_margin_s)
 
     def send(self) -> list[fx.Effect]:
@@ -710,7 +698,7 @@ class CloudState(Enum):
 
 _S = CloudState
 _ASKING = (_S.CHECKING, _S.UNMASKING)  # about masks
-_WAITING_ON = (_S.ANNOUNCING, *_ASKING, _S.RELEASING)  # nothing else can be done meanwhile
+_WAITING_ON = (_S.ANNOUNCING, *_ASKING, _S.RELEASING)  # blocked until a cell responds
 _RUNNING = [state for state in CloudState if state is not _S.IDLE]
 CLOUD_STATES = fx.StateTable(
     _S.IDLE,
@@ -740,24 +728,24 @@ CLOUD_STATES = fx.StateTable(
 )
 
 
-_EVALUATIONS = ("evaluate", "cluster")  # phases of what changes no model
+_EVALUATIONS = ("evaluate", "cluster")  # phases that change no model
 _SLOW = "the other cells had a quorum of all devices before it answered"
 
 
-class JobCourse:
-    """One job from its start to its end, where its state is `idle` again."""
+class JobRun:
+    """One job from its start to its end, when its state is `idle` again."""
 
     def __init__(self, start: StartJob, cells: list[Cell], ends: list[RepeatedNotes]) -> None:
-        """`cells` have this job's timers; the end of the job is told to `ends`."""
+        """`cells` have this job's timers; the job's end is sent by `ends`."""
         self.start, self._ends, self._settings = start, ends, cells[0].settings
         self.job_id = start.job_id
         self.state = CLOUD_STATES.start
         self.round, self.attempt = start.round, start.attempt
         self.retries_left = start.retries
-        # After the commit under way: the key that announced it is gone.
+        # After the current commit: the key that announced the job was replaced.
         self._announce_again = False
         alone = len(cells) == 1
-        self.cells = {cell.name: CellCourse(cell, alone=alone) for cell in cells}
+        self.cells = {cell.name: CellRun(cell, alone=alone) for cell in cells}
 
     @property
     def at(self) -> m.RoundId:
@@ -777,7 +765,7 @@ class JobCourse:
         return self.state in (_S.SEALING_RELEASE, _S.RELEASING)
 
     def awaits(self, task: object) -> bool:
-        """Whether the outcome of this task still matters: it belongs to the attempt under way."""
+        """Return whether this task belongs to the current attempt."""
         match task:
             case SealJob(job_id=job_id) | SealRelease(job_id=job_id):
                 return job_id == self.job_id
@@ -790,23 +778,28 @@ class JobCourse:
     def _step(self, happened: str) -> None:
         self.state = CLOUD_STATES.step(self.state, happened)
 
-    def _may(self, happen: str) -> bool:
-        return CLOUD_STATES.allows(self.state, happen)
+    def _may(self, event: str) -> bool:
+        return CLOUD_STATES.allows(self.state, event)
 
     def _work(self, task: object) -> fx.Work:
         return fx.Work(task, self.at)
 
-    def _report(self, what: str, **data: Any) -> fx.Report:
-        return fx.Report(what, data, self.at)
+    def _report(self, event: str, **data: Any) -> fx.Report:
+        return fx.Report(event, data, self.at)
 
-    def _where(self, *stands: Stand) -> list[CellCourse]:
-        return [one for one in self.cells.values() if one.stand in stands]
+    @property
+    def _manifests(self) -> list[m.Manifest]:
+        active = [one.manifest for one in self.cells.values() if one.status is not CellStatus.OUT]
+        return [manifest for manifest in active if manifest is not None]
+
+    def _where(self, *statuses: CellStatus) -> list[CellRun]:
+        return [one for one in self.cells.values() if one.status in statuses]
 
     def begin(self) -> list[fx.Effect]:
-        """Have it announced. Raises ProtocolError `illegal_transition` for one that runs."""
+        """Announce the job. Raises ProtocolError `illegal_transition` if it runs."""
         self._step("start")
-        what = {"job_id": self.job_id.hex(), "rounds": self.start.rounds}
-        return [self._report("job_started", **what), self._work(self._announcement)]
+        data = {"job_id": self.job_id.hex(), "rounds": self.start.rounds}
+        return [self._report("job_started", **data), self._work(self._announcement)]
 
     @property
     def _announcement(self) -> SealJob:
@@ -817,7 +810,7 @@ class JobCourse:
 
     def rekeyed(self) -> list[fx.Effect]:
         if not self._may("rekeyed"):
-            # Nothing that was signed is needed any more, or it is offered again with the new key.
+            # Signed offers are no longer needed, or repeated with the new key.
             self._announce_again = self.state in (_S.ABSORBING, *_ASKING)
             return [one for cell in self.cells.values() for one in cell.send()]
         self.attempt += 1
@@ -826,30 +819,28 @@ class JobCourse:
     def _announce_anew(self) -> list[fx.Effect]:
         self._step("rekeyed")
         self._announce_again = False
-        return [*self._all_leave(), self._work(self._announcement)]
+        return [*self._drop_all(), self._work(self._announcement)]
 
-    def _all_leave(self) -> list[fx.Effect]:
-        return [one for cell in self.cells.values() for one in cell.leave()]
+    def _drop_all(self) -> list[fx.Effect]:
+        return [one for cell in self.cells.values() for one in cell.drop()]
 
     def _pause(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
-        """Others are missing: the job keeps its round and its devices until somebody resumes it."""
         self._step("pause")
-        return self._leave("paused", reason, answers)
+        return self._stop("paused", reason, answers)
 
     def _end(self, status: str, reason: str) -> list[fx.Effect]:
         self._step("end")
-        return self._leave(status, reason)
+        return self._stop(status, reason)
 
-    def _leave(
+    def _stop(
         self, status: str, reason: str, answers: RoundAnswers | None = None
     ) -> list[fx.Effect]:
-        """The job runs no more; unless it is only paused, its end is told."""
         close = m.Close(self.job_id, status)  # type: ignore[arg-type]
         ends = self._ends if status != "paused" else ()
         return [
-            *self._all_leave(),
+            *self._drop_all(),
             fx.Persist(JobStatus(self.job_id, status, reason, answers)),
-            *(one for end in ends for one in end.say(self.job_id, close)),
+            *(one for end in ends for one in end.add(self.job_id, close)),
             self._report("job_" + status, job_id=self.job_id.hex(), reason=reason),
         ]
 
@@ -863,7 +854,7 @@ class JobCourse:
             case fx.WorkFailed(reason=reason) | Obstacle(reason=reason) if isinstance(
                 task, Absorb | TakeChecks
             ):
-                # Not acknowledged: the proxies still have it, and drop it with the next attempt.
+                # Not acknowledged: the proxies keep the batch until the next attempt.
                 return self._repeat(reason)
             case fx.WorkFailed(reason=reason):
                 return self._end("failed", reason)
@@ -874,45 +865,42 @@ class JobCourse:
             case RoundCommit(commit=commit, data=data):
                 return self._committed(commit, data)
             case AskChecks(checks=checks):
-                # Of cells that are not asked the uploads are not checked one by one.
+                # Uploads of other cells are not checked individually.
                 self._step("opened")
-                asked = [one for cell, check in checks.items() for one in cells[cell].ask(check)]
-                return [self._report("checking", round=self.round), *asked]
+                requests = [one for cell, check in checks.items() for one in cells[cell].ask(check)]
+                return [self._report("checking", round=self.round), *requests]
             case AskUnmask(unmasks=unmasks, misfits=misfits):
-                return [*self._blame(misfits), *self._ask_unmask(unmasks)]
+                self._step("summed")
+                self.attempt = next(iter(unmasks.values())).at.attempt
+                out = [*self._blame(misfits), self._report("unmasking", round=self.round)]
+                for cell in cells.values():
+                    request = unmasks.get(cell.cell)
+                    out += cell.ask(request) if request else cell.drop()
+                return out
             case TooFewUploads(reason=reason, answers=answers, misfits=misfits):
-                told = [one for cell in cells.values() for one in cell.arrival.acknowledge()]
-                return [*self._blame(misfits), *told, *self._repeat(reason, answers)]
+                acks = [one for cell in cells.values() for one in cell.arrival.acknowledge()]
+                return [*self._blame(misfits), *acks, *self._repeat(reason, answers)]
         return []
 
     def _blame(self, misfits: Mapping[str, m.Misfits]) -> list[fx.Effect]:
-        """Tell the proxies, while they know the senders, which uploads do not fit."""
-        homes = [(self.cells[cell].home, said) for cell, said in misfits.items()]
-        return [fx.Send(home.proxy, home.signer.note(said)) for home, said in homes]
-
-    def _ask_unmask(self, unmasks: Mapping[str, m.Unmask]) -> list[fx.Effect]:
-        self._step("summed")
-        self.attempt = next(iter(unmasks.values())).at.attempt
-        out: list[fx.Effect] = [self._report("unmasking", round=self.round)]
-        for cell in self.cells.values():
-            asked = unmasks.get(cell.cell)
-            out += cell.ask(asked) if asked else cell.leave()
-        return out
+        """Report misfits to the proxies while these know the senders."""
+        homes = [(self.cells[cell].home, note) for cell, note in misfits.items()]
+        return [fx.Send(home.proxy, home.signer.note(note)) for home, note in homes]
 
     def _sealed(self, by_cell: Mapping[str, Broadcast]) -> list[fx.Effect]:
         self._step("sealed")
         first = next(iter(by_cell.values())).manifest
         at, kind = first.at, first.kind
         # A job and a release are one broadcast for all cells.
-        asked = [one.manifest.selected for one in by_cell.values()]
-        selected = sum(asked) if kind == "round" else first.selected
-        what = {"round": at.round, "kind": kind, "selected": selected, "attempt": at.attempt}
-        out: list[fx.Effect] = [self._report("broadcast", **what)]
+        counts = [one.manifest.selected for one in by_cell.values()]
+        selected = sum(counts) if kind == "round" else first.selected
+        data = {"round": at.round, "kind": kind, "selected": selected, "attempt": at.attempt}
+        out: list[fx.Effect] = [self._report("broadcast", **data)]
         for cell in self.cells.values():
             if cell.cell in by_cell:
                 out += cell.offer(by_cell[cell.cell])
             elif not cell.joining:
-                out += cell.leave()
+                out += cell.drop()
         return out
 
     def _committed(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
@@ -920,8 +908,8 @@ class JobCourse:
         self._step("committed_last" if last else "committed")
         out: list[fx.Effect] = []
         for cell in self.cells.values():
-            if cell.stand is not Stand.OUT:
-                out += cell.tell(commit, data)
+            if cell.status is not CellStatus.OUT:
+                out += cell.send_record(commit, data)
         self.retries_left, self.attempt = self.start.retries, 1
         if last:
             return [*out, self._work(SealRelease(self.job_id, tuple(self.cells)))]
@@ -931,33 +919,33 @@ class JobCourse:
         return [*out, *self._join(), self._work(self.sealing)]
 
     def _repeat(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
-        """Make another attempt, at no retry if a link was down; while it is down, pause."""
-        asked = [one for one in self.cells.values() if one.stand is not Stand.OUT]
-        if down := next((one.link for one in asked if one.link), ""):
+        """Start another attempt, without using a retry after an outage; pause during one."""
+        active = [one for one in self.cells.values() if one.status is not CellStatus.OUT]
+        if down := next((one.link for one in active if one.link), ""):
             return self._pause(down, answers)
-        outage = any(one.outage for one in asked)
+        outage = any(one.outage for one in active)
         if self.retries_left <= 0 and not outage:
             return self._pause(reason, answers)
         self._step("repeat")
         self.retries_left -= not outage
         self.attempt += 1
-        told = {} if answers is None else {"answers": answers.to_dict()}
-        what = {"round": self.round, "attempt": self.attempt, "why": reason, **told}
-        report = self._report("round_repeated", **what)
+        counts = {} if answers is None else {"answers": answers.to_dict()}
+        data = {"round": self.round, "attempt": self.attempt, "why": reason, **counts}
+        report = self._report("round_repeated", **data)
         if self._announce_again:
             return [report, *self._announce_anew()]
-        left = [one for cell in self.cells.values() if not cell.joining for one in cell.leave()]
-        return [*left, report, *self._join(), self._work(self.sealing)]
+        dropped = [one for cell in self.cells.values() if not cell.joining for one in cell.drop()]
+        return [*dropped, report, *self._join(), self._work(self.sealing)]
 
     def _join(self) -> list[fx.Effect]:
-        """Cells that do not hold the job, and were heard: it is sealed for them beside rounds."""
+        """Seal the job for cells that responded without holding it, in parallel to rounds."""
         late = [one for one in self.cells.values() if one.heard and not one.joined]
         late = [one for one in late if not one.joining]
         for cell in late:
             cell.joining = True
         return [self._work(SealJob(self.job_id, tuple(one.cell for one in late)))] if late else []
 
-    def _offer_job(self, joining: list[CellCourse], result: object) -> list[fx.Effect]:
+    def _offer_job(self, joining: list[CellRun], result: object) -> list[fx.Effect]:
         by_cell = result.by_cell if isinstance(result, CellBroadcasts) else {}
         out: list[fx.Effect] = []
         for cell in joining:
@@ -969,137 +957,132 @@ class JobCourse:
         return out
 
     def answer(self, cell: str, need: m.Need, now_s: float) -> list[fx.Effect]:
-        of_it = self.cells[cell]
-        out = of_it.out.answer(need, now_s)
-        return [*out, of_it.wait()] if of_it.stand is Stand.OFFERED else out
+        run = self.cells[cell]
+        out = run.out.answer(need, now_s)
+        return [*out, run.wait()] if run.status is CellStatus.OFFERED else out
 
     def acknowledged(self, cell: str, ack: m.Ack) -> list[fx.Effect]:
-        of_it = self.cells[cell]
-        if ack.blob == of_it.masks.question:
-            what = "check masks" if self.state is _S.CHECKING else "unmask"
-            return self._gone(of_it, f"the proxy refused to {what}: {ack.reason}")
-        if of_it.joining:
-            of_it.joining, of_it.joined = False, ack.status == "held"
-            of_it.out.drop()
-            return of_it.rest()
-        if of_it.stand is not Stand.OFFERED:
+        run = self.cells[cell]
+        if ack.blob == run.masks.question:
+            request = "check masks" if self.state is _S.CHECKING else "unmask"
+            return self._fail(run, f"the proxy refused to {request}: {ack.reason}")
+        if run.joining:
+            run.joining, run.joined = False, ack.status == "held"
+            run.out.drop()
+            return run.cancel_timers()
+        if run.status is not CellStatus.OFFERED:
             return []
         if ack.status != "held":
-            return self._gone(of_it, f"the proxy refused the broadcast: {ack.reason}")
-        sequence = of_it.out.sequence
-        out = of_it.hold()
+            return self._fail(run, f"the proxy refused the broadcast: {ack.reason}")
+        sequence = run.out.sequence
+        out = run.on_held()
         if self.state is CloudState.RELEASING:
             out = [fx.Persist(ReleaseHeld(sequence, cell)), *out]
-        of_it.joined = True
+        run.joined = True
         if not self._may("batch"):
-            out += of_it.rest()
+            out += run.cancel_timers()
         return [*out, *self._move()]
 
     def takes(self, cell: str, header: m.Batch) -> bool:
-        of_it = self.cells[cell]
-        open_to = of_it.stand in (Stand.OFFERED, Stand.HELD, Stand.GONE)
-        asked = of_it.manifest is not None and of_it.manifest.at == self.at
-        return header.at == self.at and self._may("batch") and open_to and asked
+        run = self.cells[cell]
+        accepts = run.status in (CellStatus.OFFERED, CellStatus.HELD, CellStatus.FAILED)
+        offered = run.manifest is not None and run.manifest.at == self.at
+        return header.at == self.at and self._may("batch") and accepts and offered
 
     def batch(
         self, cell: str, offer: m.Offer, header: m.Batch, room_bytes: int, now_s: float
     ) -> list[fx.Effect]:
-        """A batch is offered; others leave `room_bytes` of the disk. May raise ProtocolError."""
+        """Take an offered batch if `room_bytes` suffice. Raises ProtocolError."""
         settings, size_bytes = self._settings, header.blob.size_bytes
-        takes, of_it = self.takes(cell, header), self.cells[cell]
+        takes, run = self.takes(cell, header), self.cells[cell]
         if takes and size_bytes > settings.spool_bytes:
-            # Another attempt would bring as much.
+            # Another attempt would have the same size.
             return self._pause(
                 f"the batch has {size_bytes} bytes, limits.spool_bytes is {settings.spool_bytes}"
             )
         tr.check_fetchable(offer, header.blob, settings.spool_bytes)
         if header.at != self.at:
-            closed = of_it.home.ack(header.blob.digest, "closed")
-            return [] if self._may_be_summed(header.at) else [closed]
+            # The host may hold sums of this round, for which the proxy must keep the seeds.
+            summing = self.state in (_S.SEALING_JOB, _S.ANNOUNCING, _S.SEALING)
+            keep = header.at.round == self.round and summing
+            return [] if keep else [run.home.ack(header.blob.digest, "closed")]
         if not takes:
             return []  # being absorbed: the acknowledgement follows the commit
         if size_bytes > room_bytes:
-            # It is offered again, and other batches go: the proxy is not silent meanwhile.
-            return [fx.Refuse("spool_full"), of_it.arrival.watch()]
-        return self._arrived(of_it, of_it.arrival.batch(offer, header, now_s))
-
-    def _may_be_summed(self, at: m.RoundId) -> bool:
-        """Whether the host may hold sums of this attempt, for which the proxy keeps the seeds."""
-        same = at.round == self.round
-        return same and self.state in (_S.SEALING_JOB, _S.ANNOUNCING, _S.SEALING)
+            # The proxy offers it again, and room becomes free; meanwhile the proxy is not silent.
+            return [fx.Refuse("spool_full"), run.arrival.watch()]
+        return self._arrived(run, run.arrival.batch(offer, header, now_s))
 
     def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
-        """The batch was taken from the store, or what lay there was not it."""
-        of_it = self.cells[task.cell]
-        return self._arrived(of_it, of_it.arrival.taken(task, result))
+        run = self.cells[task.cell]
+        return self._arrived(run, run.arrival.taken(task, result))
 
     def stream(self, cell: str, arrived: m.Arrived, room_bytes: int) -> list[fx.Effect]:
         if arrived.at != self.at or not self._may("batch"):
             return []
         if arrived.blob.size_bytes > room_bytes or not self.cells[cell].awaited:
-            return []  # it comes with the batch
+            return []  # sent with the batch
         return self.cells[cell].arrival.stream(arrived)
 
     def part(self, cell: str, part: m.BlobPart) -> list[fx.Effect]:
-        of_it = self.cells[cell]
-        taken = of_it.masks.part(part)
+        run = self.cells[cell]
+        taken = run.masks.part(part)
         if taken is None:
-            return self._arrived(of_it, of_it.arrival.part(part))
-        return self._unmasked(of_it, taken)
+            return self._arrived(run, run.arrival.part(part))
+        return self._unmasked(run, taken)
 
     def masks(self, cell: str, offer: m.Offer, header: m.MaskSums) -> list[fx.Effect]:
-        """The proxy offers sums of masks. Raises ProtocolError where they cannot be fetched."""
+        """Take offered sums of masks. Raises ProtocolError if they cannot be fetched."""
         return self._unmasked(self.cells[cell], self.cells[cell].masks.offer(offer, header))
 
-    def _unmasked(self, cell: CellCourse, out: list[fx.Effect]) -> list[fx.Effect]:
-        if cell.masks.masks is None or cell.stand is not Stand.ASKED:
+    def _unmasked(self, cell: CellRun, out: list[fx.Effect]) -> list[fx.Effect]:
+        if cell.masks.masks is None or cell.status is not CellStatus.ASKED:
             return out
-        return [*out, *cell.come(), *self._move()]
+        return [*out, *cell.on_received(), *self._move()]
 
-    def _arrived(self, cell: CellCourse, out: list[fx.Effect]) -> list[fx.Effect]:
+    def _arrived(self, cell: CellRun, out: list[fx.Effect]) -> list[fx.Effect]:
         batch = cell.arrival.whole_batch
         if batch is None or not self.takes(cell.cell, batch):
             return out
-        return [*out, *cell.come(), *self._move()]
+        return [*out, *cell.on_received(), *self._move()]
 
     def short(self, cell: str, short: m.Shortfall) -> list[fx.Effect]:
-        of_it = self.cells[cell]
-        waits = of_it.stand in (Stand.OFFERED, Stand.HELD)
+        run = self.cells[cell]
+        waits = run.status in (CellStatus.OFFERED, CellStatus.HELD)
         if short.at != self.at or not self._may("batch") or not waits:
             return []
-        of_it.stand, of_it.shortfall = Stand.SHORT, short
-        of_it.out.drop()
-        return [*of_it.rest(), *self._move()]
+        run.status, run.shortfall = CellStatus.SHORT, short
+        run.out.drop()
+        return [*run.cancel_timers(), *self._move()]
 
-    def _gone(self, cell: CellCourse, reason: str) -> list[fx.Effect]:
-        out = cell.go(reason)
+    def _fail(self, cell: CellRun, reason: str) -> list[fx.Effect]:
+        out = cell.fail(reason)
         if len(self.cells) > 1:
             which = {"cell": cell.cell} if cell.cell else {}
             out.append(self._report("cell_gone", round=self.round, why=reason, **which))
         return [*out, *self._move()]
 
     def _move(self) -> list[fx.Effect]:
-        """The step ends once no cell is awaited."""
-        offered, held = self._where(Stand.OFFERED), self._where(Stand.HELD)
-        came = self._where(Stand.CAME)
+        offered, held = self._where(CellStatus.OFFERED), self._where(CellStatus.HELD)
+        received = self._where(CellStatus.RECEIVED)
         if self._may("batch"):
-            return self._round_moves(offered, held, came)
-        if self.state in _ASKING and not self._where(Stand.ASKED):
-            answers = {one.cell: one.masks.masks for one in came}
-            there = {cell: of_it for cell, of_it in answers.items() if of_it is not None}
+            return self._round_moves(offered, held, received)
+        if self.state in _ASKING and not self._where(CellStatus.ASKED):
+            answers = {one.cell: one.masks.masks for one in received}
+            masks = {cell: data for cell, data in answers.items() if data is not None}
             if self.state is _S.UNMASKING:
-                work = self._work(TakeMasks(self.at, there))
-                return [work] if there else self._pause(self._why())
-            work = self._work(TakeChecks(self.at, there))
-            return [work] if came else self._repeat(self._why())
+                work = self._work(TakeMasks(self.at, masks))
+                return [work] if masks else self._pause(self._why())
+            work = self._work(TakeChecks(self.at, masks))
+            return [work] if received else self._repeat(self._why())
         if self.state not in (_S.ANNOUNCING, _S.RELEASING) or offered:
             return []
         if not held:
             return self._pause(self._why())
         if self.state is _S.RELEASING:
             self._step("held")
-            return self._leave("completed", "")
-        # A job may be taken up again after its last commit and before its release.
+            return self._stop("completed", "")
+        # A job may be resumed after its last commit and before its release.
         trained = self.round > self.start.rounds
         self._step("held_all_committed" if trained else "held")
         self.retries_left = self.start.retries
@@ -1107,74 +1090,72 @@ class JobCourse:
         return [self._report("held", round=self.round), self._work(next_)]
 
     def _why(self) -> str:
-        """Why no cell has what the step needs: a refusal says more than silence."""
-        reasons = [one.reason for one in self._where(Stand.GONE)]
+        """Return why no cell has the step's result: a refusal before silence."""
+        reasons = [one.reason for one in self._where(CellStatus.FAILED)]
         return next((one for one in reasons if one != SILENT), SILENT)
 
     def _round_moves(
-        self, offered: list[CellCourse], held: list[CellCourse], came: list[CellCourse]
+        self, offered: list[CellRun], held: list[CellRun], received: list[CellRun]
     ) -> list[fx.Effect]:
-        """Absorb what came once no cell is awaited; after a quorum the others have `grace_s`."""
+        """Absorb the batches once no cell is awaited; a quorum starts `grace_s`."""
         out: list[fx.Effect] = []
         if held and not offered and self._may("held"):
             self._step("held")
             out.append(self._report("held", round=self.round))
-        wholes = {one.cell: one.arrival.whole_batch for one in came}
+        wholes = {one.cell: one.arrival.whole_batch for one in received}
         batches = {cell: batch for cell, batch in wholes.items() if batch is not None}
         uploads = sum(batch.uploads for batch in batches.values())
         if offered or held:
-            asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
-            quorum = sum(one.quorum for one in asked if one is not None)
-            if came and uploads >= quorum:
-                grace_s = max(one.manifest.grace_s for one in came if one.manifest)
+            quorum = sum(manifest.quorum for manifest in self._manifests)
+            if received and uploads >= quorum:
+                grace_s = max(one.manifest.grace_s for one in received if one.manifest)
                 out.append(fx.SetTimer(timer_name("enough", self.job_id), grace_s))
             return out
-        if not came:
-            return [*out, *self._nothing_came()]
+        if not received:
+            return [*out, *self._no_batch()]
         self._step("batch")
         report = self._report("batch", round=self.round, uploads=uploads)
         cancel = fx.CancelTimer(timer_name("enough", self.job_id))
         return [*out, report, cancel, self._work(Absorb(batches))]
 
-    def _nothing_came(self) -> list[fx.Effect]:
-        short = [one.shortfall for one in self.cells.values() if one.stand is Stand.SHORT]
+    def _no_batch(self) -> list[fx.Effect]:
+        short = [one.shortfall for one in self.cells.values() if one.status is CellStatus.SHORT]
         if not short:
             why = self._why()
             return self._repeat(why) if goes_on(why) else self._pause(why)
-        asked = [one.manifest for one in self.cells.values() if one.stand is not Stand.OUT]
-        selected = sum(one.selected for one in asked if one is not None)
+        selected = sum(manifest.selected for manifest in self._manifests)
         answers = RoundAnswers.of(selected, [one for one in short if one is not None])
         if self.attempt == 1 and answers.ends_job(self.round):
-            # Asking again would change no owner's mind, or nothing was paid for yet.
+            # A repetition cannot change the refusals, or no budget was spent yet.
             why = all_declined(answers)
-            if any(one is not None and one.phase in _EVALUATIONS for one in asked):
-                return self._pause(why)  # what was learned is not given up for want of figures
-            told = {"declined": answers.declined, "causes": dict(answers.causes)}
-            report = self._report("all_declined", round=self.round, **told)
+            if any(manifest.phase in _EVALUATIONS for manifest in self._manifests):
+                return self._pause(why)  # keeps the trained model despite missing figures
+            data = {"declined": answers.declined, "causes": dict(answers.causes)}
+            report = self._report("all_declined", round=self.round, **data)
             return [report, *self._end("failed", why)]
         return self._repeat(f"{answers}: below the minimum", answers)
 
-    def timer(self, what: str, cell: str) -> list[fx.Effect]:
-        if what == "enough":  # the others make a quorum: who has not come is not waited for
-            slow = self._where(Stand.OFFERED, Stand.HELD) if self._may("batch") else []
-            return [one for of_it in slow for one in self._gone(of_it, _SLOW)]
-        of_it = self.cells[cell]
-        match what:
+    def timer(self, kind: str, cell: str) -> list[fx.Effect]:
+        if kind == "enough":  # the other cells have a quorum
+            slow = self._where(CellStatus.OFFERED, CellStatus.HELD) if self._may("batch") else []
+            return [one for run in slow for one in self._fail(run, _SLOW)]
+        run = self.cells[cell]
+        match kind:
             case "resend":
-                return of_it.out.send()
+                return run.out.send()
             case "repair":
-                return of_it.arrival.look()
+                return run.arrival.repair()
             case "unmask":
-                return of_it.masks.send()
+                return run.masks.send()
             case "watchdog":
-                return self._silent(of_it) if of_it.awaited else []
+                return self._silent(run) if run.awaited else []
         return []
 
-    def _silent(self, cell: CellCourse) -> list[fx.Effect]:
-        """Offer or ask again, at the cost of a retry. A round is not waited for twice."""
-        others = self._where(Stand.HELD, Stand.CAME)
+    def _silent(self, cell: CellRun) -> list[fx.Effect]:
+        """Offer or ask again, using a retry; a round is not awaited twice."""
+        others = self._where(CellStatus.HELD, CellStatus.RECEIVED)
         if self.state not in _WAITING_ON or others or self.retries_left <= 0 or cell.link:
-            return self._gone(cell, cell.link or SILENT)
-        waiting = self._where(Stand.OFFERED, Stand.ASKED)
+            return self._fail(cell, cell.link or SILENT)
+        waiting = self._where(CellStatus.OFFERED, CellStatus.ASKED)
         self.retries_left -= cell is waiting[0]
         return [*cell.out.send(), cell.arrival.watch()]

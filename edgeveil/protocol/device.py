@@ -1,24 +1,22 @@
-"""The device's machine: fetch, open, consent and work, upload, until it was counted.
+"""Device machine: fetch, open, consent and work, upload, until the upload was counted.
 
-Theory of operation. The host does the work; the machine decides what is fresh, what is answered,
-and when to send again. Rounds are in `device_round.py`; here are blobs on their way (`Fetches`),
-known jobs, releases, and how the device says that it is there.
+The host does the work; the machine decides freshness, answers and resends. Rounds are in
+`device_round.py`; this file has fetches, known jobs, releases and presence.
 
-A *job* is for every enrolled device and is learnt once. A *round* that comes before its job is
-kept, each job's newest, until the job is known or the round is over. A *release* is put in use
-unless a newer one is known or it is tagged for another data set. Rounds from before the newest
-release are refused: a cloud that numbers behind could not bring its model here, and an answer would
-spend budget for nothing. What is older than the newest of its kind, or a second text of the same,
-is refused. All of it is bounded: a stalled blob gives way, and of too many jobs the oldest ends.
+**Broadcasts.** A round that arrives before its job is kept, the newest of each job, until the job
+is known or the round is over. A release is installed unless a newer one is known or it has the tag
+of another data set. Rounds older than the newest release are refused: a cloud with lower numbers
+could not release its model here, and an answer would waste budget. All state is bounded: a stalled
+fetch or the oldest job gives way.
 
-Of each release that asks for it the device reports once what became of it, at a moment in the first
-half of the soak time that follows from its name and the release alone: neither when a report leaves
-nor that it leaves tells how it went. Devices that could not open the release, or hold another data
-set, report a dummy. The report is sealed at that moment, so that a later failure is in it.
+**Reports.** The device reports the outcome of each release that requests it once, at a time in the
+first half of the soak time that is derived from device and release only, so that neither the time
+nor the existence of a report reveals the outcome. Devices that could not open the release, or have
+another data set, send a dummy. Reports are sealed at that time, to include later failures.
 
-A device whose owner's conditions do not hold is away (`Command("leave")`, `Command("come")`): it
-takes up nothing new, but ends what it has begun before it says `Bye`. Where a key of the cloud's
-was replaced (`TakeTrust`), what came under the one before counts no more."""
+**Presence.** While its owner's conditions do not hold (`Command("leave")`, `Command("come")`), a
+device takes nothing new, but finishes its work before it sends `Bye`. After a key of the cloud was
+replaced (`TakeTrust`), state from under the old key is discarded."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage
 
 @dataclass(frozen=True)
 class FindStanza:
-    """Look for one that is for this device; result `StanzaLook` or `WorkFailed`."""
+    """Work: find a stanza for this device. Returns `StanzaLook` or `WorkFailed`."""
 
     manifest: m.Manifest
     stanzas: bytes
@@ -48,14 +46,12 @@ class FindStanza:
 
 @dataclass(frozen=True)
 class StanzaLook:
-    """Whether there is one: the ciphertext is of use here."""
-
     found: bool
 
 
 @dataclass(frozen=True)
 class InstallJob:
-    """Keep a job and its graph; result `Installation` or `WorkFailed`."""
+    """Work: store a job and its graph. Returns `Installation` or `WorkFailed`."""
 
     manifest: m.Manifest
     package: JobPackage
@@ -63,12 +59,12 @@ class InstallJob:
 
 @dataclass(frozen=True)
 class Installation:
-    """It is durable."""
+    """Result of durable work without a value."""
 
 
 @dataclass(frozen=True)
 class InstallRelease:
-    """Swap in the final model; result `Installation` or `WorkFailed`."""
+    """Work: switch to the final model. Returns `Installation` or `WorkFailed`."""
 
     manifest: m.Manifest
     package: ReleasePackage
@@ -76,49 +72,49 @@ class InstallRelease:
 
 @dataclass(frozen=True)
 class AdoptRelease:
-    """The release in use was sealed anew, under another sequence; result as `InstallRelease`."""
+    """Work: take the new sequence of the installed release. Returns as `InstallRelease`."""
 
     manifest: m.Manifest
 
 
 @dataclass(frozen=True)
 class CountElsewhere:
-    """Count here what a copy of this device answered; result `Installation` or `WorkFailed`."""
+    """Work: count answers of a copy of this device. Returns `Installation` or `WorkFailed`."""
 
     behind: m.Behind
 
 
 @dataclass(frozen=True)
 class SealReport:
-    """Seal what became of a release; result `MadeReport` or `WorkFailed`. Reads no record."""
+    """Work: seal a release's outcome, reading no record. Returns `MadeReport` or `WorkFailed`."""
 
     manifest: m.Manifest
 
 
 @dataclass(frozen=True)
 class MadeReport:
-    """A report, or a dummy that looks like one."""
+    """Report or an indistinguishable dummy."""
 
     sealed: bytes
 
 
 @dataclass(frozen=True)
 class ApplyStatement:
-    """Keep a statement, leave a withdrawn release. Result `StatementApplied` or `WorkFailed`."""
+    """Work: store a statement, leave a withdrawn release. Returns `StatementApplied`."""
 
     statement: m.ReleaseStatement
 
 
 @dataclass(frozen=True)
 class StatementApplied:
-    """It is durable; `left`: the release that was in use was withdrawn."""
+    """Result of `ApplyStatement`; `left`: the installed release was withdrawn."""
 
     left: bool
 
 
 @dataclass(frozen=True)
 class JobClosed:
-    """Keep only that this job has ended, as the cloud said or because it was `forgotten`."""
+    """End of a job by the cloud's `status`, or `forgotten`; only this fact is kept."""
 
     job_id: bytes
     status: str
@@ -126,14 +122,14 @@ class JobClosed:
 
 @dataclass(frozen=True)
 class CloudEpoch:
-    """Keys of the cloud's were replaced: numbers and marks of the time before count no more."""
+    """Replacement of the cloud's keys: earlier numbers and marks are void."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class SealingKeyTold:
-    """The proxy knows the newest sealing key."""
+    """The proxy acknowledged the newest sealing key."""
 
 
 @dataclass(frozen=True)
@@ -146,26 +142,26 @@ class ReportSettled:
     sequence: int
 
 
-AT_ONCE = 64  # blobs under way, of a round up to two
-RECORD_LOOKS = 8  # in which nothing came, before a round's record is given up
+AT_ONCE = 64  # concurrent fetches, up to two of a round
+RECORD_TIMEOUTS = 8  # without progress, before a commit record is given up
 
 HeaderTest = Callable[[m.BroadcastHeader], bool]
 
 
 class Fetches:
-    """Offered blobs by digest. What is complete is handed out once and forgotten; a blob that
-    `stays` when it is offered again. Of a manifest in pieces the stanzas come first; the ciphertext
-    is asked for, and handed out with them, once it is of use (`go_on`)."""
+    """Offered blobs by digest; a complete one is passed to `complete` once and forgotten.
+
+    If it `stays`, it is passed on when it is offered again. Of a manifest in pieces the stanzas are
+    fetched first; the ciphertext is requested once it is needed (`fetch_ciphertext`)."""
 
     def __init__(
         self,
         context: dr.DeviceContext,
-        sealing: Sequence[SealingKey],
+        sealing: Sequence[SealingKey],  # keys of the stanza buckets to fetch; none: all
         stays: HeaderTest,
         complete: Callable[[m.BroadcastHeader, bytes, bool], list[fx.Effect]],
     ) -> None:
-        """This device looks for stanzas in the buckets of the keys `sealing` (none: in all).
-        `complete` gets a header, its data, and whether these are its stanzas alone."""
+        """`complete` gets a header, its data, and whether the data are its stanzas only."""
         self._settings, self._backoff, self._sealing = context.settings, context.backoff, sealing
         self._stays, self._complete = stays, complete
         self.under_way: dict[bytes, tr.Fetch[m.BroadcastHeader]] = {}
@@ -173,10 +169,10 @@ class Fetches:
     def make_room(
         self, offer: m.Offer, header: m.BroadcastHeader, over: HeaderTest = lambda _header: False
     ) -> None:
-        """Forget what is `over` and what stalls. Raises `too_many_fetches`, changing nothing."""
+        """Drop obsolete and stalled fetches. Raises `too_many_fetches`, changing nothing."""
         kept = {d: f for d, f in self.under_way.items() if f.header == header or not over(f.header)}
         if not offer.data and all(fetch.header != header for fetch in kept.values()):
-            still = sorted((f.idle_looks, d) for d, f in kept.items() if f.idle_looks)
+            still = sorted((f.idle_timeouts, d) for d, f in kept.items() if f.idle_timeouts)
             room_bytes = self._settings.fetch_bytes - header.blob.size_bytes
             while (
                 len(kept) >= AT_ONCE or sum(f.blob.size_bytes for f in kept.values()) > room_bytes
@@ -193,7 +189,7 @@ class Fetches:
     def begin(
         self, offer: m.Offer, header: m.BroadcastHeader
     ) -> tr.Fetch[m.BroadcastHeader] | None:
-        """Begin a fetch or go on with it; None where the stanzas are here."""
+        """Begin or continue a fetch; returns None if the stanzas are complete."""
         limit_bytes = self._settings.blob_bytes
         beside = offer.beside and bool(self._settings.blob_urls)
         if offer.data or not isinstance(header, m.Manifest) or not header.pieces:
@@ -213,7 +209,7 @@ class Fetches:
     def offer(
         self, offer: m.Offer, header: m.BroadcastHeader, *, ask: bool = True
     ) -> list[fx.Effect]:
-        """Take what is in the offer, and `ask` for the rest. Raises `bad_part`, `bad_digest`."""
+        """Take inline data and `ask` for the remainder. Raises `bad_part`, `bad_digest`."""
         fetch = self.begin(offer, header)
         if fetch is not None and fetch.blob == header.blob:
             for part in tr.first_data(offer, header.blob):
@@ -221,20 +217,20 @@ class Fetches:
         out: list[fx.Effect] = []
         for one in list(self.under_way.values()) if ask else ():
             if one.header == header and one.beside:
-                out += _asked(one.next_need(timer=False))
+                out += _request(one.next_need(timer=False))
         return out + self._finish(fetch) if fetch and fetch.complete else out
 
     def pull(self, offer: m.Offer, header: m.BroadcastHeader, piece: m.Blob) -> list[fx.Effect]:
         new = tr.Fetch[m.BroadcastHeader](offer, header, self._settings.blob_bytes, blob=piece)
         need = self.under_way.setdefault(piece.digest, new).wake(b"")
-        return _asked(need if need and need.indices else None)
+        return _request(need if need and need.indices else None)
 
-    def lies_at(self, at: m.BlobAt) -> list[fx.Effect]:
-        """A blob that was asked for may be had beside the broker. Raises `foreign_url`."""
+    def begin_fetch(self, at: m.BlobAt) -> list[fx.Effect]:
+        """Fetch a requested blob from a URL. Raises ProtocolError `foreign_url`."""
         fetch = self.under_way.get(at.blob)
         return [] if fetch is None else tr.begin_fetch(fetch, at, self._settings.blob_urls)
 
-    def came_beside(self, task: tr.FetchBeside, result: object) -> list[fx.Effect]:
+    def end_fetch(self, task: tr.FetchBeside, result: object) -> list[fx.Effect]:
         fetch = self.under_way.get(task.blob.digest)
         if fetch is None:
             return []
@@ -243,46 +239,45 @@ class Fetches:
             return self._finish(fetch)
         return failed
 
-    def go_on(self, manifest: m.Manifest, stanzas: bytes) -> list[fx.Effect]:
-        """Ask for the ciphertext, unless it was given up. Raises ProtocolError `bad_digest`."""
+    def fetch_ciphertext(self, manifest: m.Manifest, stanzas: bytes) -> list[fx.Effect]:
+        """Request the ciphertext unless it was dropped. Raises ProtocolError `bad_digest`."""
         fetch = self.under_way.get(manifest.pieces[1].digest)
         if fetch is None or fetch.header != manifest:
             return []
         need = fetch.wake(stanzas)
         if fetch.complete:
             return self._finish(fetch)
-        return [*_asked(need), fx.SetTimer("repair", self._settings.repair_s)]
+        return [*_request(need), fx.SetTimer("repair", self._settings.repair_s)]
 
     def part(self, part: m.BlobPart) -> list[fx.Effect]:
         fetch = self.under_way.get(part.blob)
         if fetch is None:
-            return []  # parts are broadcast: most are of no interest here
+            return []  # parts are broadcast: most are for other devices
         again = part.index in fetch
         if fetch.add(part) and not fetch.idle:
             if not self._stays(fetch.header):
                 return self._finish(fetch)
             if not again:
-                fetch.finish()  # checks it: what is not the blob is forgotten
+                fetch.finish()  # verifies the digest, or drops the parts
             return []
-        return _asked(fetch.next_need(timer=False))
+        return _request(fetch.next_need(timer=False))
 
     def repair(self) -> list[fx.Effect]:
-        """Ask for what did not come, ever more rarely; give up a record that does not come."""
+        """Request missing parts with growing intervals; give up a stalled record."""
         self.under_way = {
             digest: fetch
             for digest, fetch in self.under_way.items()
-            if fetch.header.kind != "commit" or fetch.idle_looks < RECORD_LOOKS
+            if fetch.header.kind != "commit" or fetch.idle_timeouts < RECORD_TIMEOUTS
         }
         if not self.under_way:
             return []
         fetches = self.under_way.values()
-        out = [effect for fetch in fetches for effect in _asked(fetch.next_need(timer=True))]
-        looks = max(fetch.idle_looks for fetch in fetches)
-        wait_s = self._backoff.wait_s(self._settings.repair_s, looks, self._settings.waits_cap_s)
+        out = [effect for fetch in fetches for effect in _request(fetch.next_need(timer=True))]
+        timeouts = max(fetch.idle_timeouts for fetch in fetches)
+        wait_s = self._backoff.wait_s(self._settings.repair_s, timeouts, self._settings.waits_cap_s)
         return [*out, fx.SetTimer("repair", wait_s)]
 
     def forget(self, over: HeaderTest) -> None:
-        """Stop fetching what is over: a fetch that cannot end must not take a place for good."""
         self.under_way = {d: f for d, f in self.under_way.items() if not over(f.header)}
 
     def _finish(self, fetch: tr.Fetch[m.BroadcastHeader]) -> list[fx.Effect]:
@@ -290,24 +285,23 @@ class Fetches:
         del self.under_way[fetch.blob.digest]
         if isinstance(header, m.Manifest) and fetch.blob in header.pieces[:1]:
             return self._complete(header, data, True)
-        self.forget(lambda old: old == header)  # its pieces, where it came as a whole
+        self.forget(lambda old: old == header)  # its pieces, if it arrived whole
         return self._complete(header, data, False)
 
 
-def _asked(need: m.Need | None) -> list[fx.Effect]:
+def _request(need: m.Need | None) -> list[fx.Effect]:
     return [fx.Send(fx.ProxyAddress(), need)] if need else []
 
 
-CLOSED_KEPT = 1000  # ends of jobs that a device remembers; its ledger remembers all it took part in
-UNHEARD_TRIES = 3  # after so many hellos without an answer the owner is told
-LATER_CAP_S = 600.0  # a longer delay is not believed
-REPORT_CAP_S = 600.0  # between two tries of a report
+CLOSED_KEPT = 1000  # ended jobs in memory; the ledger keeps all jobs of this device
+UNHEARD_TRIES = 3  # unanswered hellos before the owner is notified
+LATER_CAP_S = 600.0  # maximum accepted delay
+REPORT_CAP_S = 600.0  # maximum interval between two tries of a report
 _SLUG = re.compile(r"[a-z0-9_]{1,64}")
 
 
 class DeviceMachine:
-    """One device. `memory` changes only together with the `Persist` effects that say so. Timers
-    beside those of the rounds: `hello`, `key`, `repair`, `want`, `report`."""
+    """One device, with timers `hello`, `key`, `repair`, `want` and `report` besides its rounds'."""
 
     def __init__(
         self,
@@ -318,7 +312,7 @@ class DeviceMachine:
         data_set: bytes = b"",
         sealing: Sequence[SealingKey] = (),
     ) -> None:
-        """`data_set` is the tag of its data (empty: it takes releases for any)."""
+        """`data_set` is the tag of its data (default: accepts releases for any)."""
         self._data_set, self._sealing, self._now_s = data_set, sealing, 0.0
         self.signer, self.keys = signer, keys
         self.memory, self.settings = memory, settings or dr.DeviceSettings()
@@ -327,27 +321,27 @@ class DeviceMachine:
         self.rounds = dr.DeviceRounds(context)
         self.fetches = Fetches(context, sealing, self._is_ahead, self._complete)
         self._trust_at_work = False  # the host verifies metadata
-        # Of jobs, the digest of the package that is of no use here, or that the host opens.
+        # By job, the digest of a package that is not for this device, or that the host opens.
         self._foreign: dict[bytes, bytes] = {}
         self._job_at_work: dict[bytes, bytes] = {}
-        # Rounds ahead of their job, by job, and until when.
+        # Rounds ahead of their job, by job, and their end.
         self._ahead: dict[bytes, tuple[m.Manifest, m.Offer, float]] = {}
         self._want_tries = 0
-        # The newest release offered, perhaps not yet in use.
+        # Newest offered release, perhaps not installed yet.
         self._newest_release = m.known_number(memory.release_sequence)
         self._report: m.Note | None = None
         self._report_tries = 0
         self._hello_tries = 0
-        self._hello = b""  # digest of the hello that is not acknowledged yet
-        self._away = False  # by its owner's conditions, perhaps once the round at hand is over
+        self._hello = b""  # digest of the unacknowledged hello
+        self._away = False  # by its owner's conditions, perhaps after the current round
         self._greeted = False
-        self._hello_asked = False  # by the proxy, since the last hello
-        # Who counts its answers takes up nothing until the proxy knows no later ones.
-        self._was_heard = memory.answered < 0
+        self._hello_requested = False  # by the proxy, since the last hello
+        # A device that counts its answers waits until the proxy confirms the count.
+        self._hello_acknowledged = memory.answered < 0
 
     @property
     def at(self) -> m.RoundId | None:
-        """The round that something happened to last: fetched, worked on, or with an upload."""
+        """Round that was active last: fetched, worked on, or with an upload."""
         last = self.rounds.last
         return last.at if last else None
 
@@ -380,7 +374,7 @@ class DeviceMachine:
             case fx.PeerConnected():
                 self._report_tries = 0
                 again = [*self.rounds.connected(), *self._report_again()]
-                return [*self._tell_key(), *self._greet(), *again]
+                return [*self._send_key(), *self._greet(), *again]
             case fx.PeerSilent():
                 return self._greet()
             case fx.MessageReceived(message=m.Offer() as offer):
@@ -388,8 +382,8 @@ class DeviceMachine:
             case fx.MessageReceived(message=m.BlobPart() as part):
                 return self.fetches.part(part)
             case fx.MessageReceived(message=m.Need() as need):
-                asked = self.rounds.with_upload(need.blob)
-                item = asked.item if asked else None
+                sender = self.rounds.with_upload(need.blob)
+                item = sender.item if sender else None
                 if item is None:
                     return []
                 return tr.answer_need(fx.ProxyAddress(), need, item.upload.blob, item.data)
@@ -398,7 +392,7 @@ class DeviceMachine:
             case fx.MessageReceived(message=m.TrustMetadata() as metadata):
                 if self.keys.versions == (0, 0):
                     raise ProtocolError("unexpected_metadata")
-                if self._trust_at_work:  # one at a time: what it misses, the next hello brings
+                if self._trust_at_work:  # one at a time: the next hello brings the others
                     return []
                 self._trust_at_work = True
                 return [fx.Work(fx.TakeTrust(metadata))]
@@ -410,7 +404,7 @@ class DeviceMachine:
                 self._away = True
             case fx.Command(what="come") if self._away:
                 self._away = False
-                return [*self._tell_key(), *self._greet()]
+                return [*self._send_key(), *self._greet()]
             case fx.Command(what="stop"):
                 return [self._note_to_proxy(m.Bye(self.signer.name))]
         return []
@@ -431,8 +425,8 @@ class DeviceMachine:
         tr.check_fetchable(offer, header.blob, self.settings.blob_bytes)
         tr.check_pieces(header, self.settings.blob_bytes)
         at_hand = header.kind == "round" and round_ is not None and header.at == round_.at
-        if (self._away or not self._was_heard) and not at_hand:
-            return []  # what is open by then comes again after the next hello
+        if (self._away or not self._hello_acknowledged) and not at_hand:
+            return []  # offered again after the next hello if still open
         if header.kind == "release":
             return self._release(offer, header)
         if job_id in self.memory.closed:
@@ -453,18 +447,18 @@ class DeviceMachine:
             self.fetches.make_room(offer, header, over=lambda old: _is_over(old, round_))
             return [*round_.begin(header, mark, self._now_s), *self._fetch(offer, header)]
         if round_.state is dr.DeviceState.FETCHING and self.fetches.has(header):
-            # A repeated offer may carry the blob that the first one lacked.
+            # A repeated offer may have the blob inline.
             return self.fetches.offer(offer, header, ask=False)
         return []
 
     def _release(self, offer: m.Offer, header: m.Manifest) -> list[fx.Effect]:
         tags = {header.data_set, self._data_set}
-        if len(tags) == 2 and b"" not in tags:  # a dummy, unless there is something to report
+        if len(tags) == 2 and b"" not in tags:  # a dummy, unless another report is due
             return [] if self.memory.report_due else self._report_due(header)
         if header.sequence < self._newest_release:
             raise ProtocolError("replayed_release")
         if header.sequence == self.memory.release_sequence:
-            return []  # in use
+            return []  # installed
         if header.package_digest == self.memory.release_package:
             self._newest_release = header.sequence
             return [fx.Work(AdoptRelease(header))]
@@ -473,7 +467,7 @@ class DeviceMachine:
         return self._fetch(offer, header)
 
     def _record(self, offer: m.Offer, commit: m.Commit, round_: dr.DeviceRound) -> list[fx.Effect]:
-        """Fetch a record that tells what became of an upload: the whole, or the marks' piece."""
+        """Fetch a commit record that awaits an upload, or the piece with its marks."""
         answer = round_.awaited(commit.at)
         if answer is None:
             return []
@@ -482,8 +476,8 @@ class DeviceMachine:
         if offer.data or not commit.pieces or round_.cover.on:
             return self._fetch(offer, commit)
         self.fetches.make_room(offer, commit)
-        asked = self.fetches.pull(offer, commit, tr.piece_for(commit, answer.marks))
-        return [*asked, fx.SetTimer("repair", self.settings.repair_s)]
+        request = self.fetches.pull(offer, commit, tr.piece_for(commit, answer.marks))
+        return [*request, fx.SetTimer("repair", self.settings.repair_s)]
 
     def _fetch(self, offer: m.Offer, header: m.BroadcastHeader) -> list[fx.Effect]:
         self.fetches.make_room(offer, header)
@@ -496,7 +490,7 @@ class DeviceMachine:
             return round_.committed(header, data) if round_ else []
         if stanzas:
             if self._covers(header):
-                return self.fetches.go_on(header, data)
+                return self.fetches.fetch_ciphertext(header, data)
             return [fx.Work(FindStanza(header, data))]
         if header.kind == "round":
             return round_.complete(header, data, self._now_s) if round_ else []
@@ -505,7 +499,7 @@ class DeviceMachine:
         return [fx.Work(dr.OpenPackage(header, data))]
 
     def _covers(self, manifest: m.Manifest) -> bool:
-        """Whether all fetch the ciphertext: of a release, so that nobody sees its canary."""
+        """Return whether all devices fetch the ciphertext; hides a release's canary."""
         if manifest.kind == "release":
             return True
         round_ = self.rounds.of(manifest.at.job_id) if manifest.kind == "round" else None
@@ -515,17 +509,17 @@ class DeviceMachine:
         match task, result:
             case fx.TakeTrust(), _:
                 return self._trust_taken(result)
-            case tr.FetchBeside() as carried, _:
-                return self.fetches.came_beside(carried, result)
-            case tr.PutBeside() as carried, _:
-                digest = carried.blob.digest
-                laying = [one for one in self.rounds if one.beside.carried == digest]
-                return [effect for one in laying for effect in one.laid_down(carried, result)]
+            case tr.FetchBeside() as transfer, _:
+                return self.fetches.end_fetch(transfer, result)
+            case tr.PutBeside() as put, _:
+                digest = put.blob.digest
+                senders = [one for one in self.rounds if one.store_put.in_progress == digest]
+                return [effect for one in senders for effect in one.end_put(put, result)]
             case FindStanza(manifest=manifest), _ if not self.fetches.has(manifest):
-                return []  # given up meanwhile, or it came as a whole
+                return []  # dropped meanwhile, or arrived whole
             case FindStanza(manifest=manifest, stanzas=stanzas), StanzaLook(found=found):
                 if found or self._covers(manifest):
-                    return self.fetches.go_on(manifest, stanzas)
+                    return self.fetches.fetch_ciphertext(manifest, stanzas)
                 self.fetches.forget(lambda old: old == manifest)
                 return self._not_for_me(manifest)
             case FindStanza(manifest=manifest), fx.WorkFailed(reason=reason):
@@ -553,24 +547,23 @@ class DeviceMachine:
                 if release.sequence >= m.known_number(memory.release_sequence):
                     memory.release_sequence = release.sequence
                     memory.release_package = release.package_digest
-                told = {"job_id": release.at.job_id.hex()}
+                data = {"job_id": release.at.job_id.hex()}
                 new = isinstance(work, InstallRelease)
-                report = [fx.Report("model_installed", told)] if new else []
+                report = [fx.Report("model_installed", data)] if new else []
                 return [*report, *self._report_due(release)]
             case CountElsewhere(behind=behind), Installation():
                 self.memory.answered = max(self.memory.answered, behind.answered)
                 return [fx.Report("was_behind", {}), *self._greet()]
             case (InstallRelease() | AdoptRelease()) as work, fx.WorkFailed(reason=reason):
-                # As if it had never been offered.
                 self._newest_release = m.known_number(self.memory.release_sequence)
                 return [*_failed(reason), *self._report_due(work.manifest)]
             case SealReport(manifest=manifest), MadeReport(sealed=report):
                 if manifest != self.memory.report_due or self._report is not None:
                     return []
                 self._report = self.signer.note(m.ReleaseReport(manifest.at, report))
-                return self._tell_report()
-            case ApplyStatement(statement=said), StatementApplied(left=left):
-                self.memory.statement = max(said.number, m.known_number(self.memory.statement))
+                return self._send_report()
+            case ApplyStatement(statement=new), StatementApplied(left=left):
+                self.memory.statement = max(new.number, m.known_number(self.memory.statement))
                 if not left:
                     return []
                 self.memory.release_package = b""
@@ -598,7 +591,7 @@ class DeviceMachine:
         if manifest.kind == "round":
             round_ = self.rounds.of(job_id)
             return round_.not_for_me(manifest) if round_ else []
-        # A job: not for this device, or nothing it can learn. It is not fetched again.
+        # A job that is not for this device, or that it cannot train, is not fetched again.
         self._job_at_work.pop(job_id, None)
         self._foreign[job_id] = manifest.blob.digest
         if len(self._foreign) > self.settings.jobs:
@@ -634,7 +627,7 @@ class DeviceMachine:
         self.fetches.forget(lambda old: self._is_ahead_of(job_id, old))
 
     def _want(self) -> list[fx.Effect]:
-        """Ask for jobs that are not coming, ever more rarely until the rounds are over."""
+        """Request missing jobs with growing intervals until their rounds are over."""
         for job_id, (_, _, until_s) in list(self._ahead.items()):
             if self._now_s > until_s:
                 self._give_up_ahead(job_id)
@@ -653,10 +646,10 @@ class DeviceMachine:
         return self._offer(waiting[1]) if waiting else []
 
     def _learned(self, job_id: bytes) -> list[fx.Effect]:
-        """The host holds the job. Of more than `settings.jobs` the oldest ends here."""
+        """Add a stored job; beyond `settings.jobs` the oldest one ends."""
         memory = self.memory
         self._job_at_work.pop(job_id, None)
-        if job_id in memory.closed:  # it ended while the host was at it
+        if job_id in memory.closed:  # it ended meanwhile
             return [fx.Persist(JobClosed(job_id, "forgotten")), *self._take_up_ahead(job_id)]
         self._foreign.pop(job_id, None)
         memory.jobs[job_id] = None
@@ -676,7 +669,6 @@ class DeviceMachine:
         return fx.Persist(JobClosed(job_id, status))
 
     def _report_due(self, release: m.Manifest) -> list[fx.Effect]:
-        """It is known what became of a release: a report is due, unless it was made."""
         due = self.memory.report_due
         of_same = due is not None and due.data_set == release.data_set
         newest = m.known_number(due.sequence if due and of_same else self.memory.reported)
@@ -690,11 +682,11 @@ class DeviceMachine:
         if release is None:
             return []
         if self._report is not None:
-            return self._tell_report()
+            return self._send_report()
         seed = hashlib.sha256(self.signer.name.encode() + m.encode_inner(release)).digest()
         return [fx.SetTimer("report", release.deadline_s * int.from_bytes(seed[:6]) / 2**48)]
 
-    def _tell_report(self) -> list[fx.Effect]:
+    def _send_report(self) -> list[fx.Effect]:
         due = self.memory.report_due
         if due is None:
             return []
@@ -706,10 +698,10 @@ class DeviceMachine:
 
     def _greet(self) -> list[fx.Effect]:
         self._hello_tries = 0
-        return self._say_hello()
+        return self._send_hello()
 
-    def _say_hello(self) -> list[fx.Effect]:
-        """Say hello, and again, ever more slowly, until the proxy has heard it; not while away."""
+    def _send_hello(self) -> list[fx.Effect]:
+        """Send a hello, repeated with growing intervals until acknowledged; not while away."""
         if self._away:
             return []
         self._greeted, settings = True, self.settings
@@ -728,11 +720,11 @@ class DeviceMachine:
         self._hello_tries = 0
         return [fx.SetTimer("hello", delay_s)]
 
-    def _tell_key(self) -> list[fx.Effect]:
+    def _send_key(self) -> list[fx.Effect]:
         new = self.memory.new_sealing
         if new is None or self._away:
             return []
-        # On a timer of its own: the proxy may hear the hello, and refuse a key so soon after one.
+        # Separate timer: the proxy may accept the hello, but refuse another key this soon.
         again = fx.SetTimer("key", m.NEW_KEY_EVERY_S + 1.0)
         return [fx.Send(fx.ProxyAddress(), self.signer.note(new)), again]
 
@@ -750,26 +742,26 @@ class DeviceMachine:
             return [fx.Work(ApplyStatement(body))] if body.number != self.memory.statement else []
         match m.verified_body(envelope, "proxy", self.keys.proxy):
             case m.Here(spread_s=spread_s):
-                # At a moment of its own in the spread, so that a fleet does not come at once.
-                self._hello_asked = self._hello_asked or not self._away
-                moment = int(self.signer.name[:8], 16) / 2**32
-                return self._hello_in(min(spread_s, LATER_CAP_S) * moment)
+                # At its own time in the spread, so that the fleet is spread out.
+                self._hello_requested = self._hello_requested or not self._away
+                share = int(self.signer.name[:8], 16) / 2**32
+                return self._hello_in(min(spread_s, LATER_CAP_S) * share)
             case m.Later(delay_s=delay_s):
                 return self._hello_in(min(delay_s, LATER_CAP_S))
             case m.Behind() as behind:
-                # Of another hello: this one may have been played again.
+                # A reply to another hello may be replayed.
                 return [fx.Work(CountElsewhere(behind))] if behind.hello == self._hello else []
             case m.Cover() as cover:
-                self.rounds.cover_asked(cover)
+                self.rounds.request_cover(cover)
                 return []
             case m.RoundKey() as key:
-                self.rounds.key_told(key)
+                self.rounds.set_round_key(key)
                 return []
             case m.BlobAt(put=True) as at:
-                laying = self.rounds.with_upload(at.blob)
-                return laying.lay_down(at) if laying else []
+                sender = self.rounds.with_upload(at.blob)
+                return sender.begin_put(at) if sender else []
             case m.BlobAt() as at:
-                return self.fetches.lies_at(at)
+                return self.fetches.begin_fetch(at)
             case m.Ack() as ack:
                 return self._acknowledged(ack)
         raise ProtocolError("unexpected_body")
@@ -784,7 +776,7 @@ class DeviceMachine:
             memory.report_due, memory.reported, self._report = None, due.sequence, None
             return [fx.Persist(ReportSettled(due.sequence)), fx.CancelTimer("report")]
         if ack.blob == self._hello:
-            self._hello, self._was_heard = b"", True
+            self._hello, self._hello_acknowledged = b"", True
             return [fx.CancelTimer("hello")]
         sent = self.rounds.with_upload(ack.blob)
         return sent.acknowledged(ack) if sent else []
@@ -794,17 +786,17 @@ class DeviceMachine:
         if job_id in self.memory.closed:
             return []
         ended = self._end_job(job_id, close.status)
-        # Its last record may be on its way.
+        # Its last commit record may still arrive.
         self.fetches.forget(lambda old: old.kind in ("job", "round") and old.at.job_id == job_id)
-        what = {"job_id": job_id.hex(), "status": close.status}
+        data = {"job_id": job_id.hex(), "status": close.status}
         round_ = self.rounds.of(job_id)
-        return [*(round_.job_closed() if round_ else []), ended, fx.Report("job_closed", what)]
+        return [*(round_.job_closed() if round_ else []), ended, fx.Report("job_closed", data)]
 
     def _trust_taken(self, result: object) -> list[fx.Effect]:
         self._trust_at_work = False
         if not isinstance(result, m.PeerKeys):
             reason = result.reason if isinstance(result, fx.WorkFailed) else ""
-            # The roots in between are the proxy's to send, once it knows what is missing.
+            # The proxy sends intermediate roots once a hello shows the gap.
             return [*_failed(reason), *(self._greet() if reason == "metadata_gap" else [])]
         memory, self.keys = self.memory, result
         report = fx.Report("trust_changed", {"version": result.versions[1]})
@@ -822,26 +814,26 @@ class DeviceMachine:
             case "hello":
                 if self._away:
                     return []
-                # The first hello since the proxy came and asked for it: it may have missed uploads.
-                asked, self._hello_asked = self._hello_asked, False
-                rounds = list(self.rounds) if asked else []
+                # First hello since the proxy connected and requested it: it may lack uploads.
+                requested, self._hello_requested = self._hello_requested, False
+                rounds = list(self.rounds) if requested else []
                 missed = [effect for round_ in rounds for effect in round_.offer_again()]
-                return [*self._tell_key(), *self._say_hello(), *missed]
+                return [*self._send_key(), *self._send_hello(), *missed]
             case "key":
-                return self._tell_key()
+                return self._send_key()
             case "repair":
                 return self.fetches.repair()
             case "report":
-                return self._tell_report()
+                return self._send_report()
             case "want":
                 return self._want()
             case _ if name == dr.TURN:
                 return self.rounds.next_turn(self._now_s)
-        what, _, job = name.partition("/")
+        kind, _, job = name.partition("/")
         round_ = self.rounds.of(bytes.fromhex(job)) if job else None
         if round_ is None:
             return []
-        match what:
+        match kind:
             case "resend":
                 return round_.resend()
             case "deadline" if (out := round_.expired()) is not None:
@@ -851,12 +843,12 @@ class DeviceMachine:
         return []
 
 
-def _digest(said: m.Envelope) -> bytes:
-    return hashlib.sha256(said.payload).digest()
+def _digest(envelope: m.Envelope) -> bytes:
+    return hashlib.sha256(envelope.payload).digest()
 
 
 def _is_over(fetched: m.BroadcastHeader, round_: dr.DeviceRound) -> bool:
-    """Whether a fetch ends with this round; not the record of the last answer."""
+    """Return whether this round ends the fetch; not one of the last answer's record."""
     if fetched.at.job_id != round_.job_id:
         return False
     if isinstance(fetched, m.Commit):
@@ -865,7 +857,7 @@ def _is_over(fetched: m.BroadcastHeader, round_: dr.DeviceRound) -> bool:
 
 
 def _failed(reason: str) -> list[fx.Effect]:
-    """Refusals are counted by reason, so only a slug is one; a sentence is for the owner."""
+    """Return a refusal by slug; a sentence is only reported to the owner."""
     if _SLUG.fullmatch(reason):
         return [fx.Refuse(reason)]
     return [fx.Refuse("failed_work"), fx.Report("failed_work", {"why": reason})]

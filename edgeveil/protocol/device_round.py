@@ -1,19 +1,17 @@
-"""The rounds of a device: from a manifest to the cloud's record of what it counted.
+"""Rounds of a device: from a manifest to the cloud's record of the segments that it counted.
 
-Theory of operation. Each job has one round at a time, in the states of `DEVICE_STATES`. A new
-manifest (`is_new`) ends the job's round before it, and is durable before anything of it is opened,
-so that a restart refuses what was refused before. When the package is opened, before a record is
-read, the moment is fixed at which an answer leaves (`AnswerWindow`): a moment that depended on the
-work would show how long that took. A selected device consents and computes in its turn, or
-declines. An answer is durable before it is sent, sent until the proxy acknowledges it, and kept
-until the round's record tells whether it was counted. Under cover traffic every device answers
-every round, with dummies where it has no answer, at a random moment (`CoverTraffic`).
+**Rounds.** Each job has one round at a time, with the states of `DEVICE_STATES`. A new manifest
+(`is_new`) ends the job's previous round and is durable before anything of it is opened, so that a
+restart refuses the same ones. The time at which an answer is sent (`AnswerWindow`) is fixed when
+the package is opened, before a record is read: otherwise it would reveal the duration of the work.
+A selected device consents and computes in its turn, or declines. An answer is durable before it is
+sent, resent until the proxy acknowledges it, and kept until the commit record. With cover traffic
+every device answers every round at a random time, with dummies if needed (`CoverTraffic`).
 
-Work on records is done one job at a time, in *turns*. How long work takes may tell about records,
-so a turn ends at a moment that was public before: the end of what work, ledger and seals may take.
-So the moment of an answer never follows from how long another job's work took. Turns go by the
-earliest deadline; work with too little time left is declined, which follows from the same public
-moments. A turn that read no record ends at once."""
+**Turns.** Work on records is done for one job at a time. Its duration may depend on records, so a
+turn ends at a time that was public before (the limit of work, ledger and seals), and no answer's
+time depends on another job's work. Turns are ordered by deadline; work with too little time left is
+declined, which depends on the same public times. A turn that read no record ends at once."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from edgeveil.protocol.sealed import Package, RoundPackage
 
 @dataclass(frozen=True)
 class OpenPackage:
-    """Try the device's key on the stanzas; result `OpenedPackage` or `WorkFailed`."""
+    """Work: try the device's key on the stanzas. Returns `OpenedPackage` or `WorkFailed`."""
 
     manifest: m.Manifest
     blob: bytes
@@ -42,28 +40,24 @@ class OpenPackage:
 
 @dataclass(frozen=True)
 class OpenedPackage:
-    """The package; None if no stanza was for this device. `chance` in [0, 1), the job's `budget_s`
-    (0: not known) and the duration of its trial on made-up records (`needed_s`) fix the moment of
-    the answer before any record is read."""
+    """Package, or None if no stanza is for this device, and inputs of `AnswerWindow`."""
 
     package: Package | None
-    chance: float = 0.0
-    budget_s: float = 0.0
-    needed_s: float = 0.0
+    chance: float = 0.0  # random, in [0, 1)
+    budget_s: float = 0.0  # of the job; 0: unknown
+    needed_s: float = 0.0  # duration of the job's trial on synthetic records
 
 
 @dataclass(frozen=True)
 class ComputeAnswer:
-    """Consent, infer, train, price, seal; result `SealedAnswer` or `NoAnswer`. Work on records ends
-    `allowed_s` after `begun_s` (machine time); nobody waits for an answer after `closes_s`.
-    `round_key` and `proxy_memory` are the proxy's (`RoundKey`), where segments are masked."""
+    """Work: consent, infer, train, price, seal. Returns `SealedAnswer` or `NoAnswer`."""
 
     manifest: m.Manifest
     package: Package
-    begun_s: float = 0.0
-    allowed_s: float = math.inf
-    closes_s: float = math.inf
-    round_key: bytes = b""
+    begun_s: float = 0.0  # machine time, like `closes_s`
+    allowed_s: float = math.inf  # limit of the work on records
+    closes_s: float = math.inf  # end of the round
+    round_key: bytes = b""  # from the proxy's `RoundKey`, if segments are masked
     proxy_memory: bytes = b""
 
     @property
@@ -73,7 +67,7 @@ class ComputeAnswer:
 
 @dataclass(frozen=True)
 class SealDummies:
-    """Seal a dummy upload, of which no ledger knows. Result `SealedAnswer` or `NoAnswer`."""
+    """Work: seal an unpriced dummy upload. Returns `SealedAnswer` or `NoAnswer`."""
 
     manifest: m.Manifest
     round_key: bytes = b""
@@ -81,23 +75,21 @@ class SealDummies:
 
 @dataclass(frozen=True)
 class SealedAnswer:
-    """The priced, sealed segments, in the order of `groups`, each with its mark (`segment_mark`).
-    `at_once`: no record had a part in it, so it need not wait for its moment. `deposit` is for the
-    upload's header; `seed`, sealed to the proxy, that of the masks."""
+    """Priced, sealed segments in the order of `groups`, with their `segment_mark`s."""
 
     groups: tuple[int, ...]
     sizes: tuple[int, ...]
     data: bytes
     marks: tuple[bytes, ...]
     dummy: bool = False
-    at_once: bool = False
-    deposit: bytes = b""
-    seed: bytes = b""
+    at_once: bool = False  # independent of records, so it need not wait for its time
+    deposit: bytes = b""  # for the upload's header
+    seed: bytes = b""  # of the masks, sealed to the proxy
 
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """Nothing will be sent. `why` is for the owner, `cause` (of `DECLINE_CAUSES`) for the proxy."""
+    """Refusal to answer: `why` is for the owner, `cause` (of `DECLINE_CAUSES`) for the proxy."""
 
     why: str
     cause: str = "fit"
@@ -105,7 +97,7 @@ class NoAnswer:
 
 @dataclass(frozen=True)
 class ManifestMark:
-    """The newest manifest of a job, to refuse older or forked ones. `settled`: done with."""
+    """Newest manifest of a job, to refuse older and forked ones; `settled`: finished."""
 
     at: m.RoundId
     manifest_digest: bytes
@@ -114,7 +106,7 @@ class ManifestMark:
 
 @dataclass(frozen=True)
 class OutboxPut:
-    """A sealed upload with its segments' marks; `held`: the proxy acknowledged it."""
+    """Sealed upload with its segments' marks; `held`: acknowledged by the proxy."""
 
     at: m.RoundId
     header: m.Envelope
@@ -135,8 +127,7 @@ Outcome = Literal["counted", "partial", "missing", "refused", "dropped"]
 
 @dataclass(frozen=True)
 class OutboxDrop:
-    """The upload is not needed any more, its attempt is settled. `counted`, `partial`, `missing`:
-    the round's record names all of its segments, some, or none."""
+    """Removal of an upload; `counted`, `partial`, `missing`: its segments in the commit record."""
 
     at: m.RoundId
     outcome: Outcome
@@ -144,7 +135,7 @@ class OutboxDrop:
 
 @dataclass(frozen=True)
 class LateRecord:
-    """The record of a round whose upload gave its place to the next one's."""
+    """Outcome of an upload that the next round's had already replaced."""
 
     at: m.RoundId
     outcome: Outcome
@@ -152,20 +143,20 @@ class LateRecord:
 
 @dataclass
 class DeviceMemory:
-    """What survives a restart; the host loads it and applies the `Persist` items to it."""
+    """State that survives a restart, loaded by the host, which applies `Persist` items to it."""
 
     seen: dict[bytes, ManifestMark] = field(default_factory=dict)
-    jobs: dict[bytes, None] = field(default_factory=dict)  # known, the oldest first
-    closed: dict[bytes, None] = field(default_factory=dict)  # the oldest first
+    jobs: dict[bytes, None] = field(default_factory=dict)  # known, oldest first
+    closed: dict[bytes, None] = field(default_factory=dict)  # oldest first
     release_sequence: int = -1
     release_package: bytes = b""  # digest of the package in use
-    statement: int = -1  # the number of the newest one on releases
+    statement: int = -1  # number of the newest one on releases
     report_due: m.Manifest | None = None
-    reported: int = -1  # the sequence of the release that was reported on last
-    epoch: int = 0  # of the cloud's keys, in which these numbers were said
+    reported: int = -1  # sequence of the last reported release
+    epoch: int = 0  # of the cloud's keys that issued these numbers
     uploads: dict[bytes, OutboxPut] = field(default_factory=dict)  # by job
-    new_sealing: m.NewSealingKey | None = None  # that the proxy does not know yet
-    answered: int = -1  # the number of the newest answer, dummies among them; -1: none is counted
+    new_sealing: m.NewSealingKey | None = None  # not known to the proxy yet
+    answered: int = -1  # number of the newest answer or dummy; -1: not counted
 
 
 @dataclass(frozen=True)
@@ -177,21 +168,21 @@ class DeviceSettings:
     repair_s: float = 1.0
     resend_s: float = 5.0
     waits_cap_s: float = 30.0
-    require_cover: bool = False  # the owner's choice: without cover traffic nothing is answered
-    blob_urls: tuple[str, ...] = ()  # prefixes of URLs that blobs may be had from, or put to
+    require_cover: bool = False  # owner's choice: answer only with cover traffic
+    blob_urls: tuple[str, ...] = ()  # allowed URL prefixes for fetching and storing blobs
 
 
-# Of the time there is. Between the two an answer is put into the ledger and sealed, also one that
-# is there only because the work was ended; what comes after is for leaving, spread by chance, so
-# that a fleet's uploads do not come all at once.
+# Shares of the available time: work ends at the first; until the second the answer, complete or cut
+# short, is priced and sealed. Sending is spread randomly over what remains, so that a fleet's
+# uploads do not arrive at once.
 WORK_SHARE, LEAVE_SHARE = 3 / 4, 7 / 8
-LEAST_WORK_S = 0.001  # a turn of no time is none
+LEAST_WORK_S = 0.001  # minimum of a turn
 BUSY = "the box computes for other jobs for too long"
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Machine time: work takes `allowed_s` from `begun_s` on; its result leaves at `leaves_s`."""
+    """Machine times: work takes `allowed_s` from `begun_s`; its result is sent at `leaves_s`."""
 
     begun_s: float = 0.0
     allowed_s: float = math.inf
@@ -203,21 +194,20 @@ class Moment:
 
 @dataclass(frozen=True)
 class AnswerWindow:
-    """What the moment of an answer follows from, all known before a record is read: when the
-    package came, the job's budget (0: unknown), the window of cover traffic (0: none), `chance` in
-    [0, 1), when the round closes, and how long an answer takes here on made-up records."""
+    """Inputs of an answer's time, all known before a record is read."""
 
-    begun_s: float = 0.0
-    budget_s: float = 0.0
-    cover_s: float = 0.0
-    chance: float = 0.0
-    closes_s: float = math.inf
-    needed_s: float = 0.0
+    begun_s: float = 0.0  # receipt of the package
+    budget_s: float = 0.0  # of the job; 0: unknown
+    cover_s: float = 0.0  # window of cover traffic; 0: none
+    chance: float = 0.0  # random, in [0, 1)
+    closes_s: float = math.inf  # end of the round
+    needed_s: float = 0.0  # duration of the job's trial on synthetic records
 
     def moment(self, start_s: float) -> Moment:
-        """The moment of an answer whose work begins at `start_s`, not before `begun_s`. Under cover
-        all answers and dummies leave in the window's second half, so its first half is all there is
-        for work, whenever it begins; without cover the moment moves with the beginning."""
+        """Return the times of an answer whose work begins at `start_s`, not before `begun_s`.
+
+        With cover traffic all answers and dummies are sent in the second half of the window, so its
+        first half limits the work; without it the times shift with `start_s`."""
         if self.cover_s:
             half_s = self.cover_s / 2
             least_s = min(self.budget_s or half_s, half_s)
@@ -236,37 +226,38 @@ class AnswerWindow:
 
 
 class CoverTraffic:
-    """Cover traffic, as the proxy asked for it last. It is not kept: the proxy asks after each
-    hello. No message ends it, since an old one could be played again: it ends with the first round
-    on a new link on which it was not asked for again."""
+    """Cover traffic as last requested by the proxy, which repeats its request after each hello.
+
+    No message ends it, since an old one could be replayed: it ends with the first round on a new
+    link without a request."""
 
     def __init__(self) -> None:
-        self._window_s = self._span_s = self._begun_s = self._heard_s = 0.0
-        self._said = False  # on this link
+        self._window_s = self._span_s = self._begun_s = self._offered_s = 0.0
+        self._requested = False  # on this link
 
     @property
     def on(self) -> bool:
         return self._window_s > 0
 
     def connected(self) -> None:
-        """The link is new: what was asked for on the old one goes no further than its round."""
-        self._said = False
+        """Expire a request of the previous link after its round."""
+        self._requested = False
 
-    def asked(self, cover: m.Cover) -> None:
-        self._window_s, self._said = cover.window_s, True
+    def request(self, cover: m.Cover) -> None:
+        self._window_s, self._requested = cover.window_s, True
 
-    def heard_of(self, now_s: float) -> None:
-        self._heard_s = now_s
-        if not self._said:
+    def offered(self, now_s: float) -> None:
+        self._offered_s = now_s
+        if not self._requested:
             self._window_s = 0.0
 
     def begin(self, manifest: m.Manifest, now_s: float) -> None:
-        """The package is here: the window opens, of at most half of what is left of the round."""
-        left_s = max(0.0, manifest.deadline_s - (now_s - self._heard_s))
+        """Open the window, of at most half of the round's remaining time."""
+        left_s = max(0.0, manifest.deadline_s - (now_s - self._offered_s))
         self._begun_s, self._span_s = now_s, min(self._window_s, left_s / 2)
 
     def window(self, manifest: m.Manifest, opened: OpenedPackage) -> AnswerWindow:
-        closes_s = self._heard_s + manifest.deadline_s
+        closes_s = self._offered_s + manifest.deadline_s
         budget_s, chance, needed_s = opened.budget_s, opened.chance, opened.needed_s
         return AnswerWindow(self._begun_s, budget_s, self._span_s, chance, closes_s, needed_s)
 
@@ -303,18 +294,17 @@ DEVICE_STATES = fx.StateTable(
     },
 )
 
-# A fleet answers all at once, and a broker drops what it cannot queue: larger uploads wait until
-# the proxy asks, so that thousands of devices need no more than this each at the broker.
+# Maximum inline upload: a fleet answers at once, and a broker drops messages that it cannot queue.
 INLINE_PACKET_BYTES = 16384
 
 
-def timer_name(what: str, job_id: bytes) -> str:
-    return f"{what}/{job_id.hex()}"
+def timer_name(kind: str, job_id: bytes) -> str:
+    return f"{kind}/{job_id.hex()}"
 
 
 @dataclass(frozen=True)
 class DeviceContext:
-    """What the parts of a device's machine share. `round_keys`: the proxy's newest, by job."""
+    """State shared by the parts of a device's machine; `round_keys` are the proxy's."""
 
     signer: m.Signer
     memory: DeviceMemory
@@ -328,7 +318,7 @@ class DeviceContext:
 
 
 class DeviceRound:
-    """A job's round; `memory.uploads` keeps its upload. Timers `deadline` and `resend`."""
+    """Round of a job, with timers `deadline` and `resend`; uploads are in `memory.uploads`."""
 
     def __init__(self, job_id: bytes, context: DeviceContext, cover: CoverTraffic) -> None:
         self.job_id, self.cover, self._context = job_id, cover, context
@@ -336,12 +326,12 @@ class DeviceRound:
         self.state = DEVICE_STATES.start
         self.manifest: m.Manifest | None = None
         self._window, self._moment = AnswerWindow(), Moment()
-        self._package: RoundPackage | None = None  # that waits for its turn
+        self._package: RoundPackage | None = None  # waiting for its turn
         self._resend, self._resends = timer_name("resend", job_id), 0
         self._deadline = timer_name("deadline", job_id)
-        self._waiting: tuple[m.RoundId, SealedAnswer] | None = None  # until its moment
-        self._last: OutboxPut | None = None  # gave its place to a newer round's, without its data
-        self.beside = tr.LayingDown(context.signer, fx.ProxyAddress(), context.settings.blob_urls)
+        self._waiting: tuple[m.RoundId, SealedAnswer] | None = None  # until its time
+        self._last: OutboxPut | None = None  # replaced by a newer round's; without its data
+        self.store_put = tr.StorePut(context.signer, fx.ProxyAddress(), context.settings.blob_urls)
 
     @property
     def item(self) -> OutboxPut | None:
@@ -358,11 +348,10 @@ class DeviceRound:
 
     @property
     def under_way(self) -> bool:
-        """Whether the device still owes this round something: until the proxy holds its answer."""
+        """Whether the round awaits something of the device, until the proxy holds its answer."""
         return self.state not in (DeviceState.IDLE, DeviceState.ANSWERED)
 
     def connected(self) -> list[fx.Effect]:
-        """The link is up (again): send what was not acknowledged."""
         self.cover.connected()
         item = self.item
         if item and self.state is DeviceState.IDLE:
@@ -370,14 +359,13 @@ class DeviceRound:
         return self.offer_again()
 
     def offer_again(self) -> list[fx.Effect]:
-        """The proxy may have missed the upload: it, or the link, was away."""
         return self._send() if self.state is DeviceState.UPLOADING else []
 
     def _step(self, happened: str) -> None:
         self.state = DEVICE_STATES.step(self.state, happened)
 
     def is_new(self, mark: ManifestMark) -> bool:
-        """Whether to take it up. Raises `replayed_round` or `forked_manifest`."""
+        """Return whether to take up a round. Raises `replayed_round` or `forked_manifest`."""
         at, seen, item = mark.at, self._memory.seen.get(mark.at.job_id), self.item
         if seen is None:
             return True
@@ -393,7 +381,7 @@ class DeviceRound:
         self._step("manifest")
         self._memory.seen[manifest.at.job_id] = mark
         self.manifest, self._package = manifest, None
-        self.cover.heard_of(now_s)
+        self.cover.offered(now_s)
         out: list[fx.Effect] = [] if known else [fx.Persist(mark)]
         out += [*self._drop(), fx.CancelTimer(self._resend)]
         return [*out, fx.SetTimer(self._deadline, manifest.deadline_s + manifest.grace_s)]
@@ -404,13 +392,12 @@ class DeviceRound:
         return [fx.Work(OpenPackage(manifest, data))]
 
     def fix_window(self, manifest: m.Manifest, opened: OpenedPackage) -> None:
-        """Fix the moment of the answer, before a record is read and whatever it will be."""
+        """Fix the answer's time before a record is read."""
         if manifest == self.manifest:
             self._window = self.cover.window(manifest, opened)
             self._moment = self._window.moment(self._window.begun_s)
 
     def opened(self, manifest: m.Manifest, package: Package) -> list[fx.Effect]:
-        """The package is for this device: consent and work, once its turn has come."""
         if manifest.kind != "round" or not isinstance(package, RoundPackage):
             return [*self.not_for_me(manifest), fx.Refuse("malformed_package")]
         if manifest != self.manifest:
@@ -423,14 +410,14 @@ class DeviceRound:
 
     @property
     def due_s(self) -> float | None:
-        """When its work on records must have ended at the latest; None where none waits."""
+        """Latest end of the waiting work on records; None without any."""
         return None if self._package is None else self._window.due_s
 
     def has_time(self, free_s: float) -> bool:
-        """Whether work that begins then, and not as the package comes, is worth beginning."""
+        """Return whether work that begins at `free_s` has enough time."""
         window = self._window
         if free_s <= window.begun_s:
-            return True  # the job's own trial tells
+            return True  # the job's own trial decides
         return window.moment(free_s).allowed_s >= max(window.needed_s, LEAST_WORK_S)
 
     def begin_work(self, free_s: float) -> ComputeAnswer:
@@ -444,12 +431,12 @@ class DeviceRound:
         return task if key is None else replace(task, round_key=key.key, proxy_memory=key.memory)
 
     def out_of_time(self) -> list[fx.Effect]:
-        """Decline: others' work leaves too little time, which follows from public moments alone."""
+        """Decline for lack of time, which depends on public times only."""
         manifest, self._package = self.manifest, None
         return [] if manifest is None else self.declined(manifest, BUSY, "conditions")
 
     def not_for_me(self, manifest: m.Manifest) -> list[fx.Effect]:
-        """Not selected, or not to be opened: nothing to do but to cover those who were."""
+        """End the round of a device that is not selected; send dummies under cover."""
         if manifest != self.manifest:
             return []
         if self.cover.on:
@@ -458,9 +445,9 @@ class DeviceRound:
         return []
 
     def declined(self, manifest: m.Manifest, why: str, cause: str) -> list[fx.Effect]:
-        """Selected, and nothing will be sent; under cover dummies are sent in place of a note."""
-        told = {**place(manifest.at), "cause": cause, "why": why}
-        report = fx.Report("declined", told, manifest.at)
+        """Decline as a selected device; under cover send dummies instead of a note."""
+        data = {**place(manifest.at), "cause": cause, "why": why}
+        report = fx.Report("declined", data, manifest.at)
         if manifest != self.manifest:
             return [report]
         if self.cover.on:
@@ -477,7 +464,7 @@ class DeviceRound:
         return [fx.Work(SealDummies(manifest, b"" if key is None else key.key))]
 
     def uncovered(self, manifest: m.Manifest, why: str) -> list[fx.Effect]:
-        """No dummy can be sent either; a note would show that there was nothing else to send."""
+        """Report a missing dummy; a note would reveal that there was no other answer."""
         if manifest == self.manifest:
             self._step("declined")
         return [fx.Report("uncovered", {**place(manifest.at), "why": why})]
@@ -497,10 +484,11 @@ class DeviceRound:
         return self.uncovered(manifest, why) if dummies else self.declined(manifest, why, cause)
 
     def sealed(self, manifest: m.Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
-        """Keep an answer in memory alone and send it at its moment: a dummy is ready at once, and
-        on disk it would outlive a restart where an answer still computed does not."""
+        """Send an answer at its time, kept in memory until then.
+
+        On disk, a dummy would survive a restart in which an answer still being computed is lost."""
         if manifest != self.manifest:
-            return []  # a newer round came while this one was computed
+            return []  # replaced by a newer round meanwhile
         self._step("sealed")
         at_once = sealed.at_once and not self.cover.on
         wait_s = 0.0 if at_once else self._moment.wait_s(now_s)
@@ -521,7 +509,7 @@ class DeviceRound:
         return [fx.Persist(item), *self._send()]
 
     def _send(self) -> list[fx.Effect]:
-        """Offer the upload, whole if it is small; the proxy asks for parts of a larger one."""
+        """Offer the upload, inline if it is small; the proxy requests parts otherwise."""
         item, settings = self.item, self._settings
         if item is None:
             return []
@@ -530,7 +518,7 @@ class DeviceRound:
         )
         to, blob = fx.ProxyAddress(), item.upload.blob
         whole_bytes = min(settings.packet_bytes, INLINE_PACKET_BYTES)
-        beside = self.beside.takes(blob)
+        beside = self.store_put.takes(blob)
         packets = tr.sends(to, item.header, blob, item.data, whole_bytes, push=False, beside=beside)
         return [*packets, fx.SetTimer(self._resend, wait_s)]
 
@@ -539,25 +527,25 @@ class DeviceRound:
             return []
         if self._waiting is not None:
             return self._put(*self._waiting)
-        if self.beside.carried:  # it is on its way beside the broker
+        if self.store_put.in_progress:
             return [fx.SetTimer(self._resend, self._settings.resend_s)]
         self._resends += 1
         return self._send()
 
-    def lay_down(self, at: m.BlobAt) -> list[fx.Effect]:
-        """The proxy says where to put the upload. Raises ProtocolError `foreign_url`."""
+    def begin_put(self, at: m.BlobAt) -> list[fx.Effect]:
+        """Put the upload at the proxy's URL. Raises ProtocolError `foreign_url`."""
         item = self.item
         if item is None or item.held:
             return []
-        return self.beside.lay_down(at, item.upload.blob, item.data)
+        return self.store_put.begin(at, item.upload.blob, item.data)
 
-    def laid_down(self, task: tr.PutBeside, result: object) -> list[fx.Effect]:
-        """The upload lies where the proxy said, or could not be put there: offer it again."""
-        lies, out = self.beside.laid_down(task, result)
+    def end_put(self, task: tr.PutBeside, result: object) -> list[fx.Effect]:
+        """Wait for the proxy to take the stored upload, or offer it again."""
+        stored, out = self.store_put.end(task, result)
         item = self.item
         if item is None or item.upload.blob.digest != task.blob.digest or item.held:
             return []
-        return out if lies else [*out, *self.resend()]
+        return out if stored else [*out, *self.resend()]
 
     def acknowledged(self, ack: m.Ack) -> list[fx.Effect]:
         item = self.item
@@ -569,10 +557,10 @@ class DeviceRound:
             self._memory.uploads[self.job_id] = replace(item, held=True)
             return [stop, *([] if item.held else [fx.Persist(OutboxHeld(item.at))])]
         self._step("refused")
-        what = {**place(item.at), "why": ack.reason or ack.status}
-        # Only a refusal proves that it was never taken: its acknowledgement may have been lost.
+        data = {**place(item.at), "why": ack.reason or ack.status}
+        # Only a refusal proves that it was never taken: an earlier acknowledgement may be lost.
         out = [stop, *self._drop("refused" if ack.status == "refused" else "dropped")]
-        return out if item.dummy else [*out, fx.Report("upload_refused", what)]
+        return out if item.dummy else [*out, fx.Report("upload_refused", data)]
 
     def awaited(self, at: m.RoundId) -> OutboxPut | None:
         return next((one for one in (self.item, self._last) if one and one.at == at), None)
@@ -593,16 +581,15 @@ class DeviceRound:
         out: list[fx.Effect] = [fx.Persist(LateRecord(item.at, outcome))]
         if current:
             out = [fx.CancelTimer(self._resend), *self._drop(outcome)]
-        what = {**place(item.at), "segments": segments, "counted": found}
-        return out if item.dummy else [*out, fx.Report("counted", what)]
+        data = {**place(item.at), "segments": segments, "counted": found}
+        return out if item.dummy else [*out, fx.Report("counted", data)]
 
     def _drop(self, outcome: Outcome = "dropped") -> list[fx.Effect]:
-        """Forget the upload, and do not take its attempt up again."""
         self._waiting = None
         item = self._memory.uploads.pop(self.job_id, None)
         if item is None:
             return []
-        if outcome == "dropped":  # the round's record may still tell what became of it
+        if outcome == "dropped":  # the commit record may still arrive
             self._last = replace(item, data=b"")
         at, seen = item.at, self._memory.seen.get(self.job_id)
         if seen is not None and seen.at == at:
@@ -616,7 +603,7 @@ class DeviceRound:
         return [*self._drop(), *timers]
 
     def expired(self) -> list[fx.Effect] | None:
-        """The round is over; None where an answer is at work or acknowledged."""
+        """End the round; returns None if an answer is in progress or acknowledged."""
         if not DEVICE_STATES.allows(self.state, "expired"):
             return None
         self._step("expired")
@@ -624,12 +611,11 @@ class DeviceRound:
 
 
 def place(at: m.RoundId) -> dict[str, object]:
-    """The short name of the job and the number of the round, for a report."""
     return {"job": m.short_name(at.job_id), "round": at.round}
 
 
 def counted(item: OutboxPut, marks: bytes) -> int:
-    """How many of an upload's segments stand in a commit record: sorted marks, 32 bytes each."""
+    """Return how many of an upload's segments are in a commit record's sorted marks."""
 
     def mark_at(place: int) -> bytes:
         return marks[place * 32 : (place + 1) * 32]
@@ -639,18 +625,18 @@ def counted(item: OutboxPut, marks: bytes) -> int:
 
 
 TURN = "turn"
-TURN_SHARE = LEAVE_SHARE / WORK_SHARE  # of the time for work
+TURN_SHARE = LEAVE_SHARE / WORK_SHARE  # multiple of the time for work
 
 
 class DeviceRounds:
-    """The rounds by job, and whose turn it is. One timer beside those of the rounds, `turn`."""
+    """Rounds by job and their turns, with one further timer `turn`."""
 
     def __init__(self, context: DeviceContext) -> None:
         self.context, self._cover = context, CoverTraffic()
         self._rounds: dict[bytes, DeviceRound] = {}
-        self.last: DeviceRound | None = None  # that something happened to
+        self.last: DeviceRound | None = None  # most recently active
         self._at_work: ComputeAnswer | None = None
-        self._free_s = -math.inf  # when the turn of it ends
+        self._free_s = -math.inf  # end of its turn
         for job_id in context.memory.uploads:
             self._begin(job_id)
 
@@ -669,7 +655,7 @@ class DeviceRounds:
         return None
 
     def take_up(self, job_id: bytes) -> DeviceRound:
-        """The job's round, made if needed. Raises ProtocolError `too_many_rounds`."""
+        """Return the job's round, new if needed. Raises ProtocolError `too_many_rounds`."""
         if found := self.of(job_id):
             return found
         if len(self._rounds) >= self.context.settings.jobs:
@@ -692,11 +678,11 @@ class DeviceRounds:
         self._cover.connected()
         return [effect for round_ in self for effect in round_.connected()]
 
-    def cover_asked(self, cover: m.Cover) -> None:
+    def request_cover(self, cover: m.Cover) -> None:
         for one in (self._cover, *(round_.cover for round_ in self)):
-            one.asked(cover)
+            one.request(cover)
 
-    def key_told(self, key: m.RoundKey) -> None:
+    def set_round_key(self, key: m.RoundKey) -> None:
         keys = self.context.round_keys
         keys.pop(key.at.job_id, None)
         keys[key.at.job_id] = key
@@ -704,18 +690,17 @@ class DeviceRounds:
             del keys[next(iter(keys))]
 
     def opened(self, manifest: m.Manifest, package: Package, now_s: float) -> list[fx.Effect]:
-        """A package is for this device: its work begins now, or when its turn has come."""
         round_ = self.of(manifest.at.job_id)
         if round_ is None:
             return []
         out = round_.opened(manifest, package)
         before = self._at_work
         if self._free_s == math.inf and before and before.manifest.at.job_id == round_.job_id:
-            self._free_s = now_s  # a turn without an end ends with its round
+            self._free_s = now_s  # an unlimited turn ends with its round
         return out + self.next_turn(now_s)
 
     def worked(self, task: ComputeAnswer, result: object, now_s: float) -> list[fx.Effect]:
-        """The host ended a round's work; called after the round has taken the result."""
+        """End a turn, after the round has taken the work's result."""
         if self._at_work is None or task.manifest != self._at_work.manifest:
             return []
         unread = not isinstance(result, SealedAnswer) or result.at_once
@@ -724,7 +709,7 @@ class DeviceRounds:
         return self.next_turn(now_s)
 
     def next_turn(self, now_s: float) -> list[fx.Effect]:
-        """If the box is free, begin the work whose time ends first; decline what is too late."""
+        """Begin the waiting work with the earliest deadline if the device is free."""
         if self._free_s == math.inf:
             return []
         waiting = [(due_s, one) for one in self if (due_s := one.due_s) is not None]
@@ -736,6 +721,6 @@ class DeviceRounds:
             task = waits.pop(0).begin_work(self._free_s)
             self._at_work, self._free_s = task, task.begun_s + task.allowed_s * TURN_SHARE
             out.append(fx.Work(task))
-        if waits and self._free_s < math.inf:  # else the host tells when the work has ended
+        if waits and self._free_s < math.inf:  # otherwise the end of the work starts the next turn
             out.append(fx.SetTimer(TURN, max(0.0, self._free_s - now_s)))
         return out

@@ -1,10 +1,10 @@
-"""What machines are told (events), what they answer (effects), and how their states follow.
+"""Events given to machines, effects that they return, and tables of their states.
 
-Theory of operation. A machine decides and does nothing itself. Its host hands it one event after
-the other, each with the time, and carries out the effects in order. What is slow or random is a
-`Work` that comes back as `WorkDone`; what must survive the process is a `Persist`, durable before
-the effects behind it. The same events give the same effects, in tests, simulation and process.
-States are a `StateTable`: an event that it does not allow raises and changes nothing."""
+A machine decides but performs no I/O. Its host passes one event at a time with the current time and
+executes the effects in order. Slow or random work is a `Work` whose result returns as `WorkDone`;
+state that must survive the process is a `Persist`, durable before later effects. Equal events give
+equal effects in tests, simulation and production. States are a `StateTable`: an event that is not
+allowed raises and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from edgeveil.protocol.messages import Message, RoundId, TrustMetadata
 
 @dataclass(frozen=True)
 class DeviceAddress:
-    """One device, by the id that its identity key gives it."""
+    """One device, by the id derived from its identity key."""
 
     id: str
 
 
 @dataclass(frozen=True)
 class AllDevices:
-    """Every device, by one publication."""
+    """All devices, by one publication."""
 
 
 @dataclass(frozen=True)
 class BucketAddress:
-    """The devices of one bucket of `level` (`edgeveil.crypto.buckets`), by one publication."""
+    """Devices of one bucket of `level` (`edgeveil.crypto.buckets`), by one publication."""
 
     level: int
     index: int
@@ -39,14 +39,14 @@ class BucketAddress:
 
 @dataclass(frozen=True)
 class ProxyAddress:
-    """The proxy of a cell, from either side; `cell` is empty where the fleet has no named cells."""
+    """Proxy of a cell, from either side; default: the fleet has no named cells."""
 
     cell: str = ""
 
 
 @dataclass(frozen=True)
 class CloudAddress:
-    """The cloud."""
+    pass
 
 
 Address = DeviceAddress | AllDevices | BucketAddress | ProxyAddress | CloudAddress
@@ -54,21 +54,17 @@ Address = DeviceAddress | AllDevices | BucketAddress | ProxyAddress | CloudAddre
 
 @dataclass(frozen=True)
 class PeerConnected:
-    """The link towards this peer is up (again)."""
-
     peer: Address
 
 
 @dataclass(frozen=True)
 class PeerLost:
-    """The link towards this peer is down."""
-
     peer: Address
 
 
 @dataclass(frozen=True)
 class PeerSigned:
-    """This peer signs with its pinned key again, or (`known` false) with another one."""
+    """The peer signed with its pinned key or, if not `known`, with another one."""
 
     peer: Address
     known: bool
@@ -76,14 +72,14 @@ class PeerSigned:
 
 @dataclass(frozen=True)
 class PeerSilent:
-    """The link towards this peer is up, and nothing came by it for long: ask for a sign."""
+    """The link to the peer is up but silent for long: request a sign of life."""
 
     peer: Address
 
 
 @dataclass(frozen=True)
 class MessageReceived:
-    """A message came; `sender` is what the broker's topic says, not yet proven."""
+    """Received message; `sender` is derived from the broker's topic and not yet verified."""
 
     sender: Address
     message: Message
@@ -91,14 +87,12 @@ class MessageReceived:
 
 @dataclass(frozen=True)
 class Timer:
-    """A timer that the machine set has run out."""
-
     name: str
 
 
 @dataclass(frozen=True)
 class WorkDone:
-    """The host finished a `Work`; `result` is its outcome, or `WorkFailed`."""
+    """Completion of a `Work` task with its result or `WorkFailed`."""
 
     task: object
     result: object
@@ -106,14 +100,14 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class WorkFailed:
-    """The result of a `Work` that could not be done; `reason` is a slug or a short sentence."""
+    """Result of a failed `Work`; `reason` is a slug or a short sentence."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Command:
-    """The process asks for something (submit, cancel, start)."""
+    """Request of the process, e.g. submit, cancel or start."""
 
     what: object
 
@@ -124,22 +118,20 @@ Event = LinkEvent | MessageReceived | Timer | WorkDone | Command
 
 @dataclass(frozen=True)
 class Send:
-    """Publish a message. Effects run in order, so a `Persist` before it is durable first."""
-
     to: Address
     message: Message
 
 
 @dataclass(frozen=True)
 class TakeTrust:
-    """Work: verify the root's metadata and adopt it. Result `PeerKeys` or `WorkFailed`."""
+    """Work: verify and adopt the root's metadata. Returns `PeerKeys` or `WorkFailed`."""
 
     metadata: TrustMetadata
 
 
 @dataclass(frozen=True)
 class SetTimer:
-    """Fire `Timer(name)` after `delay_s`; replaces a timer of the same name."""
+    """Fire `Timer(name)` after `delay_s`, replacing a timer of the same name."""
 
     name: str
     delay_s: float
@@ -147,8 +139,6 @@ class SetTimer:
 
 @dataclass(frozen=True)
 class CancelTimer:
-    """Forget a timer."""
-
     name: str
 
 
@@ -161,7 +151,7 @@ class Persist:
 
 @dataclass(frozen=True)
 class Work:
-    """Done by the host off the event loop. `at`: its round, where the machine has several jobs."""
+    """Task that the host runs off the event loop; `at` is its round if there are several jobs."""
 
     task: object
     at: RoundId | None = None
@@ -169,7 +159,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Refuse:
-    """A refused message, counted and logged by reason; `sender`, where another party named it."""
+    """Refused message, counted and logged by reason; `sender` if another party named it."""
 
     reason: str
     sender: Address | None = None
@@ -177,7 +167,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Report:
-    """Something a person may want to see: no secret, no sample, no device's name."""
+    """Information for operators, without secrets, samples or device names."""
 
     what: str
     data: Mapping[str, object] = field(default_factory=dict)
@@ -188,7 +178,7 @@ Effect = Send | SetTimer | CancelTimer | Persist | Work | Refuse | Report
 
 
 class Machine(Protocol):
-    """A sans-IO state machine: refused input gives `Refuse` effects, never an exception."""
+    """Sans-IO state machine: refused input returns `Refuse` effects and never raises."""
 
     @property
     def at(self) -> RoundId | None: ...
@@ -200,13 +190,13 @@ S = TypeVar("S", bound=Enum)
 
 
 class StateTable(Generic[S]):
-    """`(state, what happened) -> next state`."""
+    """Transitions as `(state, event) -> next state`."""
 
     def __init__(self, start: S, table: Mapping[tuple[S, str], S]) -> None:
         self.start, self.table = start, dict(table)
 
     def step(self, state: S, happened: str) -> S:
-        """The next state; raises ProtocolError `illegal_transition`."""
+        """Return the next state. Raises ProtocolError `illegal_transition`."""
         try:
             return self.table[state, happened]
         except KeyError:
@@ -215,5 +205,4 @@ class StateTable(Generic[S]):
             ) from None
 
     def allows(self, state: S, happened: str) -> bool:
-        """Whether `step` would not raise."""
         return (state, happened) in self.table

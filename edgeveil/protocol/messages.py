@@ -1,9 +1,9 @@
-"""Every message of the wire, its bytes, and who says so.
+"""Wire messages, their codec and their signatures.
 
-Five messages travel. Offers and notes have a *header* or *body* in a signed `Envelope`, so identity
-and integrity never depend on the broker. All validation of form happens here, once: a frame is one
-version byte and a msgpack array, its size is checked before anything is parsed, and an array or
-string header longer than the frame is refused before memory is taken."""
+Five message types travel. Offers and notes carry a header or body in a signed `Envelope`, so
+identity and integrity never depend on the broker. All form is validated here, once: a frame is one
+version byte and a msgpack array; its size is checked before parsing, and an array or string header
+longer than the frame is refused before memory is allocated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Deposit = Annotated[bytes, Meta(max_length=DEPOSIT_BYTES)]
 
 
 class Blob(msgspec.Struct, frozen=True, array_like=True):
-    """A byte string by its SHA-256, cut into parts of `part_bytes` (the last may be shorter)."""
+    """Byte string named by its SHA-256, in parts of `part_bytes` (the last may be shorter)."""
 
     digest: Digest
     size_bytes: Bytes
@@ -45,7 +45,7 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """An encoded header or body with its Ed25519 signature. `signer` is a device id, or a role."""
+    """Encoded header or body with its Ed25519 signature; `signer` is a device id or a role."""
 
     signer: Annotated[str, Meta(pattern=r"^(cloud|proxy|[0-9a-f]{16})\Z")]
     payload: Annotated[bytes, Meta(max_length=1 << 20)]
@@ -53,16 +53,15 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
-    """A blob exists. `data` is the whole blob if it fits in this packet, else empty. `beside`: its
-    sender can hand it over beside the broker, and sends no part unasked."""
+    """Announcement of a blob, with the whole blob in `data` if it fits in this packet."""
 
     header: Envelope
     data: bytes = b""
-    beside: bool = False
+    beside: bool = False  # available out of band; no part is sent unrequested
 
 
 class BlobPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
-    """Part `index` of the blob; `crc` is CRC-32 of `data` (the blob's digest is what counts)."""
+    """Part `index` of a blob with the CRC-32 of `data`; the blob's digest is authoritative."""
 
     blob: Digest
     index: Count
@@ -71,7 +70,7 @@ class BlobPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
-    """Please send these parts (again); or, with `beside`, say where the blob lies (`BlobAt`)."""
+    """Request for parts of a blob; with `beside`, for its URL instead (`BlobAt`)."""
 
     blob: Digest
     indices: Annotated[tuple[Count, ...], Meta(max_length=64)]
@@ -79,24 +78,23 @@ class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag="note"):
-    """A small signed statement."""
+    """Small signed statement."""
 
     body: Envelope
 
 
 class TrustMetadata(msgspec.Struct, frozen=True, array_like=True, tag="trust"):
-    """Root documents in their order, and the newest delegations (may be empty), as TUF metadata:
-    signed by the root's keys, so who hands them on cannot change them."""
+    """TUF root documents in order and the newest delegations, signed by the root's keys."""
 
     roots: Annotated[tuple[bytes, ...], Meta(max_length=64)]
-    delegations: bytes
+    delegations: bytes  # may be empty
 
 
 Message = Offer | BlobPart | Need | Note | TrustMetadata
 
 
 class RoundId(msgspec.Struct, frozen=True, array_like=True):
-    """A round of a job, counted from 1 (rounds of preparation too), and the attempt at it."""
+    """Round of a job, counted from 1 including preparatory rounds, and its attempt."""
 
     job_id: JobId
     round: Count
@@ -104,61 +102,52 @@ class RoundId(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def numbers(self) -> bytes:
-        """Round and attempt as seals are bound to them, 4 bytes each, big-endian."""
+        """Round and attempt as bound into seals: 4 bytes each, big-endian."""
         return self.round.to_bytes(4, "big") + self.attempt.to_bytes(4, "big")
 
 
 def short_name(job_id: bytes) -> str:
-    """What log lines call a job whose name the process does not know."""
+    """Return the name that log lines use for a job of unknown name."""
     return job_id.hex()[:12]
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
-    """One segment that a device may upload: its name and its public, padded plaintext size."""
+    """Segment that a device may upload: its name and its public, padded plaintext size."""
 
     name: Name
     padded_bytes: Bytes
 
 
 class MaskedGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A group, by its index, whose segments are vectors of `count` integers mod 2^`bits` under
-    masks. Who uploads one masked group uploads them all."""
+    """Group whose segments are masked vectors of `count` integers mod 2^`bits`."""
 
-    group: Count
+    group: Count  # index; a device uploads all masked groups or none
     count: Annotated[int, Meta(ge=1, le=2**31)]
     bits: Annotated[int, Meta(ge=8, le=56)]
 
 
-MOST_SETS = 64  # of uploads, in one round
+MOST_SETS = 64  # of uploads in one round
 DATA_SET_TAG_BYTES = 16
-NEW_KEY_EVERY_S = 60.0  # of one device a proxy takes a new sealing key, made by hand
+NEW_KEY_EVERY_S = 60.0  # minimum interval between new sealing keys of one device
 DECLINE_CAUSES = ("policy", "budget", "conditions", "fit", "fault")
-MOST_CAUSES = 16  # counted in one message: room for causes of later versions
+MOST_CAUSES = 16  # in one message; leaves room for causes of later versions
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
-    """The cloud's broadcast: a job, a round's model or the final release, sealed.
+    """Header of a sealed broadcast by the cloud: a job, a round's model or the final release.
 
     The blob is `stanza_bytes` of sealed content keys, then the ciphertext of the package.
-    `commitment` binds the content key and `package_digest` the plaintext, so that two devices
-    cannot be shown different models under one ciphertext. `cloud_key` is the HPKE key of this round
-    alone (zeros for a job or a release). `sequence` grows with every broadcast of a cloud. Unless
-    `shuffled`, the proxy hands uploads over in the order in which they came. `masked` groups are
-    summed under masks, the uploads dealt into `sets`, each summed by itself. `data_set` is a
-    release's tag (`data_set_tag`; empty: by an earlier version). `pieces`, where not everybody is
-    selected, are the blob's stanzas and its ciphertext as blobs of their own: who finds no stanza
-    needs no ciphertext. Of several `buckets` each is a part of the first piece, and a device needs
-    that of its own key alone (`edgeveil.crypto.buckets`). `check` commits to the factors by which
-    masks are checked (`CheckMasks`; empty: none are).
-
-    A job's says what its last broadcast will be, so that it is refused before anybody pays for it:
-    the release's `data_set`, the most bytes beside stanzas of a round's package or the release
-    (`broadcast_bytes`), of a device's upload (`upload_bytes`), and in `release_proof` that the
-    cloud has the key for releases (`proof_of_releases`; 0 and empty: by an earlier version)."""
+    `commitment` binds the content key and `package_digest` the plaintext, so two devices cannot be
+    given different models under one ciphertext. Where not all devices are selected, `pieces` names
+    stanzas and ciphertext as separate blobs, so an unselected device fetches no ciphertext. With
+    several `buckets` each is one part of the first piece, and a device needs only its own
+    (`edgeveil.crypto.buckets`). A job's manifest bounds its later broadcasts and uploads, so that
+    an impossible job is refused before a device spends budget. Defaults are sent by earlier
+    versions."""
 
     kind: Literal["job", "round", "release"]
     at: RoundId
-    sequence: Annotated[int, Meta(ge=0, le=2**62)]
+    sequence: Annotated[int, Meta(ge=0, le=2**62)]  # grows with every broadcast of a cloud
     job_digest: Digest
     phase: Name
     selected: Count
@@ -171,81 +160,73 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     package_digest: Digest
     package_bytes: Bytes
     commitment: Digest
-    cloud_key: Key
+    cloud_key: Key  # HPKE key of this round; zeros for a job or a release
     blob: Blob
-    shuffled: bool = True
+    shuffled: bool = True  # otherwise the proxy keeps the order of arrival
     masked: Annotated[tuple[MaskedGroup, ...], Meta(max_length=1024)] = ()
-    sets: Annotated[int, Meta(ge=1, le=MOST_SETS)] = 1
-    data_set: Annotated[bytes, Meta(max_length=DATA_SET_TAG_BYTES)] = b""
+    sets: Annotated[int, Meta(ge=1, le=MOST_SETS)] = 1  # summed separately under masks
+    data_set: Annotated[bytes, Meta(max_length=DATA_SET_TAG_BYTES)] = b""  # `data_set_tag`
     pieces: Annotated[tuple[Blob, ...], Meta(max_length=2)] = ()
     buckets: Annotated[int, Meta(ge=1, le=65536)] = 1
-    check: Annotated[bytes, Meta(max_length=32)] = b""
-    broadcast_bytes: Bytes = 0
-    release_proof: Annotated[bytes, Meta(max_length=64)] = b""
-    upload_bytes: Bytes = 0
+    check: Annotated[bytes, Meta(max_length=32)] = b""  # commits to the key of `CheckMasks`
+    broadcast_bytes: Bytes = 0  # maximum of a round's package or the release, without stanzas
+    release_proof: Annotated[bytes, Meta(max_length=64)] = b""  # signs `proof_of_releases`
+    upload_bytes: Bytes = 0  # maximum of a device's upload
 
 
-# Sequences of broadcasts and numbers of statements are milliseconds since 1970, by the cloud's
-# clock; none is honest from this one on, in the year 2527.
+# Sequences of broadcasts and numbers of statements are milliseconds since 1970 by the cloud's
+# clock. This one is in the year 2527: no honest cloud issues it or a larger one.
 FAR_NUMBER = 2**44
 
 
 def known_number(number: int) -> int:
-    """A number that was kept, or -1 where no honest cloud can have said it: it holds up nothing."""
+    """Return a stored number, or -1 if no honest cloud can have issued it."""
     return number if number < FAR_NUMBER else -1
 
 
 def data_set_tag(name: str) -> bytes:
-    """The 16-byte tag of a data set in manifests; it hides no name that is guessed."""
+    """Return a data set's 16-byte tag in manifests; a guessable name is not hidden."""
     return hashlib.sha256(context(DATA_SET, name.encode())).digest()[:DATA_SET_TAG_BYTES]
 
 
-SEAL_OVERHEAD_BYTES = 48  # HPKE: an encapsulated key of 32 bytes and a tag of 16
+SEAL_OVERHEAD_BYTES = 48  # HPKE: 32-byte encapsulated key and 16-byte tag
 SEALED_SEED_BYTES = KEY_BYTES + SEAL_OVERHEAD_BYTES
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
-    """A device's sealed segments: the blob holds the groups listed, in that order. The proxy keeps
-    number and deposit, and gives them back to a device that lost them (`Behind`). `seed` is that of
-    the masks, sealed to the proxy's key of the round; empty without masks."""
+    """Header of a device's sealed segments; the blob holds the listed groups in order."""
 
     at: RoundId
     groups: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1024)]
     blob: Blob
-    number: Answers = 0  # of this answer in the device's life; 0: it does not count them
-    deposit: Deposit = b""  # what the job may cost, for the device's own eyes
-    seed: Annotated[bytes, Meta(max_length=SEALED_SEED_BYTES)] = b""
+    number: Answers = 0  # of this answer, over the device's lifetime; 0: not counted
+    deposit: Deposit = b""  # the job's price, encrypted for the device itself
+    seed: Annotated[bytes, Meta(max_length=SEALED_SEED_BYTES)] = b""  # of masks, for the proxy
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
-    """The proxy's hand-over: `counts[g]` segments of group g, each group shuffled on its own,
-    masked groups together. Not `shuffled`, they stand in the order of arrival. With a `stream` the
-    blob begins with what `Arrived` called so, one upload after the other. `causes` counts the
-    declined by `DECLINE_CAUSES`; the rest named none. `offline` counts the admitted devices that
-    were not connected (-1: unknown)."""
+    """Hand-over of a round by the proxy: `counts[g]` segments of group g, normally shuffled."""
 
     at: RoundId
     uploads: Count
     declined: Count
-    counts: Annotated[tuple[Count, ...], Meta(max_length=1024)]
+    counts: Annotated[tuple[Count, ...], Meta(max_length=1024)]  # masked groups shuffled together
     blob: Blob
-    stream: Annotated[bytes, Meta(max_length=32)] = b""
-    causes: Annotated[tuple[Count, ...], Meta(max_length=MOST_CAUSES)] = ()
-    offline: Annotated[int, Meta(ge=-1, le=2**31)] = -1
+    stream: Annotated[bytes, Meta(max_length=32)] = b""  # name of the `Arrived` blob at the front
+    causes: Annotated[tuple[Count, ...], Meta(max_length=MOST_CAUSES)] = ()  # by `DECLINE_CAUSES`
+    offline: Annotated[int, Meta(ge=-1, le=2**31)] = -1  # admitted, not connected; -1: unknown
 
 
-MOST_PIECES = 16  # of a round's record
+MOST_PIECES = 16  # of a commit record
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
-    """The round is closed: the blob lists the mark of every accepted segment, sorted. `pieces` are
-    the blob cut by the first bits of the marks: a device asks for the one in which its mark would
-    stand (`edgeveil.protocol.transfer`). None: a party of an earlier version takes part, and the
-    whole is pushed."""
+    """Record of a committed round: the blob lists the marks of accepted segments, sorted."""
 
     at: RoundId
     accepted: Count
     blob: Blob
+    # By the first bits of the marks; empty, and the blob pushed, for parties of earlier versions.
     pieces: Annotated[tuple[Blob, ...], Meta(max_length=MOST_PIECES)] = ()
 
     @property
@@ -254,34 +235,31 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
 
 
 class Roster(msgspec.Struct, frozen=True, array_like=True, tag="roster"):
-    """The public sealing keys of all admitted devices, sorted, and nothing else about them. `epoch`
-    grows with every change of one registry, which `lineage` names (empty: by an earlier version).
-    From `expires_s` on (seconds since 1970; 0: never) it is stale. `knows` is what all these
-    devices know; from 2 on, the proxy hands out pieces of records besides."""
+    """Header of the sorted public sealing keys of all admitted devices."""
 
-    epoch: Annotated[int, Meta(ge=0, le=2**62)]
+    epoch: Annotated[int, Meta(ge=0, le=2**62)]  # grows with every change of the registry
     blob: Blob
-    lineage: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
-    expires_s: Annotated[float, Meta(ge=0, le=2**40)] = 0.0
-    knows: Count = 0
+    lineage: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""  # identifies the registry
+    expires_s: Annotated[float, Meta(ge=0, le=2**40)] = 0.0  # since 1970; 0: never
+    knows: Count = 0  # lowest capability of these devices (`KNOWS_BUCKETS` …)
 
 
 class MaskSums(msgspec.Struct, frozen=True, array_like=True, tag="masksums"):
-    """The proxy's answer to the `question` `Unmask`: for each masked group the sum of the masks of
-    those uploads, packed, and of their checks. Or to `CheckMasks`: of each upload, in the batch's
-    order, for each masked group the check of its mask, 8 bytes, big-endian."""
+    """Answer of the proxy to the request with digest `question`."""
 
     at: RoundId
     question: Digest
+    # `Unmask`: packed sums by masked group. `CheckMasks`: for each upload in batch order and each
+    # masked group the check of its mask, 8 bytes, big-endian.
     blob: Blob
 
 
 Header = Manifest | Upload | Batch | Commit | Roster | MaskSums
-BroadcastHeader = Manifest | Commit  # what the cloud tells all devices
+BroadcastHeader = Manifest | Commit  # sent by the cloud to all devices
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
-    """The receiver holds the blob durably (`held`), or why it never will."""
+    """Acknowledgement of a blob or note: stored durably (`held`), or the reason for refusal."""
 
     blob: Digest
     status: Literal["held", "duplicate", "closed", "refused"]
@@ -289,126 +267,111 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """A device is there; repeated until the proxy acknowledges it and sends what is open. The proxy
-    sends newer metadata than these versions (zeros: keys are pinned one by one). `answered` is the
-    number of its newest answer (below zero: it counts none). `knows` grows with what may be said to
-    it alone: from 1 on, stanzas in buckets."""
+    """Greeting of a connected device, repeated until the proxy acknowledges it."""
 
     device: DeviceId
-    root_version: Count = 0
+    root_version: Count = 0  # zeros: pinned keys; the proxy sends newer metadata
     trust_version: Count = 0
-    answered: Answers = -1
-    knows: Count = 0
+    answered: Answers = -1  # number of the newest answer; -1: not counted
+    knows: Count = 0  # capability (`KNOWS_BUCKETS` …)
 
 
-# What hellos and rosters say that devices and proxy know, each with all before it.
+# Capabilities in hellos and rosters; each includes all lower ones.
 KNOWS_BUCKETS = 1
-KNOWS_RECORDS = 2  # of a roster whose devices know buckets: the proxy hands out pieces of records
-KNOWS_CHECKS = 3  # the proxy answers checks of masks, by factors that devices hold it to
+KNOWS_RECORDS = 2  # in a roster of devices with buckets: the proxy serves pieces of records
+KNOWS_CHECKS = 3  # the proxy checks masks, with factors that devices enforce
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
-    """The signer has (again) come. The proxy's asks every device for a hello, spread over
-    `spread_s`; the cloud's asks the proxy for the roster."""
+    """Request of the proxy for hellos within `spread_s`, or of the cloud for the roster."""
 
     spread_s: Seconds
 
 
 class Later(msgspec.Struct, frozen=True, array_like=True, tag="later"):
-    """The proxy's answer to a hello while many come: this one again, after `delay_s`."""
+    """Reply to a hello under load: repeat it after `delay_s`."""
 
     delay_s: Seconds
 
 
 class JobDeposit(msgspec.Struct, frozen=True, array_like=True):
-    """The deposit of a device's newest answer in a job."""
+    """Encrypted state (`deposit`) of a device's newest answer in a job."""
 
     job_id: JobId
     deposit: Deposit
 
 
 class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
-    """The proxy's answer to a hello that counts fewer answers than this identity has given: a copy,
-    or put back from one. `jobs` are those answered since, up to answer number `answered`; not
-    `whole`: there may have been others, which the next hello brings."""
+    """Reply to a hello that counts fewer answers than its identity has given, as from a copy."""
 
     hello: Digest
-    answered: Answers
-    jobs: Annotated[tuple[JobDeposit, ...], Meta(max_length=64)]
-    whole: bool
+    answered: Answers  # number of the last answer in `jobs`
+    jobs: Annotated[tuple[JobDeposit, ...], Meta(max_length=64)]  # answered since the hello's count
+    whole: bool  # otherwise the next hello brings more
 
 
 class Cover(msgspec.Struct, frozen=True, array_like=True, tag="cover"):
-    """The proxy asks for cover traffic: every device answers every round, the unselected with
-    dummies, at a uniformly random moment of the second half of `window_s`."""
+    """Request by the proxy for answers of all devices in all rounds, dummies of the unselected."""
 
+    # Answers are sent at uniformly random times in its second half.
     window_s: Annotated[float, Meta(gt=0, le=10 * 86400)]
 
 
 class RoundKey(msgspec.Struct, frozen=True, array_like=True, tag="roundkey"):
-    """The proxy's HPKE key of one round, to which devices seal the seeds of their masks. `memory`
-    names the proxy's memory of what it unmasked: one that was lost or put back has another name
-    (empty: an earlier version)."""
+    """HPKE key of the proxy for one round, to which devices seal the seeds of their masks."""
 
     at: RoundId
     key: Key
-    memory: Annotated[bytes, Meta(max_length=16)] = b""
+    memory: Annotated[bytes, Meta(max_length=16)] = b""  # changes if the proxy lost its memory
 
 
 class Unmask(msgspec.Struct, frozen=True, array_like=True, tag="unmask"):
-    """The cloud asks for the sums of the masks of those uploads of a batch that it counts. `chosen`
-    has a bit for each upload that has masked groups, in the batch's order, lowest bit first. A
-    round is unmasked for one choice, and never for a second."""
+    """Request by the cloud for the mask sums of one, and only one, choice of uploads."""
 
     at: RoundId
     batch: Digest
+    # One bit for each upload with masked groups, in batch order, lowest bit first.
     chosen: Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]
 
 
 class CheckMasks(msgspec.Struct, frozen=True, array_like=True, tag="checkmasks"):
-    """The cloud asks for the check of each mask of a batch that is durable, and discloses the key
-    of the factors, to which the round's manifest commits."""
+    """Request by the cloud for the check of each mask of a durable batch."""
 
     at: RoundId
     batch: Digest
-    key: Key
+    key: Key  # of the factors to which the round's manifest commits
 
 
 class Misfits(msgspec.Struct, frozen=True, array_like=True, tag="misfits"):
-    """Uploads of a batch that no honest device sends, by places as in `Unmask`: for the proxy's
-    operator to see, and of no other effect."""
+    """Uploads of a batch that no honest device sends, for the proxy's operator only."""
 
     at: RoundId
     batch: Digest
-    places: Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]
+    places: Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]  # as in `Unmask`
 
 
 class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
-    """The front of an open round's batch is there, in masked segments. The digest of `blob` is but
-    a name, by which its whole parts may be asked for: what comes later only makes it longer, and
-    the batch that has it as its `stream` begins with it."""
+    """Announcement that the masked front of an open round's batch can be fetched."""
 
     at: RoundId
-    blob: Blob
+    blob: Blob  # its digest is a random name; later announcements only lengthen it
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
-    """A device has a round of this job but not the job itself."""
+    """Request by a device that has a round of this job but not the job itself."""
 
     job_id: JobId
 
 
 class Decline(msgspec.Struct, frozen=True, array_like=True, tag="decline"):
-    """A selected device will not answer this round. `cause` is one of `DECLINE_CAUSES`, or "" (an
-    earlier version). It follows from the job, the owner's settings and the ledger, never from a
-    record."""
+    """Refusal by a selected device; depends on job, settings and ledger, never on records."""
 
     at: RoundId
-    cause: Annotated[str, Meta(pattern=r"^[a-z]{0,16}\Z")] = ""
+    cause: Annotated[str, Meta(pattern=r"^[a-z]{0,16}\Z")] = ""  # of `DECLINE_CAUSES`
 
 
 class Shortfall(msgspec.Struct, frozen=True, array_like=True, tag="shortfall"):
-    """The round ended below the floor: nothing is handed over. Counts only, as in `Batch`."""
+    """Notice that a round ended below the floor without hand-over; counts as in `Batch`."""
 
     at: RoundId
     uploads: Count
@@ -418,32 +381,30 @@ class Shortfall(msgspec.Struct, frozen=True, array_like=True, tag="shortfall"):
 
 
 class LinkState(msgspec.Struct, frozen=True, array_like=True, tag="linkstate"):
-    """The proxy's link to the devices' broker, when it changes and when the cloud comes: what no
-    device can answer is no attempt."""
+    """State of the proxy's link to the devices' broker; an outage costs no retry."""
 
     up: bool
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
-    """The cloud ends a job; devices and proxy drop what they keep for it."""
+    """End of a job; devices and proxy delete its data."""
 
     job_id: JobId
     status: Literal["completed", "failed", "cancelled"]
 
 
 class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
-    """A device goes away in good order."""
+    """Orderly sign-off of a device."""
 
     device: DeviceId
 
 
 class NewSealingKey(msgspec.Struct, frozen=True, array_like=True, tag="newsealingkey"):
-    """A device's sealing key is another one from now on; its identity, who signs this, stays.
-    `number` grows from key to key, so that an older one cannot be brought back."""
+    """Replacement of a device's sealing key, signed by its unchanged identity key."""
 
     device: DeviceId
     sealing: Key
-    number: Annotated[int, Meta(ge=1, le=2**62)]
+    number: Annotated[int, Meta(ge=1, le=2**62)]  # grows, so an older key cannot be restored
 
 
 RELEASES_NAMED = 64  # sequences in each list of a statement
@@ -454,47 +415,42 @@ Sequences = Annotated[
 
 
 class ReleaseReport(msgspec.Struct, frozen=True, array_like=True, tag="releasereport"):
-    """What became of a release on this device, sealed for the cloud: once for each broadcast.
-    Devices that could not open it send a dummy of the same size."""
+    """Sealed outcome of a release on one device, or a dummy of the same size."""
 
     at: RoundId
     sealed: SealedReport
 
 
 class ReleaseReports(msgspec.Struct, frozen=True, array_like=True, tag="releasereports"):
-    """The proxy's hand-over of reports, sorted by their bytes: an order that says nothing."""
+    """Hand-over of reports by the proxy, in the uninformative order of their bytes."""
 
     at: RoundId
     sealed: Annotated[tuple[SealedReport, ...], Meta(min_length=1, max_length=4096)]
 
 
 class ReleaseStatement(msgspec.Struct, frozen=True, array_like=True, tag="releasestatement"):
-    """The cloud's word on all its releases, by their sequence; a larger `number` replaces it. Those
-    `renewed` are good until `expires_s` (since 1970). Who has one of those `withdrawn` goes back to
-    the release before. Signed with the key for releases."""
+    """Newest statement of the cloud on its releases, signed with the key for releases."""
 
     number: Annotated[int, Meta(ge=0, le=2**62)]
-    expires_s: Annotated[float, Meta(ge=0, le=2**40)]
+    expires_s: Annotated[float, Meta(ge=0, le=2**40)]  # of those renewed, since 1970
     renewed: Sequences
-    withdrawn: Sequences
+    withdrawn: Sequences  # a device that uses one reverts to its previous release
 
 
 MOST_URL_CHARACTERS = 4096
 
 
 class BlobAt(msgspec.Struct, frozen=True, array_like=True, tag="blobat"):
-    """Where the blob may be had beside the broker, by GET; or, with `put`, where its sender may lay
-    it down, by PUT. The URL is a capability: random, of nobody's name, good for `expires_s`.
-    """
+    """URL for fetching a blob out of band by GET or, with `put`, for storing it by PUT."""
 
     blob: Digest
-    url: Annotated[str, Meta(min_length=8, max_length=MOST_URL_CHARACTERS)]
+    url: Annotated[str, Meta(min_length=8, max_length=MOST_URL_CHARACTERS)]  # random capability
     put: bool
     expires_s: Seconds
 
 
 class BlobPut(msgspec.Struct, frozen=True, array_like=True, tag="blobput"):
-    """The blob lies where the receiver said."""
+    """Notice that the blob is stored at the URL that the receiver assigned."""
 
     blob: Digest
 
@@ -505,7 +461,7 @@ CloudBody = Unmask | CheckMasks | Misfits | Close | ReleaseStatement
 Body = DeviceBody | ProxyBody | CloudBody | Ack | Here | BlobAt | BlobPut
 
 VERSION = 1
-PART_START = bytes((VERSION, 0x95, 0xA4)) + b"part"  # of a `BlobPart`'s frame: an array of five
+PART_START = bytes((VERSION, 0x95, 0xA4)) + b"part"  # prefix of a `BlobPart` frame: array of 5
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -516,12 +472,11 @@ T = TypeVar("T")
 
 
 def encode(message: Message) -> bytes:
-    """The frame of a message."""
     return bytes((VERSION,)) + _encoder.encode(message)
 
 
 def decode(frame: bytes, limit_bytes: int) -> Message:
-    """The message; raises ProtocolError `oversized`, `unknown_version` or `malformed`."""
+    """Decode a frame; raises ProtocolError `oversized`, `unknown_version` or `malformed`."""
     if len(frame) > limit_bytes:
         raise ProtocolError("oversized", f"{len(frame)} bytes where {limit_bytes} are allowed")
     if not frame or frame[0] != VERSION:
@@ -530,17 +485,17 @@ def decode(frame: bytes, limit_bytes: int) -> Message:
 
 
 def encode_inner(value: Header | Body) -> bytes:
-    """The bytes of a header or body: what is signed."""
+    """Return the bytes of a header or body that are signed."""
     return _encoder.encode(value)
 
 
 def decode_header(envelope: Envelope) -> Header:
-    """The header inside, by its form alone. Raises ProtocolError `malformed`."""
+    """Decode the header without verifying it. Raises ProtocolError `malformed`."""
     return _parse(_headers, envelope.payload)
 
 
 def decode_body(envelope: Envelope) -> Body:
-    """The body inside, by its form alone. Raises ProtocolError `malformed`."""
+    """Decode the body without verifying it. Raises ProtocolError `malformed`."""
     return _parse(_bodies, envelope.payload)
 
 
@@ -548,12 +503,12 @@ def _parse(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
-        # The text of the error may quote the input, so it is not passed on.
+        # The decoder's error text may quote the input.
         raise ProtocolError("malformed") from None
 
 
 class Signer:
-    """One party's name and its signing key, which may be replaced."""
+    """Name of a party and its signing key, which may be replaced."""
 
     def __init__(self, name: str, key: SigningKey) -> None:
         self.name, self.key = name, key
@@ -572,13 +527,12 @@ class Signer:
 
 
 def proof_of_releases(job: Manifest) -> bytes:
-    """What a job's announcement signs with the key for releases."""
+    """Return the bytes of a job announcement that the key for releases signs."""
     return job.at.job_id + job.at.numbers + job.job_digest + job.sequence.to_bytes(8, "big")
 
 
 def check_signature(envelope: Envelope, signer: str, key: VerifyKey | None, label: bytes) -> None:
-    """Raise ProtocolError `unknown_signer` or `forged` unless `signer` signed this under `label`;
-    `key` is None for a signer that nobody admitted."""
+    """Raise ProtocolError `unknown_signer` or `forged` unless `signer` signed under `label`."""
     if key is None or envelope.signer != signer:
         raise ProtocolError("unknown_signer")
     if not verify(key, label, envelope.payload, envelope.signature):
@@ -586,36 +540,34 @@ def check_signature(envelope: Envelope, signer: str, key: VerifyKey | None, labe
 
 
 def verified_header(envelope: Envelope, signer: str, key: VerifyKey | None) -> Header:
-    """The header that `signer` signed. Raises as `check_signature`, then `malformed`."""
+    """Verify and decode a header. Raises as `check_signature`, then `malformed`."""
     check_signature(envelope, signer, key, HEADER)
     return decode_header(envelope)
 
 
 def verified_body(envelope: Envelope, signer: str, key: VerifyKey | None) -> Body:
-    """The body that `signer` signed. Raises as `check_signature`, then `malformed`."""
+    """Verify and decode a body. Raises as `check_signature`, then `malformed`."""
     check_signature(envelope, signer, key, BODY)
     return decode_body(envelope)
 
 
 @dataclass(frozen=True)
 class PeerKeys:
-    """The keys that a party believes; None: nobody speaks as this one. `epoch` grows whenever a key
-    of the cloud's is replaced: its numbers begin anew. `lineage` names the registry whose rosters
-    count (empty: the first seen). `versions` of root and delegations (zeros: pinned keys)."""
+    """Verification keys of a party's peers; None for a role that nobody holds."""
 
     cloud: VerifyKey | None = None
     proxy: VerifyKey | None = None
     releases: VerifyKey | None = None
-    epoch: int = 0
-    lineage: str = ""
-    versions: tuple[int, int] = (0, 0)
+    epoch: int = 0  # grows when a key of the cloud is replaced: its numbers restart
+    lineage: str = ""  # of the accepted registry; empty: the first seen
+    versions: tuple[int, int] = (0, 0)  # of root and delegations; zeros: pinned keys
 
     @classmethod
     def pinned(cls, *, cloud: VerifyKey | None = None, proxy: VerifyKey | None = None) -> PeerKeys:
         return cls(cloud, proxy, cloud)
 
     def cloud_header(self, envelope: Envelope) -> Header:
-        """Verify a header of the cloud's; a release is signed with the key for releases."""
+        """Verify a header of the cloud; only releases are signed with the key for releases."""
         if self.cloud == self.releases:
             return verified_header(envelope, "cloud", self.cloud)
         try:
@@ -629,13 +581,13 @@ class PeerKeys:
         return header
 
     def will_take_release(self, job: Manifest) -> bool:
-        key, said = self.releases, proof_of_releases(job)
-        return key is not None and verify(key, RELEASE_AHEAD, said, job.release_proof)
+        key, signed = self.releases, proof_of_releases(job)
+        return key is not None and verify(key, RELEASE_AHEAD, signed, job.release_proof)
 
     def cloud_body(self, envelope: Envelope) -> Body:
-        """Verify a body of the cloud's; a statement is signed with the key for releases."""
-        stated = isinstance(decode_body(envelope), ReleaseStatement)
-        return verified_body(envelope, "cloud", self.releases if stated else self.cloud)
+        """Verify a body of the cloud; only statements are signed with the key for releases."""
+        is_statement = isinstance(decode_body(envelope), ReleaseStatement)
+        return verified_body(envelope, "cloud", self.releases if is_statement else self.cloud)
 
 
 HEALTH = Group("release_health", 64)
@@ -643,8 +595,10 @@ REPORT_BYTES = HEALTH.padded_bytes + SEAL_OVERHEAD_BYTES
 
 
 class ReleaseOutcome(Enum):
-    """What became of a release on one device. It follows from the release, the owner's policy and a
-    trial on made-up records, so it costs no ε; who adds an outcome must keep that true."""
+    """Outcome of a release on one device.
+
+    Depends on the release, the owner's policy and a trial on synthetic records, so it costs no ε;
+    any new outcome must preserve this."""
 
     IN_USE = "in_use"
     REFUSED_BY_CHECK = "refused_by_check"
@@ -661,11 +615,11 @@ class ReleaseOutcome(Enum):
 
     @classmethod
     def from_bytes(cls, padded: bytes) -> ReleaseOutcome | None:
-        """The outcome in an opened report; None for anything else."""
+        """Return the outcome in an opened report, or None if malformed."""
         text = padded.rstrip(b"\0")
         return next((one for one in cls if one.to_bytes() == text), None)
 
 
 def wants_reports(header: Manifest) -> bool:
-    """Whether the cloud asks what became of this release."""
+    """Return whether the cloud requests reports on this release."""
     return header.kind == "release" and header.groups == (HEALTH,)

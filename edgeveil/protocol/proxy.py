@@ -1,10 +1,9 @@
-"""The proxy's machine: serve identical bytes to all, take one upload each, shuffle, hand over.
+"""Proxy machine: serve identical bytes to all, take one upload each, shuffle, hand over.
 
-Theory of operation. It sees ciphertext only. Towards the cloud it says counts, never who or when.
-This file hands what comes to `proxy_broadcasts.py`, `proxy_uploads.py` and `proxy_rounds.py`. Here
-are the roster, sent to the cloud whenever it changes, the root's metadata, and who is there: hellos
-come at a pace that the proxy can hear, and one that comes too early is told when to come again,
-before its signature is looked at."""
+The proxy sees only ciphertext; the cloud gets counts, never identities or times. This file
+dispatches events to `proxy_broadcasts.py`, `proxy_uploads.py` and `proxy_rounds.py`, and handles
+the roster (sent to the cloud on every change), the root's metadata and presence. Hellos are rate
+limited: one beyond the limit is deferred before its signature is verified."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from edgeveil.protocol.proxy_uploads import ProxyUploads, TakePut
 
 @dataclass(frozen=True)
 class FindAnswered:
-    """Work: which jobs, `most` at most, has it answered after answer `since`. Result `Answered`."""
+    """Work: find up to `most` jobs answered after answer `since`. Returns `Answered`."""
 
     device: str
     hello: bytes
@@ -36,7 +35,7 @@ class FindAnswered:
 
 @dataclass(frozen=True)
 class Answered:
-    """Those jobs, the earliest first, up to answer `number`; `whole`: there were no others."""
+    """Jobs in order of their answers, up to answer `number`; `whole`: there are no others."""
 
     number: int
     jobs: tuple[m.JobDeposit, ...]
@@ -51,7 +50,7 @@ class AnswersFrom:
 
 @dataclass(frozen=True)
 class DeviceKnows:
-    """What a device knows, as its hello says: less than this version where it is of an earlier."""
+    """Capability of a device of an earlier version, from its hello."""
 
     device: str
     knows: int
@@ -59,7 +58,7 @@ class DeviceKnows:
 
 @dataclass(frozen=True)
 class SealingKeyChanged:
-    """An admitted device has a new sealing key; an older `number` than the known one is no news."""
+    """New sealing key of an admitted device; a `number` below the known one is ignored."""
 
     device: str
     sealing: bytes
@@ -68,7 +67,7 @@ class SealingKeyChanged:
 
 @dataclass(frozen=True)
 class SetAside:
-    """A `Command`: this device's messages are dropped for a while, so no round waits for it."""
+    """A `Command`: messages of this device are dropped for a while, so do not wait for it."""
 
     device: str
 
@@ -77,11 +76,11 @@ _LATEST_S = 600.0
 
 
 class HelloRate:
-    """So many hellos a second are heard; each one more is given the next free moment."""
+    """Rate limit of hellos; each one beyond it is assigned the next free time."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s, self._most = per_s, max(1.0, per_s)
-        self._room = self._most  # hellos that may come now: a second's worth at most
+        self._room = self._most  # hellos accepted now: at most one second's worth
         self._seen_s = self._next_s = 0.0
 
     def free(self, now_s: float) -> bool:
@@ -89,22 +88,22 @@ class HelloRate:
         self._seen_s = now_s
         return self._room >= 1
 
-    def heard(self) -> None:
+    def take(self) -> None:
         self._room -= 1
 
     def delay_s(self, now_s: float) -> float:
         self._next_s = max(self._next_s, now_s + 1) + 1 / self._per_s
         return min(self._next_s - now_s, _LATEST_S)
 
-    def put_off_s(self, now_s: float) -> float:
-        """For how long those who were put off may still be coming; at most 0 if they are not."""
+    def deferred_s(self, now_s: float) -> float:
+        """Return how long deferred hellos may still arrive; 0 or less if none."""
         return min(self._next_s - now_s, _LATEST_S)
 
 
-_MESSAGE_BYTES = 1024  # of a packet, beside the documents in it
+_MESSAGE_BYTES = 1024  # of a packet, without the documents in it
 _DELAY_STEP_S = 0.1  # delays are rounded, so that one signed note serves many devices
 _MOST_JOBS = 64  # in one `Behind`
-_EACH_HELLOS, _EACH_S = 5, 10.0  # of one device: a sound one comes, is asked once, and tries again
+_EACH_HELLOS, _EACH_S = 5, 10.0  # limit of one device: an honest one needs few
 
 
 class ProxyMachine:
@@ -119,7 +118,7 @@ class ProxyMachine:
         settings: pr.ProxySettings | None = None,
         trust: Callable[[int, int], tuple[tuple[bytes, ...], bytes]] | None = None,
     ) -> None:
-        """`trust` gives the roots above a version, and the delegations (empty: none are newer)."""
+        """`trust` returns the roots above a version and the delegations (empty if not newer)."""
         self.signer, self.registry, self._trust = signer, registry, trust
         self.memory, self.settings = memory or pr.ProxyMemory(), settings or pr.ProxySettings()
         context = pr.ProxyContext(signer, keys, registry, self.memory, self.settings)
@@ -134,9 +133,9 @@ class ProxyMachine:
         self._edge_up = True  # the link to the devices' broker
         self.hello_rate = HelloRate(self.settings.hellos_per_s)
         self._later: dict[int, m.Note] = {}
-        # Of admitted devices: since when hellos are counted, and how many came.
+        # Of admitted devices: start of the counting period and number of hellos in it.
         self._hellos: dict[str, tuple[float, int]] = {}
-        # Of admitted devices: the last new key's digest, and when another may come.
+        # Of admitted devices: digest of the last new key, and earliest time of the next.
         self._new_sealing: dict[str, tuple[bytes, float]] = {}
 
     @property
@@ -154,8 +153,8 @@ class ProxyMachine:
             case fx.PeerConnected(peer=fx.CloudAddress()):
                 return [*self._send_roster(), self._link_state(), *self.rounds.report_all()]
             case fx.PeerConnected(peer=fx.AllDevices()) | fx.PeerSilent(peer=fx.AllDevices()):
-                told = [] if self._edge_up else [self._link_state(up=True)]
-                return [*told, *self._here()]
+                link = [] if self._edge_up else [self._link_state(up=True)]
+                return [*link, *self._here()]
             case fx.PeerLost(peer=fx.AllDevices()):
                 return [self._link_state(up=False)] if self._edge_up else []
             case fx.PeerSilent(peer=fx.CloudAddress()):
@@ -196,9 +195,9 @@ class ProxyMachine:
             case tr.ShowBlob():
                 return self.serving.shown.done(task, result, now_s)
             case tr.FetchBeside():
-                return self.broadcasts.came_beside(task, result)
+                return self.broadcasts.end_fetch(task, result)
             case tr.PutBeside():
-                return self.rounds.laid_down(task, result)
+                return self.rounds.end_put(task, result)
             case tr.GrantPut():
                 return self.uploads.grants.granted(task, result)
             case TakePut():
@@ -208,7 +207,7 @@ class ProxyMachine:
             case KeepBroadcast():
                 return self.broadcasts.kept(task, result)
             case FindAnswered() if isinstance(result, Answered):
-                # It is heard again once it has counted them.
+                # The device sends another hello once it has counted them.
                 behind = m.Behind(task.hello, result.number, result.jobs, result.whole)
                 return [fx.Send(fx.DeviceAddress(task.device), self.signer.note(behind))]
         return []
@@ -218,15 +217,15 @@ class ProxyMachine:
             case "credit":
                 return self.uploads.tick(now_s)
             case "hellos":
-                left_s = self.hello_rate.put_off_s(now_s)
-                if left_s > 0:  # some were told to come yet later
+                left_s = self.hello_rate.deferred_s(now_s)
+                if left_s > 0:
                     return [fx.SetTimer("hellos", left_s + self.settings.resend_s)]
-                self._context.all_came = True
-                return self.rounds.all_came()
+                self._context.presence_known = True
+                return self.rounds.on_presence_known()
             case "roster":
                 return self._offer_roster(push=False)
             case "reports":
-                return self.releases.look()
+                return self.releases.resend()
             case "roster_again":
                 return self._send_roster()
             case "repair":
@@ -241,17 +240,16 @@ class ProxyMachine:
         return fx.Report("devices_online", {"count": len(self.online)})
 
     def _link_state(self, *, up: bool | None = None) -> fx.Effect:
-        """Tell the cloud how the link to the devices' broker stands, `up` from now on."""
+        """Report the link to the devices' broker to the cloud, changed to `up` if given."""
         self._edge_up = self._edge_up if up is None else up
         return fx.Send(fx.CloudAddress(), self.signer.note(m.LinkState(self._edge_up)))
 
     def _send_roster(self) -> list[fx.Effect]:
-        epoch, keys = self.registry.roster()
-        blob = tr.describe(keys, tr.part_bytes(self.settings.packet_bytes))
         registry = self.registry
-        header = m.Roster(
-            epoch, blob, registry.lineage, registry.roster_expires_s(), self._all_know
-        )
+        epoch, keys = registry.roster()
+        blob = tr.describe(keys, tr.part_bytes(self.settings.packet_bytes))
+        expires_s = registry.roster_expires_s()
+        header = m.Roster(epoch, blob, registry.lineage, expires_s, self._all_know)
         self._roster = (self.signer.header(header), header, keys)
         again = fx.SetTimer("roster_again", self.settings.roster_again_s)
         return [*self._offer_roster(push=True), again]
@@ -272,7 +270,7 @@ class ProxyMachine:
         return [*packets, fx.SetTimer("roster", self.settings.resend_s)]
 
     def _believe(self, keys: m.PeerKeys) -> list[fx.Effect]:
-        """The root has spoken: devices hear of it before anything that is signed anew."""
+        """Replace keys; devices get the metadata before any newly signed message."""
         root_version, before = self._context.keys.versions
         self._context.keys = keys
         report = fx.Report("trust_changed", {"version": keys.versions[1]})
@@ -307,17 +305,17 @@ class ProxyMachine:
                 return self.rounds.need(need) if summed is None else summed
             case m.Note(body=signed) as note:
                 match self._context.keys.cloud_body(signed):
-                    case m.ReleaseStatement() as said:
-                        return self.releases.stated(said, note)
+                    case m.ReleaseStatement() as statement:
+                        return self.releases.set_statement(statement, note)
                     case m.Ack() as ack:
                         return self._cloud_ack(ack)
                     case m.BlobAt() as at:
-                        lay = self.rounds.lay_down if at.put else self.broadcasts.lies_at
-                        return lay(at)
-                    case (m.Unmask() | m.CheckMasks()) as asked:
-                        return self.masks.asked(asked, signed)
-                    case m.Misfits() as said:
-                        return self.masks.misfits(said)
+                        begin = self.rounds.begin_put if at.put else self.broadcasts.begin_fetch
+                        return begin(at)
+                    case (m.Unmask() | m.CheckMasks()) as request:
+                        return self.masks.asked(request, signed)
+                    case m.Misfits() as report:
+                        return self.masks.misfits(report)
                     case m.Close() as close:
                         return self.broadcasts.close(close, note)
                     case m.Here():
@@ -338,9 +336,9 @@ class ProxyMachine:
         match message:
             case m.Offer() as offer:
                 out = self.uploads.offer(device, offer, now_s)
-                if device in self.online or not self._context.all_came:
+                if device in self.online or not self._context.presence_known:
                     return out
-                # It answers and is held to be away: a copy of it said bye. Ask for a hello.
+                # An answer from an offline device: a copy of it sent a bye. Request a hello.
                 return [*out, fx.Send(fx.DeviceAddress(device), self.signer.note(m.Here(0.0)))]
             case m.BlobPart() as part:
                 return self.uploads.part(device, part, now_s)
@@ -354,15 +352,15 @@ class ProxyMachine:
         signed = note.body
         body = m.decode_body(signed)
         if isinstance(body, m.Hello) and not self.hello_rate.free(now_s):
-            return self._put_off(device, now_s)  # its signature is checked when it is heard
+            return self._defer(device, now_s)  # verified when repeated
         m.check_signature(signed, device, self.registry.verify_key(device), BODY)
         match body:
-            case m.Hello(device=said) as hello if said == device:
+            case m.Hello(device=named) as hello if named == device:
                 return self._hello(hello, hashlib.sha256(signed.payload).digest(), now_s)
-            case m.Bye(device=said) if said == device:
+            case m.Bye(device=named) if named == device:
                 self.online.discard(device)
-                return [*self.uploads.left(device), self._presence()]
-            case m.NewSealingKey(device=said) as new if said == device:
+                return [*self.uploads.disconnected(device), self._presence()]
+            case m.NewSealingKey(device=named) as new if named == device:
                 return self._new_sealing_key(new, signed, now_s)
             case m.Want(job_id=job_id):
                 return self.serving.want(device, job_id, now_s)
@@ -375,29 +373,29 @@ class ProxyMachine:
         raise ProtocolError("unexpected_body")
 
     def _here(self) -> list[fx.Effect]:
-        """The proxy has come: all are asked for a hello, at a pace that it can hear."""
+        """Request a hello from every device, spread to match the rate limit."""
         settings = self.settings
         enrolled = len(self.registry.roster()[1]) // 32
         spread_s = max(settings.hello_spread_s, min(enrolled / settings.hellos_per_s, _LATEST_S))
         here = fx.Send(fx.AllDevices(), self.signer.note(m.Here(spread_s)))
-        self._context.all_came = False
+        self._context.presence_known = False
         out = [*self._context.cover(fx.AllDevices()), here]
         return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
 
-    def _put_off(self, device: str, now_s: float) -> list[fx.Effect]:
-        """Ask for this hello later. Raises `unknown_signer`, `hello_too_often`."""
+    def _defer(self, device: str, now_s: float) -> list[fx.Effect]:
+        """Defer a hello. Raises ProtocolError `unknown_signer` or `hello_too_often`."""
         if self.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
         self._count_hello(device, now_s)
         steps = round(self.hello_rate.delay_s(now_s) / _DELAY_STEP_S)
         if steps not in self._later:
             self._later[steps] = self.signer.note(m.Later(steps * _DELAY_STEP_S))
-        # Rounds are offered to all: it may hear of one, and answer it, before it is heard.
+        # Rounds are offered to all: the device may answer one before its hello is accepted.
         to = fx.DeviceAddress(device)
         return [*self._context.cover(to), fx.Send(to, self._later[steps])]
 
     def _count_hello(self, device: str, now_s: float) -> None:
-        """Raise ProtocolError `hello_too_often`: one device must not take the others' place."""
+        """Raise ProtocolError `hello_too_often` for a device that crowds out others."""
         since_s, count = self._hellos.get(device, (now_s, 0))
         if now_s - since_s >= _EACH_S:
             since_s, count = now_s, 0
@@ -406,27 +404,27 @@ class ProxyMachine:
         self._hellos[device] = since_s, count + 1
 
     def _hello(self, hello: m.Hello, digest: bytes, now_s: float) -> list[fx.Effect]:
-        """A device that counts all its answers is told what it should know."""
+        """Welcome a device unless it counts fewer answers than the proxy knows."""
         device, to, answered = hello.device, fx.DeviceAddress(hello.device), self.memory.answered
         newer = self._send_trust(to, hello.root_version, hello.trust_version)
         known = answered.get(device)
         self._count_hello(device, now_s)
-        self.hello_rate.heard()
+        self.hello_rate.take()
         if known is not None and 0 <= hello.answered < known:
             most = min(max(1, self.settings.packet_bytes // (2 * DEPOSIT_BYTES)), _MOST_JOBS)
             find = FindAnswered(device, digest, hello.answered, known, most)
             return [*newer, fx.Refuse("behind"), fx.Work(find)]
-        heard = [*self._answers(hello), self._context.ack(to, digest, "held")]
+        acked = [*self._answers(hello), self._context.ack(to, digest, "held")]
         self.online.add(device)
-        coming = self.uploads.came(device, now_s)
-        # What is withdrawn is known before a release is: none comes back by an old copy of it.
+        uploads = self.uploads.connected(device, now_s)
+        # The statement goes before releases, so that an old copy of a withdrawn one is refused.
         kept = [*self.releases.welcome(device), *self.serving.welcome(device, self.rounds.open)]
         knows = self._knows(hello, again=known is not None)
         cover = self._context.cover(to)
-        return [*newer, *heard, *cover, *knows, *kept, *coming, self._presence()]
+        return [*newer, *acked, *cover, *knows, *kept, *uploads, self._presence()]
 
     def _answers(self, hello: m.Hello) -> list[fx.Effect]:
-        """Remember its count, and for good that it counts, or knew checks of masks."""
+        """Store permanently that a device counts its answers or checks masks."""
         if hello.answered < 0 and hello.knows < m.KNOWS_CHECKS:
             return []
         answered, counted = self.memory.answered, max(0, hello.answered)
@@ -435,33 +433,31 @@ class ProxyMachine:
         return [] if known is not None else [fx.Persist(AnswersFrom(hello.device, counted))]
 
     def _knows(self, hello: m.Hello, *, again: bool) -> list[fx.Effect]:
-        """The cloud speaks as the earliest of its devices understands. One that came `again` and
-        says less than before is not believed, and may not read what it is sent."""
+        """Record a device's capability; the cloud uses the lowest one of all devices."""
         earlier, knows = self.memory.earlier, min(hello.knows, m.KNOWS_CHECKS)
-        who = fx.DeviceAddress(hello.device)
-        named: list[fx.Effect] = (
-            [fx.Refuse("earlier_version", who)] if knows < m.KNOWS_CHECKS else []
-        )
+        out: list[fx.Effect] = []
+        if knows < m.KNOWS_CHECKS:
+            out.append(fx.Refuse("earlier_version", fx.DeviceAddress(hello.device)))
         known = earlier.get(hello.device, m.KNOWS_CHECKS)
-        if knows == known or (again and knows < known):
-            return named
+        if knows == known or (again and knows < known):  # a known device cannot lower it
+            return out
         before = self._all_know
         earlier[hello.device] = knows
         if knows == m.KNOWS_CHECKS:
             del earlier[hello.device]
-        told = self._send_roster() if before != self._all_know else []
-        return [*named, fx.Persist(DeviceKnows(hello.device, knows)), *told]
+        roster = self._send_roster() if before != self._all_know else []
+        return [*out, fx.Persist(DeviceKnows(hello.device, knows)), *roster]
 
     def _new_sealing_key(
         self, new: m.NewSealingKey, signed: m.Envelope, now_s: float
     ) -> list[fx.Effect]:
-        """Keep a new sealing key once. Raises ProtocolError `new_key_too_often`."""
+        """Store a new sealing key once. Raises ProtocolError `new_key_too_often`."""
         digest = hashlib.sha256(signed.payload).digest()
-        told = self._context.ack(fx.DeviceAddress(new.device), digest, "held")
+        ack = self._context.ack(fx.DeviceAddress(new.device), digest, "held")
         known, next_s = self._new_sealing.get(new.device, (b"", now_s))
         if known == digest:
-            return [told]
+            return [ack]
         if now_s < next_s:
             raise ProtocolError("new_key_too_often")
         self._new_sealing[new.device] = digest, now_s + m.NEW_KEY_EVERY_S
-        return [fx.Persist(SealingKeyChanged(new.device, new.sealing, new.number)), told]
+        return [fx.Persist(SealingKeyChanged(new.device, new.sealing, new.number)), ack]

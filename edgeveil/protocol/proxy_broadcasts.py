@@ -1,18 +1,17 @@
-"""The cloud's broadcasts at the proxy: taken part by part, checked, kept, passed on.
+"""Broadcasts of the cloud at the proxy: receive part by part, verify, store, serve to devices.
 
-Theory of operation. A broadcast is a job's announcement, a round, its commit record, or a release.
-A second, different text of one kind and number is refused as a fork. It comes part by part to the
-disk; the host checks the digest and makes it durable, and only then is it acknowledged, does a
-round open, and do devices hear of it: identical bytes for all. Only the newest stays
-(`_supersedes`): of a data set its release, of a job its round and its commit record, so a record
-outlives the next round. Without room the releases of other data sets give way, the oldest first.
-Devices that come late are told what is kept, and may ask for parts, within bounds (`Serving`).
+**Broadcasts.** A broadcast is a job's announcement, a round, its commit record or a release. A
+second, different one of the same kind and round is refused as a fork. Parts are written to disk;
+the host verifies the digest and makes the blob durable, and only then is it acknowledged, its round
+opened and the blob served: identical bytes to all devices. Of a data set the newest release is
+kept, of a job the newest announcement, round and record (`_supersedes`). Without room, the oldest
+releases of other data sets are dropped. Late devices are offered the stored broadcasts.
 
-A device's report on a release is kept in memory alone and acknowledged when the cloud has it: a
-proxy that starts anew loses nothing, as devices repeat it. Reports are handed over together, at
-least as many as a batch has, sorted by their ciphertext, and of no release that was sealed for
-fewer devices: what the cloud counts is never one device's. Of the cloud's statements on releases
-the newest is kept, passed on, and sent to whoever comes; a withdrawn release is served no more."""
+**Releases.** A device's report on a release is kept in memory and acknowledged once the cloud has
+it; devices repeat reports, so a restart loses none. Reports are handed over sorted by ciphertext,
+at least a batch's minimum at once, and never for a release to fewer devices: the cloud's counts
+never concern a single device. The cloud's newest statement on releases is stored, broadcast, and
+sent to each connecting device; a withdrawn release is not served."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from edgeveil.protocol.proxy_rounds import KeptBroadcast, ProxyContext, ProxyMas
 
 @dataclass(frozen=True)
 class BroadcastPart:
-    """Some of a broadcast's bytes, to be put at `offset`; durable with its `KeepBroadcast`."""
+    """Bytes of a broadcast at `offset`, durable with its `KeepBroadcast`."""
 
     digest: bytes
     offset: int
@@ -40,7 +39,7 @@ class BroadcastPart:
 
 @dataclass(frozen=True)
 class KeepBroadcast:
-    """Work: check the digest, make it durable. Result `KeptBroadcast` or `WorkFailed`."""
+    """Work: verify and store a broadcast. Returns `KeptBroadcast` or `WorkFailed`."""
 
     signed: m.Envelope
     header: m.BroadcastHeader
@@ -48,21 +47,21 @@ class KeepBroadcast:
 
 @dataclass(frozen=True)
 class BroadcastDropped:
-    """A broadcast that was under way, or kept by its work alone, is of no use any more."""
+    """Removal of a broadcast that is incomplete or stored only by its work."""
 
     digest: bytes
 
 
 @dataclass(frozen=True)
 class ReleaseReplaced:
-    """A kept release gave its place to a newer one of its data set, or to what needed its room."""
+    """Removal of a release for a newer one of its data set, or for its room."""
 
     digest: bytes
 
 
 @dataclass(frozen=True)
 class ReleaseStated:
-    """The cloud's newest statement on releases; the blobs of those that it withdrew may go."""
+    """Newest statement of the cloud on releases; withdrawn blobs `gone` may be deleted."""
 
     note: m.Note
     gone: tuple[bytes, ...] = ()
@@ -74,48 +73,48 @@ class JobEnded:
     note: m.Note
 
 
-_FRAME_BYTES = 1024  # of a note, beside its reports
+_FRAME_BYTES = 1024  # of a note, without its reports
 _EACH_BYTES = m.REPORT_BYTES + 8
 _AT_ONCE = 4096
 
 
 @dataclass
 class _Reports:
-    """Of one release: what each device said, by its note's digest, and what the cloud has."""
+    """Reports on one release, by device."""
 
     waiting: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)  # (note digest, sealed)
-    told: dict[str, bytes] = field(default_factory=dict)  # device -> its note's digest
+    held: set[str] = field(default_factory=set)  # devices with a report at the cloud
     under_way: tuple[m.Note, dict[str, tuple[bytes, bytes]]] | None = None
 
 
 class ProxyReleases:
-    """Reports and the statement. One timer, `reports`."""
+    """Reports on releases and the cloud's statement, with one timer `reports`."""
 
     def __init__(self, context: ProxyContext) -> None:
         self._context = context
-        self._of: dict[m.RoundId, _Reports] = {}
+        self._reports: dict[m.RoundId, _Reports] = {}
 
     def report(self, device: str, report: m.ReleaseReport, note: m.Note) -> list[fx.Effect]:
-        """A device's report, verified to be its own. Raises ProtocolError `wrong_size`."""
+        """Accept a device's verified report. Raises ProtocolError `wrong_size`."""
         digest = hashlib.sha256(note.body.payload).digest()
         release = self._release(report.at)
         if release is None:
             return [self._ack(device, digest, "closed")]
         if len(report.sealed) != m.REPORT_BYTES:
             raise ProtocolError("wrong_size")
-        self._of = {at: one for at, one in self._of.items() if self._release(at)}
-        reports = self._of.setdefault(report.at, _Reports())
-        if device in reports.told:  # the first one counts
+        self._reports = {at: one for at, one in self._reports.items() if self._release(at)}
+        reports = self._reports.setdefault(report.at, _Reports())
+        if device in reports.held:  # the first one counts
             return [self._ack(device, digest, "held")]
         if reports.under_way is not None and device in reports.under_way[1]:
             return []
         reports.waiting.setdefault(device, (digest, report.sealed))
-        out = self._hand_over(release) if self._all_said(reports) else []
+        out = self._hand_over(release) if self._all_reported(reports) else []
         return [*out, fx.SetTimer("reports", self._context.settings.resend_s)]
 
-    def look(self) -> list[fx.Effect]:
+    def resend(self) -> list[fx.Effect]:
         out: list[fx.Effect] = []
-        for at, reports in self._of.items():
+        for at, reports in self._reports.items():
             release = self._release(at)
             if reports.under_way is not None:
                 out.append(fx.Send(fx.CloudAddress(), reports.under_way[0]))
@@ -124,28 +123,28 @@ class ProxyReleases:
         return [*out, fx.SetTimer("reports", self._context.settings.resend_s)] if out else []
 
     def acknowledged(self, ack: m.Ack) -> list[fx.Effect] | None:
-        """The cloud has what was handed over, and its devices hear so; None for anything else."""
-        for at, reports in self._of.items():
+        """Acknowledge handed-over reports to their devices; returns None for other acks."""
+        for at, reports in self._reports.items():
             if reports.under_way is None:
                 continue
             note, handed = reports.under_way
             if hashlib.sha256(note.body.payload).digest() != ack.blob:
                 continue
             reports.under_way = None
-            reports.told |= {device: digest for device, (digest, _) in handed.items()}
-            told = [self._ack(device, digest, "held") for device, (digest, _) in handed.items()]
+            reports.held.update(handed)
+            acks = [self._ack(device, digest, "held") for device, (digest, _) in handed.items()]
             release = self._release(at)
             more = self._hand_over(release) if release else []
             again = fx.SetTimer("reports", self._context.settings.resend_s)
-            return [*told, *more, *([again] if more else [])]
+            return [*acks, *more, *([again] if more else [])]
         return None
 
     def _hand_over(self, release: m.Manifest) -> list[fx.Effect]:
-        reports, context = self._of[release.at], self._context
+        reports, context = self._reports[release.at], self._context
         floor = context.settings.min_batch_floor
-        # The last few follow once nobody is left for whom they could wait.
-        rest = reports.told and self._all_said(reports)
-        few = len(reports.waiting) < (1 if rest else floor) or release.selected < floor
+        # The last few are handed over once all connected devices have reported.
+        last = reports.held and self._all_reported(reports)
+        few = len(reports.waiting) < (1 if last else floor) or release.selected < floor
         if few or reports.under_way is not None:
             return []
         most = min(_AT_ONCE, (context.settings.packet_bytes - _FRAME_BYTES) // _EACH_BYTES)
@@ -157,8 +156,8 @@ class ProxyReleases:
         reports.under_way = note, handed
         return [fx.Send(fx.CloudAddress(), note)]
 
-    def _all_said(self, reports: _Reports) -> bool:
-        return len(reports.waiting) + len(reports.told) >= len(self._context.online)
+    def _all_reported(self, reports: _Reports) -> bool:
+        return len(reports.waiting) + len(reports.held) >= len(self._context.online)
 
     def _release(self, at: m.RoundId) -> m.Manifest | None:
         for kept in self._context.memory.kept.values():
@@ -170,21 +169,21 @@ class ProxyReleases:
     def _ack(self, device: str, digest: bytes, status: str) -> fx.Effect:
         return self._context.ack(fx.DeviceAddress(device), digest, status)
 
-    def stated(self, said: m.ReleaseStatement, note: m.Note) -> list[fx.Effect]:
-        """Keep and pass on. Raises `replayed_statement` or `far_sequence`."""
+    def set_statement(self, new: m.ReleaseStatement, note: m.Note) -> list[fx.Effect]:
+        """Store and broadcast a statement. Raises `replayed_statement` or `far_sequence`."""
         memory = self._context.memory
-        if self._context.is_far(said.number):
+        if self._context.is_far(new.number):
             raise ProtocolError("far_sequence")
-        known = self.number()
-        if said.number < known:
+        known = self.statement_number()
+        if new.number < known:
             raise ProtocolError("replayed_statement")
         digest = hashlib.sha256(note.body.payload).digest()
         held = self._context.ack(fx.CloudAddress(), digest, "held")
-        if said.number == known:
+        if new.number == known:
             return [held]
         memory.statement = note
         releases = {d: k.header for d, k in memory.kept.items() if k.header.kind == "release"}
-        gone = [d for d, header in releases.items() if header.sequence in said.withdrawn]
+        gone = [d for d, header in releases.items() if header.sequence in new.withdrawn]
         for blob in gone:
             del memory.kept[blob]
         return [fx.Persist(ReleaseStated(note, tuple(gone))), held, fx.Send(fx.AllDevices(), note)]
@@ -194,30 +193,30 @@ class ProxyReleases:
         return [fx.Send(fx.DeviceAddress(device), note)] if note else []
 
     def withdrawn(self, header: m.Manifest) -> bool:
-        said = self._said()
-        return said is not None and header.sequence in said.withdrawn
+        statement = self._statement()
+        return statement is not None and header.sequence in statement.withdrawn
 
-    def number(self) -> int:
-        """Of the newest statement; -1 without one."""
-        said = self._said()
-        return -1 if said is None else said.number
+    def statement_number(self) -> int:
+        """Return the number of the newest statement, by default -1."""
+        statement = self._statement()
+        return -1 if statement is None else statement.number
 
-    def _said(self) -> m.ReleaseStatement | None:
-        """The newest statement, if its key counts and a clock can have given it."""
+    def _statement(self) -> m.ReleaseStatement | None:
+        """Return the newest statement if its key is valid and its number plausible."""
         note = self._context.memory.statement
         with suppress(ProtocolError):
-            said = self._context.keys.cloud_body(note.body) if note else None
-            if isinstance(said, m.ReleaseStatement) and not self._context.is_far(said.number):
-                return said
+            body = self._context.keys.cloud_body(note.body) if note else None
+            if isinstance(body, m.ReleaseStatement) and not self._context.is_far(body.number):
+                return body
         return None
 
 
 UNKNOWN_RELEASE_KEY = "unknown_release_key"
-SEALING_MS = 600_000  # between the number of a job's announcement and its coming
+SEALING_MS = 600_000  # maximum age of a job's number on receipt
 
 
 class Broadcasts:
-    """What the cloud broadcasts, kept on the disk. A round's manifest opens the round."""
+    """Broadcasts of the cloud, stored on disk; a round's manifest opens the round."""
 
     def __init__(
         self,
@@ -241,17 +240,17 @@ class Broadcasts:
         if not isinstance(header, m.Manifest | m.Commit):
             raise ProtocolError("unexpected_header")
         digest = header.blob.digest
-        for kept in self._believed():
+        for kept in self._trusted():
             if (kept.header.kind, kept.header.at) == (header.kind, header.at):  # one of each
                 if kept.signed.payload == offer.header.payload:
                     return [self._context.ack(fx.CloudAddress(), digest, "held")]
                 return self._refuse(digest, "forked_manifest")
         reason = self._why_not(header)
         if reason == UNKNOWN_RELEASE_KEY and self._context.reading_trust:
-            return []  # the root may name it: the cloud sends this again
+            return []  # the root may name the key: the cloud repeats the offer
         if reason:
             return self._refuse(digest, reason)
-        if header.blob.size_bytes > self._context.settings.blob_bytes:  # and the cloud hears of it
+        if header.blob.size_bytes > self._context.settings.blob_bytes:
             return self._refuse(digest, "oversized_blob")
         tr.check_fetchable(offer, header.blob, self._context.settings.blob_bytes)
         if isinstance(header, m.Manifest):
@@ -277,15 +276,16 @@ class Broadcasts:
         return [*out, fx.SetTimer("repair", self._context.settings.repair_s)]
 
     def _ended(self, signed: m.Envelope, header: m.BroadcastHeader) -> set[bytes]:
-        """The blobs that go where this broadcast is kept: what it supersedes; with a release also
-        those whose key counts no more; then releases of other data sets, the oldest first, if they
-        are too many or take room that it needs. The newest of all releases stays."""
+        """Return the blobs that this broadcast replaces; the newest release stays.
+
+        These are superseded ones; for a release also releases under invalid keys, then the oldest
+        releases of other data sets if there are too many or their room is needed."""
         kept, most = self._context.memory.kept, self._context.settings.releases_kept
         ended = {d for d, k in kept.items() if _supersedes(header, k.header)}
         releases = [d for d, k in kept.items() if k.header.kind == "release" and d not in ended]
         is_release = header.kind == "release"
         if is_release:
-            believed = {one.header.blob.digest for one in self._believed()}
+            believed = {one.header.blob.digest for one in self._trusted()}
             ended.update(d for d in releases if d not in believed)
             releases = [d for d in releases if d in believed]
         while len(releases) + is_release > 1 and (
@@ -304,7 +304,7 @@ class Broadcasts:
         if kind != "release" and header.at.job_id in self._context.memory.ended:
             return "closed_job"
         if isinstance(header, m.Commit):
-            at, others = header.at, (kept.header for kept in self._believed())
+            at, others = header.at, (kept.header for kept in self._trusted())
             later = (c.at for c in others if c.kind == "commit" and c.at.job_id == at.job_id)
             replayed = any((at.round, at.attempt) < (o.round, o.attempt) for o in later)
             return "replayed_commit" if replayed else ""
@@ -312,13 +312,13 @@ class Broadcasts:
             return "far_sequence"
         if kind == "release" and self._releases.withdrawn(header):
             return "withdrawn_release"
-        if kind == "job" and (ahead := self._no_end(header)):
-            return ahead
+        if kind == "job" and (refusal := self._why_not_job(header)):
+            return refusal
         if kind != "round":
-            kept = [one.header for one in self._believed()]
+            kept = [one.header for one in self._trusted()]
             newer = [h for h in kept if isinstance(h, m.Manifest) and h.sequence > header.sequence]
-            over = any(_supersedes(header, old) for old in newer)
-            return f"replayed_{kind}" if over else ""
+            replayed = any(_supersedes(header, old) for old in newer)
+            return f"replayed_{kind}" if replayed else ""
         if (header.at.round, header.at.attempt) < self._rounds.newest(header.at.job_id):
             return "replayed_round"
         if header.selected < max(header.min_batch, self._context.settings.min_batch_floor):
@@ -327,9 +327,9 @@ class Broadcasts:
             return "spool_too_small_for_cover"
         return self._masks.why_not(header)
 
-    def _no_end(self, job: m.Manifest) -> str:
-        """Why what a job uploads, or its release, would not be taken, or "". Numbers follow the
-        cloud's clock, so what was said while the job was sealed is passed over."""
+    def _why_not_job(self, job: m.Manifest) -> str:
+        """Return why a job's uploads or release would be refused later, or ""."""
+        # Numbers follow the cloud's clock: ignore those issued while the job was sealed.
         context, latest = self._context, job.sequence + SEALING_MS
         limits, least = context.settings, max(job.min_batch, context.settings.min_batch_floor)
         if job.release_proof and not context.keys.will_take_release(job):
@@ -342,15 +342,15 @@ class Broadcasts:
             return "spool_too_small"
         if limits.cover_window_s and len(context.online) * job.upload_bytes > limits.spool_bytes:
             return "spool_too_small_for_cover"
-        if self._releases.number() > latest:
+        if self._releases.statement_number() > latest:
             return "replayed_statement"
-        kept = [one.header for one in self._believed()]
-        of_it = [h for h in kept if isinstance(h, m.Manifest) and h.kind == "release"]
-        later = any(h.sequence > latest and _data_set(h) == job.data_set for h in of_it)
+        kept = [one.header for one in self._trusted()]
+        releases = [h for h in kept if isinstance(h, m.Manifest) and h.kind == "release"]
+        later = any(h.sequence > latest and _data_set(h) == job.data_set for h in releases)
         return "replayed_release" if later else ""
 
-    def _believed(self) -> Iterator[KeptBroadcast]:
-        """What is kept under a key that still counts and a number of a clock."""
+    def _trusted(self) -> Iterator[KeptBroadcast]:
+        """Iterate over broadcasts with a currently valid key and a plausible number."""
         for kept in self._context.memory.kept.values():
             header = kept.header
             if isinstance(header, m.Manifest) and self._context.is_far(header.sequence):
@@ -362,7 +362,7 @@ class Broadcasts:
     def _forget_fetches(
         self, over: Callable[[tr.Fetch[m.BroadcastHeader]], bool]
     ) -> list[fx.Effect]:
-        """The cloud has moved on: what it no longer offers cannot be completed."""
+        """Drop incomplete broadcasts that the cloud no longer offers."""
         gone = [digest for digest, fetch in self.arriving.items() if over(fetch)]
         for digest in gone:
             del self.arriving[digest]
@@ -379,12 +379,12 @@ class Broadcasts:
         need = fetch.next_need(timer=False)
         return [*out, fx.Send(fx.CloudAddress(), need)] if need else out
 
-    def lies_at(self, at: m.BlobAt) -> list[fx.Effect]:
-        """Where a broadcast may be had. Raises ProtocolError `foreign_url`."""
+    def begin_fetch(self, at: m.BlobAt) -> list[fx.Effect]:
+        """Fetch a broadcast from a URL. Raises ProtocolError `foreign_url`."""
         fetch = self.arriving.get(at.blob)
         return [] if fetch is None else tr.begin_fetch(fetch, at, self._context.settings.blob_urls)
 
-    def came_beside(self, task: tr.FetchBeside, result: object) -> list[fx.Effect]:
+    def end_fetch(self, task: tr.FetchBeside, result: object) -> list[fx.Effect]:
         fetch = self.arriving.get(task.blob.digest)
         if fetch is None:
             known = task.blob.digest in self._context.memory.kept
@@ -395,7 +395,6 @@ class Broadcasts:
         return failed
 
     def _put(self, fetch: tr.Fetch[m.BroadcastHeader], part: m.BlobPart) -> list[fx.Effect]:
-        """A part goes to the disk; the whole is checked there."""
         if part.index in fetch:
             return []
         complete = fetch.add(part)
@@ -406,18 +405,17 @@ class Broadcasts:
         return out
 
     def kept(self, task: KeepBroadcast, result: object) -> list[fx.Effect]:
-        """The whole blob is here: say so, open the round, pass it on."""
+        """Acknowledge the stored blob, open its round and serve it."""
         header, digest = task.header, task.header.blob.digest
         fetch = self.arriving.get(digest)
-        if fetch is None or fetch.header != header:  # it was overtaken meanwhile
+        if fetch is None or fetch.header != header:  # overtaken meanwhile
             known = fetch is not None or digest in self._context.memory.kept
             return [] if known else [fx.Persist(BroadcastDropped(digest))]
         del self.arriving[digest]
         if not isinstance(result, KeptBroadcast):
             reason = result.reason if isinstance(result, fx.WorkFailed) else "bad_digest"
             return [fx.Persist(BroadcastDropped(digest)), fx.Refuse(reason)]
-        late = self._why_not(header)
-        if late:
+        if late := self._why_not(header):
             return [fx.Persist(BroadcastDropped(digest)), *self._refuse(digest, late)]
         out: list[fx.Effect] = self._make_room(task.signed, header)
         self._context.memory.kept[digest] = result
@@ -429,7 +427,7 @@ class Broadcasts:
         return out + self._serving.pass_on(fx.AllDevices(), result)
 
     def _make_room(self, signed: m.Envelope, header: m.BroadcastHeader) -> list[fx.Effect]:
-        """A round ends the job's earlier ones; a commit ends its round's key."""
+        """Drop superseded broadcasts and rounds; a commit deletes its round's key."""
         memory = self._context.memory
         if isinstance(header, m.Commit):
             closed = [d for d, k in memory.kept.items() if k.header.at == header.at]
@@ -438,12 +436,12 @@ class Broadcasts:
         gone = {d: k for d, k in memory.kept.items() if d in ended}
         memory.kept = {d: k for d, k in memory.kept.items() if d not in ended}
         out = self._rounds.drop_job(header.at.job_id) if header.kind == "round" else []
-        own = header.blob.digest  # of one that was sealed to the same bytes the file goes on
+        own = header.blob.digest  # a release sealed to the same bytes keeps its file
         replaced = [d for d, k in gone.items() if k.header.kind == "release" and d != own]
         return [*out, *(fx.Persist(ReleaseReplaced(digest)) for digest in replaced)]
 
     def close(self, close: m.Close, note: m.Note) -> list[fx.Effect]:
-        """A job ended: forget all but its release and its last record; tell devices."""
+        """End a job: delete all but its release and last record, and notify devices."""
         memory, job_id = self._context.memory, close.job_id
         out: list[fx.Effect] = []
         if job_id not in memory.ended:
@@ -471,7 +469,6 @@ class Broadcasts:
         return [*out, self._context.ack(fx.CloudAddress(), digest, "held")]
 
     def repair(self) -> list[fx.Effect]:
-        """Ask the cloud for what did not come."""
         if not self.arriving:
             return []
         needs = [fetch.next_need(timer=True) for fetch in self.arriving.values()]
@@ -484,15 +481,15 @@ def _cost_bytes(signed: m.Envelope, header: m.BroadcastHeader) -> int:
 
 
 def _overtakes(new: m.BroadcastHeader, fetch: tr.Fetch[m.BroadcastHeader]) -> bool:
-    """Whether a fetch is of no use from now on. One that is only being checked may still be; of a
-    record that the next round finds incomplete the cloud has no more."""
+    """Return whether a fetch is obsolete; one that is being verified is not."""
+    # The cloud no longer offers a record that is incomplete when the next round arrives.
     old = fetch.header
     gone = new.kind == "round" and old.kind == "commit" and new.at.job_id == old.at.job_id
     return new != old and (gone or _supersedes(new, old)) and not fetch.complete
 
 
 def _supersedes(new: m.BroadcastHeader, old: m.BroadcastHeader) -> bool:
-    """Of a data set only the newest release stays; of a job its announcement, round and commit."""
+    """Return whether `new` replaces `old`, of its data set or job."""
     if new.kind == "release":
         return old.kind == "release" and _data_set(new) == _data_set(old)
     return new.kind == old.kind and new.at.job_id == old.at.job_id
@@ -502,17 +499,16 @@ def _data_set(header: m.BroadcastHeader) -> bytes:
     return header.data_set if isinstance(header, m.Manifest) else b""
 
 
-# What every device gets of a round that is not for all of them, its record among it: within these
-# bounds, the whole of either.
+# A round with unselected devices, and its record, are sent whole up to these sizes.
 UNSELECTED_BYTES = 8192
 RECORD_BYTES = 1280
-# To who comes: a record ends an upload before the next round would take its place.
+# For a connecting device: a record settles an upload before the next round would replace it.
 _ORDER = {"job": 0, "commit": 1, "round": 2, "release": 3}
 
 
 @dataclass(frozen=True)
 class _Served:
-    """What a device was sent of a blob, in its last two requests, and until when that counts."""
+    """Parts of a blob in a device's last two requests, remembered until `until_s`."""
 
     blob: bytes
     until_s: float = 0.0
@@ -521,28 +517,28 @@ class _Served:
 
 
 def _pieces(kept: KeptBroadcast) -> Iterator[tuple[m.Blob, tr.Data]]:
-    """The stanzas and the stream of a broadcast that is not for everybody, or a record's pieces."""
     start = 0
-    for piece in tr.pieces_of(kept.header):
+    for piece in kept.header.pieces:
         yield piece, tr.Piece(kept.data, start, piece.size_bytes)
         start += piece.size_bytes
 
 
 class Serving:
-    """Serves what the proxy's memory keeps to devices; only slices of it are read."""
+    """Serves stored broadcasts to devices, reading only the requested slices."""
 
     def __init__(self, context: ProxyContext) -> None:
         self._context = context
-        self._served: dict[str, _Served] = {}  # of admitted devices alone
-        self._wanted: dict[str, float] = {}  # likewise: until when no job is sent again
+        self._served: dict[str, _Served] = {}  # only of admitted devices
+        self._wanted: dict[str, float] = {}  # likewise; no job before this time
         settings = context.settings
         self.shown = tr.ShownBlobs(context.signer, settings.beside_bytes, settings.beside_s)
 
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
-        """Offer it; to all at once with the whole of a small one. Of a round that is not for
-        everybody only its stanzas go to all (each bucket to its devices), unless all cover for
-        those who need the rest. Who answered asks for its piece of a record; under cover all get
-        the whole."""
+        """Offer a broadcast, pushing its parts to all devices if it is small.
+
+        Of a round with unselected devices only stanzas are pushed (each bucket to its devices), of
+        a record nothing, as devices request their pieces; with cover traffic everything is pushed.
+        """
         header, limit, key = kept.header, self._context.settings, self._key(to, kept)
         pushed, packet_bytes = [(header.blob, kept.data)], limit.packet_bytes
         pieces = list(_pieces(kept))
@@ -573,18 +569,18 @@ class Serving:
         if kept.key is None:
             return []
         public, memory = kept.key.public().to_bytes(), self._context.memory.name
-        told = m.RoundKey(kept.header.at, public, memory)
-        return [fx.Send(to, self._context.signer.note(told))]
+        key = m.RoundKey(kept.header.at, public, memory)
+        return [fx.Send(to, self._context.signer.note(key))]
 
     def need(self, device: str, need: m.Need, now_s: float) -> list[fx.Effect]:
-        """An admitted device asks for parts; what is still on its way is not sent again."""
+        """Send requested parts to a device, except those sent to it recently."""
         if self._context.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
         blob, data = self._found(need.blob)
         if need.beside:
-            told = self.shown.answer(fx.DeviceAddress(device), blob, data, now_s)
-            if told is not None:
-                return told
+            answer = self.shown.answer(fx.DeviceAddress(device), blob, data, now_s)
+            if answer is not None:
+                return answer
         served = self._served.get(device)
         if served is None or served.blob != need.blob or now_s >= served.until_s:
             served = _Served(need.blob)
@@ -594,19 +590,21 @@ class Serving:
             return []
         until_s = now_s + self._context.settings.need_repeat_s
         self._served[device] = _Served(need.blob, until_s, fresh, served.last)
-        asked = m.Need(need.blob, tuple(fresh))
-        return tr.answer_need(fx.DeviceAddress(device), asked, blob, data)
+        unsent = m.Need(need.blob, tuple(fresh))
+        return tr.answer_need(fx.DeviceAddress(device), unsent, blob, data)
 
     def _found(self, digest: bytes) -> tuple[m.Blob, tr.Data]:
-        """A kept blob, or a piece of one. Raises ProtocolError `unknown_blob`."""
-        for kept in reversed(self._context.memory.kept.values()):  # all ask for the newest
+        """Return a stored blob or piece with its data. Raises ProtocolError `unknown_blob`."""
+        for kept in reversed(
+            self._context.memory.kept.values()
+        ):  # most requests are for the newest
             for blob, data in chain(((kept.header.blob, kept.data),), _pieces(kept)):
                 if blob.digest == digest:
                     return blob, data
         raise ProtocolError("unknown_blob")
 
     def want(self, device: str, job_id: bytes, now_s: float) -> list[fx.Effect]:
-        """An admitted device asks for a job; raises ProtocolError `want_too_often`."""
+        """Offer a job to a device. Raises ProtocolError `want_too_often`."""
         if now_s < self._wanted.get(device, 0.0):
             raise ProtocolError("want_too_often")
         self._wanted[device] = now_s + self._context.settings.want_repeat_s
@@ -615,7 +613,7 @@ class Serving:
         return [effect for job in jobs for effect in self.pass_on(fx.DeviceAddress(device), job)]
 
     def welcome(self, device: str, open_rounds: Container[m.RoundId]) -> list[fx.Effect]:
-        """What a device that just came should know, jobs first."""
+        """Offer all current broadcasts to a newly connected device, jobs first."""
         memory, out = self._context.memory, list[fx.Effect]()
         for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[k.header.kind]):
             kind, at = kept.header.kind, kept.header.at

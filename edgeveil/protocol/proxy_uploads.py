@@ -1,9 +1,9 @@
 """Uploads to the proxy: one complete, well-formed upload of each device into an open round.
 
-Theory of operation. An upload is pulled part by part to its slot of the round's file, and is
-durable before it is acknowledged and counted. What the proxy asks for is bounded by a credit of
-bytes, dealt first come, first served; a device that lets its turn pass waits among the slow, who
-together hold a quarter of the credit. A large upload may be put into the proxy's store instead."""
+An upload is pulled part by part into its slot of the round's file, and is durable before it is
+acknowledged and counted. Requests are bounded by a credit of bytes, granted first come, first
+served; a device that does not use its grant joins the slow lane, which has a quarter of the credit.
+A large upload may be put into the proxy's store instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgeveil.protocol.sealed import open_seed
 
 @dataclass(frozen=True)
 class UploadPart:
-    """Bytes of an upload at `offset` of its round's file; durable with its `UploadKept`."""
+    """Bytes of an upload at `offset` of its round's file, durable with its `UploadKept`."""
 
     at: m.RoundId
     offset: int
@@ -32,7 +32,7 @@ class UploadPart:
 
 @dataclass(frozen=True)
 class TakePut:
-    """Work: move `name` from the store to `offset` of the round's file. Result `PutTaken`."""
+    """Work: move `name` from the store to `offset` of the round's file. Returns `PutTaken`."""
 
     at: m.RoundId
     device: str
@@ -41,54 +41,52 @@ class TakePut:
     offset: int
 
 
-SLOW_SHARE = 4  # the slow together hold at most one part in so many
-SLOW_PATIENCE = 6  # and are waited for so many times as long
+SLOW_SHARE = 4  # the slow lane has 1/4 of the credit
+SLOW_PATIENCE = 6  # and this multiple of the patience
 
 
 @dataclass
 class _Grant:
     left_bytes: int
-    heard_s: float
+    active_s: float
 
 
 class _Lane:
-    """Waiting senders and running grants of one pace, each in the order of their turn."""
+    """Waiting senders and active grants of one speed, each in order."""
 
     def __init__(self, limit_bytes: int, patience_s: float) -> None:
         self.limit_bytes, self._patience_s = limit_bytes, patience_s
         self.waiting: OrderedDict[str, int] = OrderedDict()
-        self.granted: OrderedDict[str, _Grant] = OrderedDict()  # longest unheard first
+        self.granted: OrderedDict[str, _Grant] = OrderedDict()  # longest inactive first
         self.granted_bytes = 0
 
     def deal(self, room_bytes: int, now_s: float) -> list[str]:
-        """Grant in turn until `room_bytes` are granted; one always, however large its wish."""
+        """Grant in order up to `room_bytes`, but at least one, however large its request."""
         dealt = []
         while self.waiting:
-            who, size_bytes = next(iter(self.waiting.items()))
+            device, size_bytes = next(iter(self.waiting.items()))
             if self.granted_bytes and self.granted_bytes + size_bytes > room_bytes:
                 break
-            del self.waiting[who]
-            self.granted[who] = _Grant(size_bytes, now_s)
+            del self.waiting[device]
+            self.granted[device] = _Grant(size_bytes, now_s)
             self.granted_bytes += size_bytes
-            dealt.append(who)
+            dealt.append(device)
         return dealt
 
-    def leave(self, who: str) -> None:
-        self.waiting.pop(who, None)
-        grant = self.granted.pop(who, None)
+    def leave(self, device: str) -> None:
+        self.waiting.pop(device, None)
+        grant = self.granted.pop(device, None)
         self.granted_bytes -= grant.left_bytes if grant else 0
 
-    def unheard(self, now_s: float) -> str | None:
-        """Who has kept a grant for too long without sending anything, or None."""
-        for who, grant in self.granted.items():
-            return who if now_s - grant.heard_s >= self._patience_s else None
+    def inactive(self, now_s: float) -> str | None:
+        """Return a device whose grant is unused for too long, or None."""
+        for device, grant in self.granted.items():
+            return device if now_s - grant.active_s >= self._patience_s else None
         return None
 
 
 class Credit:
-    """Deals out `limit_bytes` first come, first served. A grant without progress for `patience_s`
-    is taken back; its holder then waits in a lane that never has more than a quarter of the
-    credit."""
+    """Byte credit, granted first come, first served; unused grants are revoked."""
 
     def __init__(self, limit_bytes: int, patience_s: float) -> None:
         self.limit_bytes = limit_bytes
@@ -104,73 +102,73 @@ class Credit:
     def idle(self) -> bool:
         return not self._brisk.granted and not self._slow.granted
 
-    def share_bytes(self, who: str) -> int:
-        return self._lane(who).limit_bytes
+    def share_bytes(self, device: str) -> int:
+        return self._lane(device).limit_bytes
 
-    def holds(self, who: str) -> bool:
-        return who in self._lane(who).granted
+    def holds(self, device: str) -> bool:
+        return device in self._lane(device).granted
 
-    def expects(self, who: str) -> bool:
-        """Whether some of this sender's grant has not come yet."""
-        grant = self._lane(who).granted.get(who)
+    def expects(self, device: str) -> bool:
+        """Return whether part of this sender's grant is unused."""
+        grant = self._lane(device).granted.get(device)
         return grant is not None and grant.left_bytes > 0
 
-    def knows(self, who: str) -> bool:
-        return self.holds(who) or who in self._lane(who).waiting
+    def knows(self, device: str) -> bool:
+        return self.holds(device) or device in self._lane(device).waiting
 
-    def want(self, who: str, size_bytes: int) -> None:
-        """Join the queue, or keep one's place in it; gives back a grant that still runs."""
-        lane = self._lane(who)
-        if who in lane.granted:
-            lane.leave(who)
-        lane.waiting[who] = size_bytes
+    def want(self, device: str, size_bytes: int) -> None:
+        """Join the queue, or keep the place in it, releasing an active grant."""
+        lane = self._lane(device)
+        if device in lane.granted:
+            lane.leave(device)
+        lane.waiting[device] = size_bytes
 
-    def arrived(self, who: str, size_bytes: int, now_s: float) -> None:
-        """So much of a grant has come. What uses a grant up does not end it."""
-        lane = self._lane(who)
-        if grant := lane.granted.get(who):
+    def arrived(self, device: str, size_bytes: int, now_s: float) -> None:
+        """Use part of a grant; a used-up grant does not end."""
+        lane = self._lane(device)
+        if grant := lane.granted.get(device):
             used_bytes = min(size_bytes, grant.left_bytes)
             lane.granted_bytes -= used_bytes
             grant.left_bytes -= used_bytes
-            grant.heard_s = now_s
-            lane.granted.move_to_end(who)
+            grant.active_s = now_s
+            lane.granted.move_to_end(device)
 
-    def leave(self, who: str) -> None:
-        self._lane(who).leave(who)
+    def leave(self, device: str) -> None:
+        self._lane(device).leave(device)
 
-    def done(self, who: str) -> None:
-        self.leave(who)
-        self._known_slow.discard(who)
+    def done(self, device: str) -> None:
+        self.leave(device)
+        self._known_slow.discard(device)
 
     def deal(self, now_s: float) -> list[str]:
         slow, brisk = self._slow, self._brisk
         dealt = slow.deal(min(slow.limit_bytes, self.limit_bytes - brisk.granted_bytes), now_s)
-        # What the slow hold beyond their quarter is not at the others' cost.
+        # Grants of the slow lane beyond its quarter do not reduce the other lane.
         taken_bytes = min(slow.granted_bytes, slow.limit_bytes)
         return dealt + brisk.deal(self.limit_bytes - taken_bytes, now_s)
 
-    def take_back(self, now_s: float) -> list[str]:
+    def revoke(self, now_s: float) -> list[str]:
         lost = []
         for lane in (self._brisk, self._slow):
-            while (who := lane.unheard(now_s)) is not None:
-                lane.leave(who)
-                lost.append(who)
+            while (device := lane.inactive(now_s)) is not None:
+                lane.leave(device)
+                lost.append(device)
         self._known_slow.update(lost)
         return lost
 
-    def _lane(self, who: str) -> _Lane:
-        return self._slow if who in self._known_slow else self._brisk
+    def _lane(self, device: str) -> _Lane:
+        return self._slow if device in self._known_slow else self._brisk
 
 
 class UploadArrival:
-    """One upload under way. Parts count in order alone, so that the digest grows with them."""
+    """Upload being received; parts count only in order, to hash them incrementally."""
 
     def __init__(self, signed: m.Envelope, header: m.Upload, seed: MaskSeed | None = None) -> None:
         self.signed, self.header, self.seed = signed, header, seed
         self.restart()
 
     def restart(self) -> None:
-        self._next = self._asked_from = self._asked_to = 0
+        self._next = self._requested_from = self._requested_to = 0
         self._hash = hashlib.sha256()
 
     @property
@@ -182,7 +180,7 @@ class UploadArrival:
         return self._hash.digest() == self.header.blob.digest
 
     def add(self, part: m.BlobPart) -> int | None:
-        """The place of the bytes; None out of turn. Raises ProtocolError `bad_part`."""
+        """Return the offset of the part; None if out of order. Raises ProtocolError `bad_part`."""
         tr.check_part(self.header.blob, part)
         if part.index != self._next:
             return None
@@ -190,9 +188,9 @@ class UploadArrival:
         self._hash.update(part.data)
         return part.index * self.header.blob.part_bytes
 
-    def asks_on(self, part: m.BlobPart) -> bool:
-        """Whether the request is through and any of its parts counted."""
-        return part.index == self._asked_to - 1 and self._next > self._asked_from
+    def ends_request(self, part: m.BlobPart) -> bool:
+        """Return whether the request is answered and any of its parts counted."""
+        return part.index == self._requested_to - 1 and self._next > self._requested_from
 
     def next_bytes(self, limit_bytes: int) -> int:
         blob, first = self.header.blob, self._next * self.header.blob.part_bytes
@@ -200,23 +198,23 @@ class UploadArrival:
 
     def next_need(self, limit_bytes: int) -> m.Need:
         blob = self.header.blob
-        self._asked_from = self._next
-        self._asked_to = min(self._next + self._count(limit_bytes), blob.parts)
-        return m.Need(blob.digest, tuple(range(self._asked_from, self._asked_to)))
+        self._requested_from = self._next
+        self._requested_to = min(self._next + self._count(limit_bytes), blob.parts)
+        return m.Need(blob.digest, tuple(range(self._requested_from, self._requested_to)))
 
     def _count(self, limit_bytes: int) -> int:
         return max(1, min(tr.NEED_LIMIT, limit_bytes // self.header.blob.part_bytes))
 
 
 class Asked(NamedTuple):
-    """The parts that a device was asked for and has not all sent; `number` of the request."""
+    """Number of a request and of its parts, some of which are missing."""
 
     number: int
     parts: int
 
 
 class ProxyUploads:
-    """At most one upload of each device under way. One timer, `credit`."""
+    """Uploads being received, at most one for each device, with one timer `credit`."""
 
     def __init__(self, context: pr.ProxyContext, rounds: pr.ProxyRounds) -> None:
         settings = context.settings
@@ -227,17 +225,17 @@ class ProxyUploads:
         self.grants = tr.PutGrants[UploadArrival](
             context.signer, settings.beside_bytes, settings.beside_s
         )
-        self._asked: dict[str, Asked] = {}  # the last request of each upload under way
+        self._open_requests: dict[str, Asked] = {}  # the last request of each upload under way
         self._requests = 0
         self._ticking = False
 
     def asked(self, device: str) -> Asked | None:
-        """What the device was asked for; None where all of it has come, or nothing was."""
-        return self._asked.get(device) if self.credit.expects(device) else None
+        """Return the device's unanswered request, or None."""
+        return self._open_requests.get(device) if self.credit.expects(device) else None
 
     def _forget(self, device: str) -> None:
         self.arriving.pop(device, None)
-        self._asked.pop(device, None)
+        self._open_requests.pop(device, None)
         self.credit.done(device)
 
     def _end(self, at: m.RoundId) -> None:
@@ -248,18 +246,18 @@ class ProxyUploads:
     def offer(self, device: str, offer: m.Offer, now_s: float) -> list[fx.Effect]:
         arrival = self.arriving.get(device)
         if arrival is not None and arrival.signed == offer.header and not offer.data:
-            # The same again: it waits for its turn, or for what was asked for.
+            # A repeated offer: it waits for its turn, or for requested parts.
             return [] if self.credit.knows(device) else self._wait(device, arrival, now_s)
         context = self._context
         header = m.verified_header(offer.header, device, context.registry.verify_key(device))
         if not isinstance(header, m.Upload):
             raise ProtocolError("unexpected_header")
-        blob, digest, who = header.blob, header.blob.digest, fx.DeviceAddress(device)
+        blob, digest, address = header.blob, header.blob.digest, fx.DeviceAddress(device)
         collection = self._rounds.collections.get(header.at)
         held = collection.uploads.get(device) if collection else None
         if held is not None:
-            if held.digest in (digest, b""):  # after the batch it is enough that it answered
-                return [context.ack(who, digest, "held")]
+            if held.digest in (digest, b""):  # empty: the batch is made
+                return [context.ack(address, digest, "held")]
             return self._refuse(device, digest, "duplicate", "duplicate_upload")
         if collection is None or not _takes(collection, device):
             return self._refuse(device, digest, "closed", "closed_round")
@@ -268,7 +266,7 @@ class ProxyUploads:
             tr.check_claim(blob, context.settings.upload_bytes)
             tr.check_parts_fit(blob, context.settings.packet_bytes)
             seed = None
-            if header.seed:  # one that does not open is refused at once
+            if header.seed:
                 key = context.memory.round_key(header.at)
                 if key is None:
                     raise ProtocolError("bad_seed")
@@ -278,14 +276,14 @@ class ProxyUploads:
         self._check_room(collection, device)
         data = tr.whole(blob, offer.data) if offer.data else b""
         arrival, job_id = UploadArrival(offer.header, header, seed), header.at.job_id
-        if offer.beside and self.grants.takes(who, blob, now_s):
+        if offer.beside and self.grants.takes(address, blob, now_s):
             under_way = self.arriving.get(device)
             if under_way is not None and under_way.header.at.job_id == job_id:
                 self._forget(device)
-            collection.slot(device)  # its room on the disk is promised
-            return self.grants.offered(who, job_id, blob, arrival, now_s)
-        self.grants.forget(who, job_id)
-        if not data:  # a device's earlier upload is given up
+            collection.slot(device)  # reserve its room on the disk
+            return self.grants.offered(address, job_id, blob, arrival, now_s)
+        self.grants.forget(address, job_id)
+        if not data:  # replaces the device's earlier upload
             self.credit.leave(device)
             self.arriving[device] = arrival
             return self._wait(device, arrival, now_s)
@@ -300,7 +298,7 @@ class ProxyUploads:
             raise ProtocolError("spool_full")
 
     def _refuse(self, device: str, digest: bytes, status: str, reason: str) -> list[fx.Effect]:
-        outcome = {"closed": "late", "refused": "refused"}.get(status)  # a duplicate is no answer
+        outcome = {"closed": "late", "refused": "refused"}.get(status)  # a duplicate does not count
         return [
             fx.Refuse(reason),
             *([pr.answer_report(outcome)] if outcome else []),
@@ -308,15 +306,15 @@ class ProxyUploads:
         ]
 
     def part(self, device: str, part: m.BlobPart, now_s: float) -> list[fx.Effect]:
-        """A part, in order. The first takes the upload's room on the disk."""
+        """Store a part, in order; the first one reserves the upload's slot."""
         arrival = self.arriving.get(device)
         if arrival is None or arrival.header.blob.digest != part.blob:
             raise ProtocolError("unknown_blob")
-        # A wrong one too was one of those asked for.
+        # An invalid part also uses the grant.
         self.credit.arrived(device, arrival.header.blob.part_bytes, now_s)
         place = arrival.add(part)
         if place is None:
-            return [fx.Refuse("out_of_turn"), *self._go_on(device, arrival, part, now_s)]
+            return [fx.Refuse("out_of_turn"), *self._continue(device, arrival, part, now_s)]
         collection = self._rounds.collections[arrival.header.at]
         try:
             self._check_room(collection, device)
@@ -325,19 +323,18 @@ class ProxyUploads:
             return [fx.Refuse(error.reason), *self._deal(now_s)]
         put = self._put(collection, device, place, part.data)
         if not arrival.complete:
-            return [put, *self._go_on(device, arrival, part, now_s)]
-        if not arrival.intact:  # from the beginning, after the others
+            return [put, *self._continue(device, arrival, part, now_s)]
+        if not arrival.intact:  # start again at the end of the queue
             arrival.restart()
             self.credit.leave(device)
             return [put, fx.Refuse("bad_digest"), *self._wait(device, arrival, now_s)]
         self._forget(device)
         return [put, *self._hold(collection, device, arrival), *self._deal(now_s)]
 
-    def _go_on(
+    def _continue(
         self, device: str, arrival: UploadArrival, part: m.BlobPart, now_s: float
     ) -> list[fx.Effect]:
-        """Ask on when the parts asked for are through."""
-        if arrival.asks_on(part):
+        if arrival.ends_request(part):
             return self._wait(device, arrival, now_s)
         return self._deal(now_s)
 
@@ -350,7 +347,7 @@ class ProxyUploads:
         for device in self.credit.deal(now_s):
             need = self.arriving[device].next_need(self.credit.share_bytes(device))
             self._requests += 1
-            self._asked[device] = Asked(self._requests, len(need.indices))
+            self._open_requests[device] = Asked(self._requests, len(need.indices))
             out.append(fx.Send(fx.DeviceAddress(device), need))
         if not self._ticking and not self.credit.idle:
             self._ticking = True
@@ -359,7 +356,7 @@ class ProxyUploads:
 
     def tick(self, now_s: float) -> list[fx.Effect]:
         self._ticking = False
-        for device in self.credit.take_back(now_s):
+        for device in self.credit.revoke(now_s):
             wish_bytes = self.arriving[device].next_bytes(self.credit.share_bytes(device))
             self.credit.want(device, wish_bytes)
         return self._deal(now_s)
@@ -370,7 +367,6 @@ class ProxyUploads:
         return fx.Persist(UploadPart(collection.manifest.at, offset, data))
 
     def is_put(self, device: str, put: m.BlobPut) -> list[fx.Effect]:
-        """A device says that its upload lies in the store: take it from there."""
         grant = self.grants.get(fx.DeviceAddress(device), put.blob)
         if grant is None or grant.taking or not grant.name:
             return []
@@ -383,15 +379,15 @@ class ProxyUploads:
         return [fx.Work(TakePut(at, device, grant.blob, grant.name, offset))]
 
     def taken(self, task: TakePut, result: object) -> list[fx.Effect]:
-        """An upload is in its place, or what was put there was not it: it is offered again."""
-        device, who = task.device, fx.DeviceAddress(task.device)
-        grant = self.grants.get(who, task.blob.digest)
+        """Count an upload taken from the store; an invalid one is offered again."""
+        device, address = task.device, fx.DeviceAddress(task.device)
+        grant = self.grants.get(address, task.blob.digest)
         collection = self._rounds.collections.get(task.at)
         if collection is None or collection.state is pr.CollectionState.DELIVERED:
-            return [fx.Persist(pr.RoundDropped(task.at))]  # its file was perhaps made anew
+            return [fx.Persist(pr.RoundDropped(task.at))]  # its file may exist again
         if grant is None or grant.arrival.header.at != task.at:
             return []
-        self.grants.forget(who, task.at.job_id)
+        self.grants.forget(address, task.at.job_id)
         if not isinstance(result, tr.PutTaken):
             return [fx.Refuse(f"beside_{tr.why_not(result)}")]
         if not _takes(collection, device) or device in collection.uploads:
@@ -401,7 +397,7 @@ class ProxyUploads:
     def _hold(
         self, collection: pr.Collection, device: str, arrival: UploadArrival
     ) -> list[fx.Effect]:
-        """A complete upload: durable first, then acknowledged, then counted."""
+        """Store a complete upload, then acknowledge it, then count it."""
         slot, header = collection.slots[device], arrival.header
         held = pr.HeldUpload(header.groups, header.blob.digest, slot, arrival.seed)
         collection.uploads[device] = held
@@ -419,7 +415,7 @@ class ProxyUploads:
         ]
 
     def decline(self, device: str, decline: m.Decline, now_s: float) -> list[fx.Effect]:
-        """A device says that it will not upload; final."""
+        """Record that a device will not upload; final."""
         collection = self._rounds.collections.get(decline.at)
         if collection is None or not collection.open or device in collection.uploads:
             raise ProtocolError("closed_round")
@@ -428,25 +424,24 @@ class ProxyUploads:
         self._rounds.attendance.answered(device)
         self._forget(device)
         more = self._rounds.advance(collection)
-        said = pr.answer_report(decline.cause if decline.cause in m.DECLINE_CAUSES else "declined")
-        return [said, _counts(collection), *more, *self._deal(now_s)]
+        cause = decline.cause if decline.cause in m.DECLINE_CAUSES else "declined"
+        return [pr.answer_report(cause), _counts(collection), *more, *self._deal(now_s)]
 
-    def came(self, device: str, now_s: float) -> list[fx.Effect]:
-        """A device is there (again): with cover traffic it will answer every open round."""
+    def connected(self, device: str, now_s: float) -> list[fx.Effect]:
+        """Await the device; with cover traffic it answers every open round."""
         attendance = self._rounds.attendance
-        attendance.came(device)
+        attendance.connected(device)
         for collection in self._rounds.collections.values():
-            collection.came(device)
+            collection.connected(device)
             if attendance.waits_for(device):
-                collection.aside.discard(device)
+                collection.stalled.discard(device)
             else:
-                collection.aside.add(device)
-        # What the device was asked for may have been lost with its link: ask again.
+                collection.stalled.add(device)
+        # The last request may have been lost with the link.
         arrival = self.arriving.get(device)
         return self._wait(device, arrival, now_s) if arrival else []
 
-    def left(self, device: str) -> list[fx.Effect]:
-        """A device is gone: with cover traffic nobody waits for it."""
+    def disconnected(self, device: str) -> list[fx.Effect]:
         out: list[fx.Effect] = []
         for collection in self._rounds.collections.values():
             if collection.cover:

@@ -1,10 +1,9 @@
-"""What is sealed: packages to the selected devices, segments to the cloud, seeds to the proxy.
+"""Sealed payloads: packages to selected devices, segments to the cloud, seeds to the proxy.
 
-A broadcast is one content key, sealed to each selected key, and the package under it. Everything
-public about it is bound into the context of the stanzas, of the ciphertext and of the commitment,
-so no part of one broadcast can stand in another. A segment is bound to its round, to its group,
-and to a tag that only those can compute who opened that broadcast.
-"""
+A broadcast is one content key, sealed to each selected key, and the package encrypted with it. All
+public facts about it are bound into the context of the stanzas, the ciphertext and the commitment,
+so no part of one broadcast can be used in another. A segment is bound to its round, its group, and
+a tag that only devices that opened the broadcast can compute."""
 
 from __future__ import annotations
 
@@ -41,16 +40,15 @@ from edgeveil.protocol.transfer import describe
 
 
 class JobPackage(msgspec.Struct, frozen=True, array_like=True, tag="job"):
-    """Once per job, to every enrolled device: the job (canonical JSON), the ONNX graph, and as
-    `backbones` the frozen extractors (ONNX) and weights that the job names by their digests."""
+    """Job (canonical JSON), ONNX graph and frozen backbones, sent once to every device."""
 
     job: bytes
     graph: bytes
-    backbones: tuple[bytes, ...] = ()
+    backbones: tuple[bytes, ...] = ()  # extractors (ONNX) and weights, named in the job by digest
 
 
 class RoundPackage(msgspec.Struct, frozen=True, array_like=True, tag="round"):
-    """One round: weights for inference (if asked for) and the method's tensors."""
+    """Weights for inference (if requested) and the method's tensors of one round."""
 
     phase: str
     number: int
@@ -60,19 +58,17 @@ class RoundPackage(msgspec.Struct, frozen=True, array_like=True, tag="round"):
 
 
 class ReleasePackage(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """The final model, ready to use. `data_set` is the job's `data.source` (empty: by an earlier
-    version). From `expires_s` on (since 1970; 0: never) it is stale, unless a statement renewed it.
-    """
+    """Final model, ready to use."""
 
     job_name: str
     onnx: bytes
-    data_set: str = ""
-    expires_s: float = 0.0
+    data_set: str = ""  # the job's `data.source`; empty: by an earlier version
+    expires_s: float = 0.0  # since 1970, unless a statement renews it; 0: never
 
 
 Package = JobPackage | RoundPackage | ReleasePackage
 Plaintext = bytes | bytearray | memoryview
-_ROOM_BYTES = 1024  # for what stands around large fields
+_ROOM_BYTES = 1024  # for small fields and their headers
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Package] = msgspec.msgpack.Decoder(Package)
@@ -83,7 +79,7 @@ def encode_package(package: Package) -> bytearray:
 
 
 def encode_at_once(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytearray:
-    """Encode into a buffer of the fields' size: one that grows takes half as much again."""
+    """Encode into a preallocated buffer; a growing one needs half as much memory again."""
     buffer = bytearray(_large_bytes(message) + _ROOM_BYTES)
     encoder.encode_into(message, buffer)
     return buffer
@@ -103,7 +99,7 @@ def _large_bytes(value: object) -> int:
 
 
 def decode_package(plaintext: bytes) -> Package:
-    """The package; raises ProtocolError `malformed_package`."""
+    """Decode a package. Raises ProtocolError `malformed_package`."""
     try:
         return _decoder.decode(plaintext)
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError):
@@ -115,7 +111,7 @@ NO_KEY = bytes(32)
 
 @dataclass(frozen=True)
 class Terms:
-    """What a manifest says beside what sealing computes."""
+    """Fields of a manifest that sealing does not compute."""
 
     kind: Literal["job", "round", "release"]
     at: RoundId
@@ -145,7 +141,6 @@ class Terms:
         commitment: bytes,
         part_bytes: int,
     ) -> Manifest:
-        """The unsigned manifest of `package` for `selected` devices, sealed into `data`."""
         return Manifest(
             **vars(self),
             selected=selected,
@@ -158,7 +153,7 @@ class Terms:
 
 
 class Sealing(Protocol):
-    """How packages and segments are sealed: this module, or a simulation's stand-in."""
+    """Interface for sealing packages and segments: this module, or a simulation's stub."""
 
     def seal_broadcast(
         self,
@@ -206,8 +201,7 @@ def seal_broadcast(
     *,
     bucketed: bool = False,
 ) -> tuple[Manifest, bytes, bytes]:
-    """The unsigned manifest, the blob, and the membership tag that only recipients can compute.
-    `bucketed`: of many recipients the stanzas are in buckets, and the manifest names its pieces."""
+    """Return the unsigned manifest, the blob, and the recipients' membership tag."""
     content_key = ContentKey.generate()
     digest = hashlib.sha256(package).digest()
     info = _context(CONTENT_KEY, terms, digest)
@@ -232,9 +226,10 @@ def seal_broadcast(
 
 
 def open_broadcast(key: OpeningKey, manifest: Manifest, data: bytes) -> tuple[bytes, bytes] | None:
-    """(package, membership tag) for a recipient, None for anybody else. `data` is the blob, or in
-    place of all its buckets those that this device looks in. Raises ProtocolError
-    `wrong_commitment`, `broken_stream` or `wrong_package`."""
+    """Return (package, membership tag), or None if this key is not a recipient.
+
+    `data` has all stanza buckets or only this device's. Raises ProtocolError `wrong_commitment`,
+    `broken_stream` or `wrong_package`."""
     info, view = _context(CONTENT_KEY, manifest, manifest.package_digest), memoryview(data)
     front = front_bytes(manifest, len(view))
     content_key = _content_key(key, info, manifest, view[:front])
@@ -254,13 +249,13 @@ def open_broadcast(key: OpeningKey, manifest: Manifest, data: bytes) -> tuple[by
 
 
 def is_listed(key: OpeningKey, manifest: Manifest, stanzas: bytes) -> bool:
-    """Whether a stanza is for this key; `stanzas` are all, or those of some buckets."""
+    """Return whether one of `stanzas`, all or those of some buckets, is for this key."""
     info = _context(CONTENT_KEY, manifest, manifest.package_digest)
     return _content_key(key, info, manifest, memoryview(stanzas)) is not None
 
 
 def front_bytes(manifest: Manifest, size_bytes: int) -> int:
-    """How much of so many bytes of a broadcast is ahead of its ciphertext."""
+    """Return the size of the stanzas in `size_bytes` of a broadcast."""
     if manifest.buckets == 1:
         return manifest.stanza_bytes
     return max(0, size_bytes - manifest.blob.size_bytes + manifest.stanza_bytes)
@@ -269,7 +264,7 @@ def front_bytes(manifest: Manifest, size_bytes: int) -> int:
 def _content_key(
     key: OpeningKey, info: bytes, manifest: Manifest, stanzas: memoryview
 ) -> ContentKey | None:
-    """Look through the stanzas: of several buckets the key's own, or each that is there."""
+    """Search the key's own bucket of stanzas, or all that are present."""
     size, starts = manifest.stanza_bytes // manifest.buckets, [0]
     if manifest.buckets > 1 and len(stanzas) == manifest.stanza_bytes:
         starts = [size * bucket_of(key.public(), manifest.buckets)]
@@ -281,7 +276,7 @@ def _content_key(
 
 
 def in_pieces(manifest: Manifest, data: bytes) -> Manifest:
-    """The manifest of a broadcast that is not for everybody: its stanzas may be had alone."""
+    """Return the manifest with stanzas and ciphertext as separate pieces."""
     at, part_bytes = manifest.stanza_bytes, manifest.blob.part_bytes
     front_part = part_bytes if manifest.buckets == 1 else at // manifest.buckets
     view = memoryview(data)
@@ -290,7 +285,7 @@ def in_pieces(manifest: Manifest, data: bytes) -> Manifest:
 
 
 def _membership(content_key: ContentKey, manifest: Manifest) -> bytes:
-    """A tag that only holders of the content key know: it admits segments to the round."""
+    """Return the tag that admits segments; it requires the content key."""
     bound = _context(MEMBERSHIP, manifest, manifest.package_digest)
     return hashlib.sha256(MEMBERSHIP + content_key.to_bytes() + bound).digest()
 
@@ -299,12 +294,12 @@ PAD_TO_BYTES = 64
 
 
 def padded(byte_count: int) -> int:
-    """The public size of a segment: a multiple of 64 bytes."""
+    """Return the public size of a segment: a multiple of 64 bytes."""
     return -(-byte_count // PAD_TO_BYTES) * PAD_TO_BYTES
 
 
 def filled(tensor: Plaintext, size_bytes: int) -> Plaintext:
-    """The tensor, with zeros behind it up to so many bytes; copied only for these."""
+    """Return the tensor padded with zeros, copied only if it is shorter."""
     if len(tensor) == size_bytes:
         return tensor
     result = bytearray(size_bytes)
@@ -317,8 +312,7 @@ def _segment_info(at: RoundId, job_digest: bytes, group: Group, membership: byte
 
 
 def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: Plaintext) -> bytes:
-    """One padded segment to the round's cloud key, with an ephemeral key of its own. Raises
-    ProtocolError `wrong_size` if the tensor is larger than its public size."""
+    """Seal one padded segment to the round's cloud key. Raises ProtocolError `wrong_size`."""
     if len(tensor) > group.padded_bytes:
         raise ProtocolError("wrong_size")
     info = _segment_info(manifest.at, manifest.job_digest, group, membership)
@@ -328,23 +322,22 @@ def seal_segment(manifest: Manifest, group: Group, membership: bytes, tensor: Pl
 def open_segment(
     key: OpeningKey, at: RoundId, job_digest: bytes, group: Group, membership: bytes, sealed: bytes
 ) -> bytes | None:
-    """The padded tensor; None if it was not sealed by a selected device for this very round."""
+    """Return the padded tensor, or None if it is not from a selected device of this round."""
     opened = open_sealed(key, _segment_info(at, job_digest, group, membership), sealed)
     return opened if opened is not None and len(opened) == group.padded_bytes else None
 
 
 def segment_mark(membership: bytes, sealed: bytes) -> bytes:
-    """How a commit record names an accepted segment, 32 bytes: SHA-256(label ‖ membership ‖ first
-    48 and last 16 bytes of the ciphertext), which hold the ephemeral key and the tag. The proxy has
-    seen all ciphertexts, and must not be able to look up whose were counted."""
+    """Return SHA-256(label ‖ membership ‖ ends of the ciphertext), which marks an accepted segment.
+
+    The ends (48 and 16 bytes) are the ephemeral key and the tag. Membership is included because the
+    proxy has seen all ciphertexts and must not learn which were counted."""
     ends = sealed[:SEAL_OVERHEAD_BYTES] + sealed[-TAG_BYTES:]
     return hashlib.sha256(SEGMENT_MARK + membership + ends).digest()
 
 
 @dataclass(frozen=True)
 class MaskedVector:
-    """One masked group of a round: its index, its name and its ring."""
-
     at: RoundId
     group: int
     name: str
@@ -352,20 +345,19 @@ class MaskedVector:
 
     @property
     def use(self) -> bytes:
-        """What its masks are bound to: job, round, attempt and group."""
+        """Context of its masks: job, round, attempt and group."""
         return self.at.job_id + self.at.numbers + self.name.encode()
 
 
 def masked_vectors(
-    at: RoundId, groups: Sequence[Group], said: Sequence[MaskedGroup]
+    at: RoundId, groups: Sequence[Group], masked: Sequence[MaskedGroup]
 ) -> tuple[MaskedVector, ...]:
-    """The masked groups that a manifest says. Raises ProtocolError `malformed_masks` for a group
-    that is missing, twice or out of order, or that its vector does not fit."""
-    indices = [one.group for one in said]
+    """Return the masked groups of a manifest. Raises ProtocolError `malformed_masks`."""
+    indices = [one.group for one in masked]
     if indices != sorted(set(indices)) or (indices and indices[-1] >= len(groups)):
         raise ProtocolError("malformed_masks")
     found = []
-    for one in said:
+    for one in masked:
         ring, group = Ring(one.count, one.bits), groups[one.group]
         if ring.byte_count > group.padded_bytes:
             raise ProtocolError("malformed_masks")
@@ -375,18 +367,17 @@ def masked_vectors(
 
 def _seed_info(manifest: Manifest, device: str) -> bytes:
     at = manifest.at
-    said = (at.job_id, at.numbers, manifest.job_digest, device.encode())
-    return context(MASK_SEED, *said, *([manifest.check] if manifest.check else []))
+    parts = (at.job_id, at.numbers, manifest.job_digest, device.encode())
+    return context(MASK_SEED, *parts, *([manifest.check] if manifest.check else []))
 
 
 def seal_seed(seed: MaskSeed, manifest: Manifest, device: str, round_key: bytes) -> bytes:
-    """The seed to the proxy's key of the round, bound to round, device, and factors of the checks.
-    Raises CryptoError for a key that cannot be sealed to."""
+    """Seal the seed to the proxy's key of the round. Raises CryptoError for a bad key."""
     return seal(SealingKey(round_key), _seed_info(manifest, device), seed.to_bytes())
 
 
 def open_seed(key: OpeningKey, manifest: Manifest, device: str, sealed: bytes) -> MaskSeed:
-    """The seed that this device sealed for this round. Raises ProtocolError `bad_seed`."""
+    """Return the seed of this device for this round. Raises ProtocolError `bad_seed`."""
     raw = open_sealed(key, _seed_info(manifest, device), sealed)
     try:
         return MaskSeed(raw or b"")
@@ -396,7 +387,7 @@ def open_seed(key: OpeningKey, manifest: Manifest, device: str, sealed: bytes) -
 
 @dataclass(frozen=True)
 class RoundCheck:
-    """The key of a round's checks. `disclosed`: each upload is checked, else the sum alone."""
+    """Key of a round's checks; `disclosed`: for each upload, else only for the sum."""
 
     key: CheckKey
     disclosed: bool
@@ -416,15 +407,16 @@ class RoundCheck:
 
 
 def committed(manifest: Manifest, membership: bytes) -> Manifest:
-    """Return the manifest with its commitment to the factors by which its masks are checked."""
+    """Return the manifest with its commitment to the factors for checking masks."""
     key = RoundCheck.of(manifest.at, membership, disclosed=True).key
     return msgspec.structs.replace(manifest, check=key.commitment(_names(manifest.at)))
 
 
 def check_factors(manifest: Manifest, key: CheckKey) -> None:
-    """Raise ProtocolError `wrong_factors` unless the manifest commits to this key: with other
-    factors than a device's own, the check of its mask would give the cloud a linear form of its
-    numbers."""
+    """Raise ProtocolError `wrong_factors` unless the manifest commits to this key.
+
+    With factors other than the device's own, the check of its mask would reveal a linear form of
+    its numbers to the cloud."""
     if not manifest.check or key.commitment(_names(manifest.at)) != manifest.check:
         raise ProtocolError("wrong_factors")
 
@@ -434,20 +426,20 @@ def _names(at: RoundId) -> bytes:
 
 
 def choice(chosen: Collection[int], uploads: int) -> bytes:
-    """As `Unmask` says it: the indices `chosen` out of so many uploads."""
-    said = bytearray(-(-uploads // 8))
+    """Return the indices `chosen` of so many uploads as a bit field (`Unmask`)."""
+    bits = bytearray(-(-uploads // 8))
     for index in chosen:
-        said[index >> 3] |= 1 << (index & 7)
-    return bytes(said)
+        bits[index >> 3] |= 1 << (index & 7)
+    return bytes(bits)
 
 
 def dealt(chosen: Collection[int], sets: int) -> list[list[int]]:
-    """The chosen uploads of each set, by their place: leaving one out moves no other."""
+    """Return the chosen uploads of each set, by index: omitting one moves no other."""
     return [[index for index in chosen if index % sets == number] for number in range(sets)]
 
 
-def chosen_of(said: bytes, uploads: int) -> list[int]:
-    """The indices; raises ProtocolError `malformed_choice` for another size or a false index."""
-    if len(said) != -(-uploads // 8) or int.from_bytes(said, "little") >> uploads:
+def chosen_of(bits: bytes, uploads: int) -> list[int]:
+    """Return the indices of a bit field. Raises ProtocolError `malformed_choice`."""
+    if len(bits) != -(-uploads // 8) or int.from_bytes(bits, "little") >> uploads:
         raise ProtocolError("malformed_choice")
-    return [index for index in range(uploads) if said[index >> 3] >> (index & 7) & 1]
+    return [index for index in range(uploads) if bits[index >> 3] >> (index & 7) & 1]

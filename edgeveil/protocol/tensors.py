@@ -1,9 +1,8 @@
-"""Numbers as bytes: tensors of packages and uploads, and sums of which no party sees a part.
+"""Encoding of tensors, and of masked vectors that are only revealed as sums.
 
-A device adds masks to its integers and seals the result to the cloud, and the seed of the masks to
-the proxy. The cloud adds up what it opens and asks the proxy for the sum of those masks. Seeds and
-the choice of uploads are in `sealed.py`, which needs no numpy: a proxy that sums nothing loads
-nothing that computes."""
+A device adds masks to its integers and seals the result to the cloud, and the mask seed to the
+proxy. The cloud sums the opened vectors and requests the sum of their masks. Seeds and the choice
+of uploads are in `sealed.py`, so a proxy without masked sums does not load numpy."""
 
 from __future__ import annotations
 
@@ -23,19 +22,17 @@ from edgeveil.crypto.ring import CHECK_BYTES
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.sealed import MaskedVector, RoundCheck
 
-# Of safetensors, in the order in which it lays tensors down.
+# Types of safetensors, in its order of tensors.
 _TYPES = {
-    np.dtype("?" if said == "BOOL" else said[0].lower() + str(int(said[1:]) // 8)): said
-    for said in ["U64", "I64", "F64", "F32", "U32", "I32", "F16", "U16", "I16", "I8", "U8", "BOOL"]
+    np.dtype("?" if name == "BOOL" else name[0].lower() + str(int(name[1:]) // 8)): name
+    for name in ["U64", "I64", "F64", "F32", "U32", "I32", "F16", "U16", "I16", "I8", "U8", "BOOL"]
 }
 _ORDER = {dtype: place for place, dtype in enumerate(_TYPES)}
-_DTYPES = {said: dtype.newbyteorder("<") for dtype, said in _TYPES.items()}
+_DTYPES = {name: dtype.newbyteorder("<") for dtype, name in _TYPES.items()}
 _LENGTH_BYTES = _ALIGNMENT_BYTES = 8
 
 
 class _Placed(msgspec.Struct):
-    """Where a tensor stands, in safetensors' own header."""
-
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -47,8 +44,7 @@ _places: msgspec.json.Decoder[dict[str, _Placed]] = msgspec.json.Decoder(dict[st
 def pack_tensors(
     tensors: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """Named arrays as safetensors, the same bytes as the library's `save`, which makes them twice.
-    Raises ValueError for other than real numbers."""
+    """Encode named arrays as safetensors, with one copy. Raises ValueError for non-numbers."""
     named = sorted(
         ((name, _laid_out(array)) for name, array in tensors.items()),
         key=lambda one: (_ORDER[one[1].dtype], one[0]),
@@ -71,7 +67,7 @@ def _laid_out(array: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 def tensor_views(data: bytes | memoryview) -> dict[str, NDArray[np.generic]]:
-    """Read-only views into `pack_tensors`' bytes. Raises ProtocolError `malformed_tensors`."""
+    """Return read-only views into packed tensors. Raises ProtocolError `malformed_tensors`."""
     view = memoryview(data)
     begin = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
     found, end = dict[str, NDArray[np.generic]](), 0
@@ -91,7 +87,7 @@ def tensor_views(data: bytes | memoryview) -> dict[str, NDArray[np.generic]]:
 
 
 def unpack_tensors(data: bytes) -> dict[str, NDArray[np.generic]]:
-    """Named arrays of real numbers; raises ProtocolError `malformed_tensors`."""
+    """Return named arrays of real numbers. Raises ProtocolError `malformed_tensors`."""
     try:
         found = dict(load(data))
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
@@ -104,12 +100,12 @@ def unpack_tensors(data: bytes) -> dict[str, NDArray[np.generic]]:
 def masked_segment(
     of: MaskedVector, numbers: NDArray[np.int64], seed: MaskSeed, check: RoundCheck
 ) -> bytes:
-    """A device's numbers, as many as the ring has, as they are sealed to the cloud."""
+    """Return a device's integers, as many as the ring has, masked for sealing."""
     return masked(numbers.ravel(), seed, check.key, of.use, of.ring).to_bytes()
 
 
 def unpadded(of: MaskedVector, padded: bytes) -> memoryview:
-    """The packed vector and its check in an opened segment. Raises ProtocolError `bad_padding`."""
+    """Return the packed vector and its check. Raises ProtocolError `bad_padding`."""
     size = of.ring.byte_count
     if any(padded[size:]):
         raise ProtocolError("bad_padding")
@@ -117,18 +113,17 @@ def unpadded(of: MaskedVector, padded: bytes) -> memoryview:
 
 
 def opened_vector(of: MaskedVector, padded: bytes) -> Vector:
-    """What a segment holds. Raises ProtocolError `bad_padding`."""
+    """Return the vector of an opened segment. Raises ProtocolError `bad_padding`."""
     return Vector.from_bytes(of.ring, bytes(unpadded(of, padded)))
 
 
 def mask_sums(vectors: Sequence[MaskedVector], seeds: Sequence[MaskSeed]) -> bytes:
-    """What the proxy answers: the sum of these seeds' masks of each masked group."""
+    """Return the packed sum of these seeds' masks for each masked group."""
     return packed_vectors([sum_of_masks(seeds, one.use, one.ring) for one in vectors])
 
 
 class MaskChecks:
-    """Checks of single masks, by disclosed factors: of a masked vector at the cloud, of the mask
-    alone at the proxy. They agree where the vector's own check is right."""
+    """Checks of masks by disclosed factors, equal for a valid masked vector and its seed."""
 
     def __init__(self, vectors: Sequence[MaskedVector], check: RoundCheck) -> None:
         self._vectors = vectors
@@ -156,7 +151,7 @@ def mask_checks(
 def exact_sums(
     vectors: Sequence[MaskedVector], totals: Sequence[Vector], masks: bytes, check: RoundCheck
 ) -> dict[str, NDArray[np.int64]]:
-    """The sums by group. Raises ProtocolError `wrong_mask_sums` where a check does not hold."""
+    """Return the sums by group. Raises ProtocolError `wrong_mask_sums` if a check fails."""
     if len(masks) != sum(one.ring.byte_count for one in vectors):
         raise ProtocolError("wrong_mask_sums")
     result = {}

@@ -1,21 +1,20 @@
-"""Blobs: cut into parts, sent and asked for over messages, or fetched beside the broker.
+"""Blobs: cut into parts that are sent on request, or fetched out of band.
 
-The sender offers a blob and answers requests for parts; the receiver takes parts in any order, asks
-for missing ones with bounded credit, and believes nothing but the digest of the whole.
+The sender offers a blob and answers requests for parts; the receiver takes parts in any order,
+requests missing ones with bounded credit, and trusts only the digest of the whole.
 
-Large blobs may go beside the broker, over an HTTP store that one of two parties holds: the proxy
-for the devices, the cloud for the proxy. To a request (`Need`) with `beside` the holder answers
-with a URL in place of parts (`BlobAt`, `ShownBlobs`). To an offer with `beside` it answers with a
-URL to put the blob to (`PutGrants`); the sender says when it is there (`BlobPut`), and the holder
-moves it into its own files, by its digest. Nothing rests on the store. A URL counts only under a
-prefix of this party's own site file (`is_allowed`), so that nobody can have a box ask or write
-elsewhere in its network; what fails `MOST_FAILURES` times goes over the broker.
+**Out of band.** Large blobs may bypass the broker through an HTTP store of the proxy (for devices)
+or of the cloud (for the proxy). Its holder answers a request (`Need`) with `beside` by a URL
+(`BlobAt`, `ShownBlobs`), and an offer with `beside` by a URL for PUT (`PutGrants`); the sender
+reports completion (`BlobPut`), and the holder moves the blob into its own files by digest. The
+store is not trusted. A URL is used only under a prefix of this party's own site file, so that
+nobody can make it access other addresses in its network.
 
-The record of a round, the marks of all counted segments, may be had in up to 16 pieces, by the
-first bits of the marks. Who asks for a piece tells the proxy a few bits of a mark. The proxy can
-compute no mark, but it can count: where more devices asked for a piece than marks stand in it, some
-were not counted. So a piece has no fewer marks than the job's floor, and where uploads have several
-segments there is one piece, the whole: which ones a device asks for would single it out."""
+**Commit records.** A round's record of marks may be fetched in up to 16 pieces by the first bits of
+the marks, so a request reveals a few bits of a mark to the proxy. The proxy cannot compute marks,
+but it can count: if more devices request a piece than it has marks, some were not counted.
+Therefore a piece has at least as many marks as the job's floor, and the record is not divided if
+uploads have several segments: the combination of pieces would single out a device."""
 
 from __future__ import annotations
 
@@ -31,19 +30,19 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 
-try:  # zlib's CRC-32, ten times as fast where a processor multiplies without carry
+try:  # zlib's CRC-32, ten times as fast on processors with carry-less multiplication
     from isal.isal_zlib import crc32
 except ImportError:  # no wheel for this machine
     from zlib import crc32
 
-NEED_LIMIT = 16  # parts one request may ask for: the receiver's credit
-SMALLEST_PART_BYTES = 256  # a held part costs about that much beside its bytes
+NEED_LIMIT = 16  # maximum parts of one request: the receiver's credit
+SMALLEST_PART_BYTES = 256  # about the memory overhead of a stored part
 
 H = TypeVar("H", bound=m.Header)
 
 
 class Data(Protocol):
-    """A blob's bytes, in memory (`bytes`) or on a disk: only what is sliced is read."""
+    """Bytes of a blob in memory (`bytes`) or on disk; only slices are read."""
 
     def __len__(self) -> int: ...
 
@@ -51,7 +50,7 @@ class Data(Protocol):
 
 
 class Piece:
-    """`size_bytes` of other data from `start` on, read as they are asked for."""
+    """Lazily read window of `size_bytes` at `start` in other data."""
 
     def __init__(self, data: Data, start: int, size_bytes: int) -> None:
         self._data, self._start, self._size_bytes = data, start, size_bytes
@@ -65,12 +64,11 @@ class Piece:
 
 
 def describe(data: bytes | memoryview, part_bytes: int) -> m.Blob:
-    """The blob's digest and measures."""
     return m.Blob(hashlib.sha256(data).digest(), len(data), part_bytes)
 
 
 def part(blob: m.Blob, data: Data, index: int) -> m.BlobPart:
-    """Part `index`; raises ProtocolError `bad_index`."""
+    """Return part `index` of a blob. Raises ProtocolError `bad_index`."""
     if index >= blob.parts:
         raise ProtocolError("bad_index")
     piece = data[index * blob.part_bytes : (index + 1) * blob.part_bytes]
@@ -82,7 +80,7 @@ def parts(blob: m.Blob, data: Data) -> Iterator[m.BlobPart]:
 
 
 def check_claim(blob: m.Blob, limit_bytes: int) -> None:
-    """Raise ProtocolError `oversized_blob` or `tiny_parts` before anything is taken."""
+    """Raise ProtocolError `oversized_blob` or `tiny_parts` for an unacceptable header."""
     if blob.size_bytes > limit_bytes:
         raise ProtocolError("oversized_blob")
     if blob.parts > 1 and blob.part_bytes < SMALLEST_PART_BYTES:
@@ -90,7 +88,7 @@ def check_claim(blob: m.Blob, limit_bytes: int) -> None:
 
 
 def check_part(blob: m.Blob, message: m.BlobPart) -> None:
-    """Raise ProtocolError `bad_part` unless place, size and checksum fit."""
+    """Raise ProtocolError `bad_part` unless index, size and checksum fit."""
     index = message.index
     if index >= blob.parts:
         raise ProtocolError("bad_part")
@@ -100,7 +98,7 @@ def check_part(blob: m.Blob, message: m.BlobPart) -> None:
 
 
 def whole(blob: m.Blob, data: bytes) -> bytes:
-    """`data` if it is the blob; raises ProtocolError `bad_digest`."""
+    """Return `data` if it is the blob. Raises ProtocolError `bad_digest`."""
     if len(data) != blob.size_bytes or hashlib.sha256(data).digest() != blob.digest:
         raise ProtocolError("bad_digest")
     return data
@@ -114,13 +112,12 @@ def part_bytes(packet_bytes: int) -> int:
 
 
 def check_parts_fit(blob: m.Blob, packet_bytes: int) -> None:
-    """Raise ProtocolError `large_parts` for parts that no packet can carry."""
+    """Raise ProtocolError `large_parts` for parts that exceed a packet."""
     if min(blob.part_bytes, blob.size_bytes) > part_bytes(packet_bytes):
         raise ProtocolError("large_parts")
 
 
 def fits_offer(signed: m.Envelope, data: Data, packet_bytes: int) -> bool:
-    """Whether an offer can carry the whole blob in one packet."""
     return len(signed.payload) + len(data) + FRAME_OVERHEAD_BYTES <= packet_bytes
 
 
@@ -134,7 +131,7 @@ def sends(
     push: bool = True,
     beside: bool = False,
 ) -> list[fx.Effect]:
-    """The offer: inline if it fits one packet, else with parts if `push` and not `beside`."""
+    """Return the offer, inline if it fits one packet, else with parts if `push`."""
     if fits_offer(signed, data, packet_bytes):
         return [fx.Send(to, m.Offer(signed, data[:]))]
     if beside:
@@ -144,22 +141,18 @@ def sends(
 
 
 def answer_need(to: fx.Address, need: m.Need, blob: m.Blob, data: Data) -> list[fx.Effect]:
-    """Send the parts asked for, each once, up to the credit. Raises ProtocolError `bad_index`."""
+    """Send the requested parts, each once, up to the credit. Raises `bad_index`."""
     return [
         fx.Send(to, part(blob, data, index)) for index in sorted(set(need.indices))[:NEED_LIMIT]
     ]
 
 
 class Fetch(Generic[H]):
-    """One blob under way: its parts in any order, each once, and when to ask for missing ones.
+    """Blob being received: its parts in any order, each once, and requests for missing ones.
 
-    Memory grows with what arrives, never with what a header claims. Missing parts are asked for
-    where none came since the last look: at most `NEED_LIMIT` at a time and `credit` in all, the
-    next request as soon as half a limit is free. `blob` is the header's unless it is a piece of
-    it. With `keep=False` the caller of `add` stores the bytes, and there is no `finish`. With
-    `only` no other parts are wanted, and the digest is not checked. `idle`: ask for nothing.
-    `beside`: the first requests say that it may come beside the broker; while it is `on_its_way`
-    there, nothing is asked for. Raises ProtocolError `oversized_blob` or `tiny_parts`."""
+    Memory grows with received data, never with a header's claim. At most `credit` parts are
+    requested at once; further requests follow when half a limit is free or on a timer without
+    progress."""
 
     def __init__(
         self,
@@ -167,25 +160,26 @@ class Fetch(Generic[H]):
         header: H,
         limit_bytes: int,
         *,
-        keep: bool = True,
+        keep: bool = True,  # else the caller of `add` stores the bytes
         credit: int = NEED_LIMIT,
         blob: m.Blob | None = None,
-        idle: bool = False,
-        only: frozenset[int] | None = None,
-        beside: bool = False,
+        idle: bool = False,  # request nothing until `wake`
+        only: frozenset[int] | None = None,  # ignore other parts and the digest
+        beside: bool = False,  # request a URL first
     ) -> None:
+        """Initialise a fetch of `blob` (default: the header's). Raises as `check_claim`."""
         self.offer, self.header, self.blob = offer, header, blob or header.blob
         check_claim(self.blob, limit_bytes)
         self._keep, self._credit, self._only = keep, credit, only
-        self.idle, self.beside, self.on_its_way, self.failures = idle, beside, False, 0
-        self.before = b""  # the piece ahead of this one
+        self.idle, self.beside, self.in_transit, self.failures = idle, beside, False, 0
+        self.before = b""  # the preceding piece
         self._parts: dict[int, bytes] = {}
         self._whole: bytes | None = None
         self._lowest_missing = 0
-        self._asked: set[int] = set()  # and not come yet
-        self._next = 0  # below it, everything was asked for since the last silence
-        self._pulling, self._heard = beside, False
-        self.idle_looks = 0
+        self._requested: set[int] = set()  # requested and not received
+        self._next = 0  # all lower parts were requested since the last timer without progress
+        self._pulling, self._progress = beside, False
+        self.idle_timeouts = 0
 
     def __contains__(self, index: int) -> bool:
         return self._whole is not None or index in self._parts
@@ -196,22 +190,22 @@ class Fetch(Generic[H]):
         return self._whole is not None or len(self._parts) == wanted
 
     def add(self, message: m.BlobPart) -> bool:
-        """Take a part; True when the blob is complete. Raises `bad_part` and changes nothing."""
+        """Store a part; returns whether the blob is complete. Raises `bad_part`."""
         check_part(self.blob, message)
         if self._only is None or message.index in self._only:
             self._parts.setdefault(message.index, message.data if self._keep else b"")
-        self._heard, self.idle_looks = True, 0
-        self.beside = False  # it comes over the broker
-        self._asked.discard(message.index)
+        self._progress, self.idle_timeouts = True, 0
+        self.beside = False  # received over the broker
+        self._requested.discard(message.index)
         return self.complete
 
     def fill(self, data: bytes) -> None:
-        """All of it has come in another way, checked; `data` is empty where it went to a file."""
+        """Complete the fetch with verified data; `data` is empty if it is in a file."""
         self._parts.clear()
         self._whole = data
 
     def finish(self) -> bytes:
-        """The blob, or the parts of `only` in order. Raises `bad_digest`, forgetting them."""
+        """Return the blob, or the parts of `only` in order. Raises `bad_digest`, dropping them."""
         if self._whole is not None:
             return self._whole
         data = b"".join(self._parts[index] for index in sorted(self._parts))
@@ -222,7 +216,7 @@ class Fetch(Generic[H]):
         return data
 
     def grow(self, offer: m.Offer, header: H) -> None:
-        """The blob is longer than was said before. Raises ProtocolError `bad_growth`."""
+        """Extend the fetch to a longer blob. Raises ProtocolError `bad_growth`."""
         old, new = self.blob, header.blob
         if new.part_bytes != old.part_bytes or new.size_bytes < old.size_bytes:
             raise ProtocolError("bad_growth")
@@ -231,26 +225,26 @@ class Fetch(Generic[H]):
         self.offer, self.header, self.blob, self._pulling = offer, header, new, True
 
     def wake(self, before: bytes) -> m.Need | None:
-        """It is of use, behind `before`: what to ask for."""
+        """Start an idle fetch behind the piece `before`; returns the first request."""
         self.before, self.idle, self._pulling = before, False, True
         return None if self.complete else self._fresh()
 
     def next_need(self, *, timer: bool) -> m.Need | None:
-        """What to ask for now: with half of the credit free, or when a timer saw nothing new."""
-        if self.complete or self.idle or self.on_its_way:
+        """Return the next request: with half the credit free, or on a timer without progress."""
+        if self.complete or self.idle or self.in_transit:
             return None
         if timer:
-            if self._heard:
-                self._heard = False
+            if self._progress:
+                self._progress = False
                 return None
-            self.idle_looks += 1
+            self.idle_timeouts += 1
             self._pulling = True
-            self._asked.clear()
+            self._requested.clear()
             self._next = 0
-        elif not self._pulling or len(self._asked) > self._credit - NEED_LIMIT // 2:
+        elif not self._pulling or len(self._requested) > self._credit - NEED_LIMIT // 2:
             return None
         need = self._fresh()
-        if not need.indices and not self._asked:  # all were asked for, some came to nothing
+        if not need.indices and not self._requested:  # all were requested, some were lost
             self._next = 0
             need = self._fresh()
         return need if need.indices else None
@@ -261,27 +255,22 @@ class Fetch(Generic[H]):
         begin = max(self._next, self._lowest_missing)
         every = range(begin, self.blob.parts) if self._only is None else sorted(self._only)
         missing = (index for index in every if index >= begin and index not in self._parts)
-        wanted = tuple(islice(missing, min(NEED_LIMIT, self._credit - len(self._asked))))
+        wanted = tuple(islice(missing, min(NEED_LIMIT, self._credit - len(self._requested))))
         if wanted:
-            self._asked.update(wanted)
+            self._requested.update(wanted)
             self._next = wanted[-1] + 1
         return m.Need(self.blob.digest, wanted, self.beside)
 
 
 def check_fetchable(offer: m.Offer, blob: m.Blob, limit_bytes: int) -> None:
-    """Raise `oversized_blob`, `tiny_parts` or `bad_digest` before anything is changed."""
+    """Raise ProtocolError `oversized_blob`, `tiny_parts` or `bad_digest` for an offer."""
     check_claim(blob, limit_bytes)
     if offer.data:
         whole(blob, offer.data)
 
 
-def pieces_of(header: m.Header) -> tuple[m.Blob, ...]:
-    """A manifest's stanzas and ciphertext, or a record's pieces, where they may be had apart."""
-    return header.pieces if isinstance(header, m.Manifest | m.Commit) else ()
-
-
 def check_pieces(manifest: m.Manifest, limit_bytes: int) -> None:
-    """Raise ProtocolError `malformed`, `oversized_blob` or `tiny_parts` for such as are none."""
+    """Raise ProtocolError `malformed`, `oversized_blob` or `tiny_parts` for bad pieces."""
     stanza_bytes, size_bytes = manifest.stanza_bytes, manifest.blob.size_bytes
     if stanza_bytes > size_bytes:
         raise ProtocolError("malformed")
@@ -295,8 +284,7 @@ def check_pieces(manifest: m.Manifest, limit_bytes: int) -> None:
 
 
 def first_data(offer: m.Offer, blob: m.Blob) -> Iterable[m.BlobPart]:
-    """The inline blob of an offer as parts, so that one path serves both. An empty blob is always
-    inside its offer."""
+    """Return the inline blob of an offer as parts; an empty blob is always inline."""
     if not offer.data and blob.size_bytes:
         return ()
     if len(offer.data) != blob.size_bytes:
@@ -305,26 +293,26 @@ def first_data(offer: m.Offer, blob: m.Blob) -> Iterable[m.BlobPart]:
 
 
 class Backoff:
-    """One party's waits. Machines have no randomness, so its name and a count spread them."""
+    """Wait times of one party, spread by its name: machines have no randomness."""
 
     def __init__(self, name: str) -> None:
         self._name, self._count = name.encode(), 0
 
     def wait_s(self, first_s: float, tries: int, cap_s: float) -> float:
-        """`first_s`, doubled for each of `tries`, at most `cap_s`; of that a share in (½, 1]."""
+        """Return `first_s` doubled `tries` times, at most `cap_s`, times a share in (½, 1]."""
         self._count += 1
         digest = hashlib.sha256(self._name + self._count.to_bytes(8, "big")).digest()
         chance = int.from_bytes(digest[:4], "big") / 2**32
         return min(first_s * 2.0 ** min(tries, 16), cap_s) * (1 - chance / 2)
 
 
-PIECE_MARKS = 256  # of a piece on average, at least: fewer would save less than naming them costs
+PIECE_MARKS = 256  # minimum average of a piece: smaller ones cost more than they save
 
 
 def describe_record(
     at: m.RoundId, marks: Iterable[bytes], part_bytes: int, floor: int | None = None
 ) -> tuple[m.Commit, bytes]:
-    """The record's header and blob. With a `floor`, in pieces of that many marks or more."""
+    """Return a commit header and its blob; with a `floor`, in pieces of that many marks."""
     sorted_marks = sorted(marks)
     data = b"".join(sorted_marks)
     blob = describe(data, part_bytes)
@@ -347,12 +335,11 @@ def _cut(marks: list[bytes], floor: int) -> list[bytes]:
 
 
 def place_of(mark: bytes, pieces: int) -> int:
-    """In which of so many pieces a mark stands, if anywhere."""
     return mark[0] * pieces >> 8
 
 
 def piece_for(commit: m.Commit, marks: Iterable[bytes]) -> m.Blob:
-    """What to fetch to look for these marks: their piece, or the whole where they have several."""
+    """Return the piece with these marks, or the whole record if they span several."""
     places = {place_of(mark, len(commit.pieces)) for mark in marks}
     return commit.pieces[places.pop()] if len(places) == 1 else commit.blob
 
@@ -365,13 +352,13 @@ def check_record(commit: m.Commit) -> None:
 
 
 _SLUG = re.compile(r"[a-z_]{1,40}")
-LEAST_BYTES = 1 << 20  # of a blob that goes beside the broker
-MOST_FAILURES = 3  # of one blob, then it goes over the broker
+LEAST_BYTES = 1 << 20  # of a blob that goes out of band
+MOST_FAILURES = 3  # of one blob, before it goes over the broker
 
 
 @dataclass(frozen=True)
 class FetchBeside:
-    """Get the blob within `within_s`. Outcome `FetchedBeside` or `WorkFailed`."""
+    """Work: fetch the blob within `within_s`. Returns `FetchedBeside` or `WorkFailed`."""
 
     blob: m.Blob
     url: str
@@ -380,14 +367,14 @@ class FetchBeside:
 
 @dataclass(frozen=True)
 class FetchedBeside:
-    """The blob, checked; empty where it went to a file."""
+    """Verified blob; empty if it is in a file."""
 
     data: bytes = b""
 
 
 @dataclass(frozen=True)
 class PutBeside:
-    """Put the blob there within `within_s`. Outcome `LaidDown` or `WorkFailed`."""
+    """Work: store the blob within `within_s`. Returns `LaidDown` or `WorkFailed`."""
 
     blob: m.Blob
     url: str
@@ -397,15 +384,15 @@ class PutBeside:
 
 @dataclass(frozen=True)
 class LaidDown:
-    """The store has it."""
+    """Result of `PutBeside`: the blob is stored."""
 
 
-Carriage = FetchBeside | PutBeside  # waits for a network, so it is not in the line of other work
+Carriage = FetchBeside | PutBeside  # network work, not queued behind other work
 
 
 @dataclass(frozen=True)
 class ShowBlob:
-    """Let the blob be had from the store. Outcome `BlobShown` or `WorkFailed`."""
+    """Work: publish the blob in the store. Returns `BlobShown` or `WorkFailed`."""
 
     blob: m.Blob
     data: Data
@@ -418,7 +405,7 @@ class BlobShown:
 
 @dataclass(frozen=True)
 class GrantPut:
-    """Let `sender` put this blob there; forget `in_place_of`. Outcome `PutGranted`."""
+    """Work: let `sender` store a blob, replacing `in_place_of`. Returns `PutGranted`."""
 
     blob: m.Blob
     sender: fx.Address
@@ -428,7 +415,7 @@ class GrantPut:
 
 @dataclass(frozen=True)
 class PutGranted:
-    """It may be put there; `name` is what the store calls it."""
+    """Permission to store a blob at `url`, called `name` in the store."""
 
     name: str
     url: str
@@ -436,22 +423,22 @@ class PutGranted:
 
 @dataclass(frozen=True)
 class PutTaken:
-    """What was put into the store is in its place, checked and durable, and gone from the store."""
+    """Result of moving a stored blob to its place: verified, durable, removed from the store."""
 
 
 def why_not(result: object) -> str:
-    """The failure's slug; a sentence may quote a path, and becomes `failed`."""
+    """Return the failure's slug; `failed` for a sentence, which may quote a path."""
     reason = result.reason if isinstance(result, fx.WorkFailed) else ""
     return reason if _SLUG.fullmatch(reason) else "failed"
 
 
 def is_allowed(url: str, prefixes: Iterable[str]) -> bool:
-    """Whether the URL is below one of these prefixes, each of which ends with a slash."""
+    """Return whether the URL is below one of these prefixes; each ends with a slash."""
     if not url.isascii() or not url.isprintable() or any(sign in url for sign in ' \\"<>'):
         return False
     try:
-        asked = urlsplit(url)
-        return any(_below(asked, urlsplit(prefix)) for prefix in prefixes)
+        split = urlsplit(url)
+        return any(_below(split, urlsplit(prefix)) for prefix in prefixes)
     except ValueError:
         return False
 
@@ -467,64 +454,64 @@ def _below(url: SplitResult, prefix: SplitResult) -> bool:
 
 
 def begin_fetch(fetch: Fetch[H], at: m.BlobAt, prefixes: Iterable[str]) -> list[fx.Effect]:
-    """Go where the blob is said to be. Raises ProtocolError `foreign_url`."""
-    if at.put or fetch.on_its_way or not fetch.beside or fetch.complete:
+    """Fetch from the announced URL. Raises ProtocolError `foreign_url`."""
+    if at.put or fetch.in_transit or not fetch.beside or fetch.complete:
         return []
     if not is_allowed(at.url, prefixes):
         fetch.beside = False
         raise ProtocolError("foreign_url")
-    fetch.on_its_way = True
+    fetch.in_transit = True
     return [fx.Work(FetchBeside(fetch.blob, at.url, at.expires_s))]
 
 
 def end_fetch(fetch: Fetch[H], result: object) -> list[fx.Effect]:
-    """It is here, and the fetch complete; or it is asked for again, at last over the broker."""
-    fetch.on_its_way = False
+    """Complete the fetch, or retry; after `MOST_FAILURES` failures over the broker."""
+    fetch.in_transit = False
     if isinstance(result, FetchedBeside):
         fetch.fill(result.data)
         return []
     fetch.failures += 1
     fetch.beside = fetch.failures < MOST_FAILURES
     why = why_not(result)
-    over = [] if fetch.beside else [fx.Report("over_the_broker", {"why": why})]
-    return [fx.Refuse(f"beside_{why}"), *over]
+    report = [] if fetch.beside else [fx.Report("over_the_broker", {"why": why})]
+    return [fx.Refuse(f"beside_{why}"), *report]
 
 
-class LayingDown:
-    """One blob at a time on its way to another's store, and how often that failed."""
+class StorePut:
+    """Transfer of one blob at a time to another party's store, with its failures."""
 
     def __init__(self, signer: m.Signer, to: fx.Address, prefixes: tuple[str, ...]) -> None:
         self._signer, self._to, self._prefixes = signer, to, prefixes
-        self._blob = b""  # the digest of that which failures count for
+        self._blob = b""  # digest of the blob that `_failures` counts for
         self._failures = 0
-        self.carried = b""  # and of the one that is on its way
+        self.in_progress = b""  # digest of the blob being stored
 
     def takes(self, blob: m.Blob) -> bool:
         failed = self._failures if self._blob == blob.digest else 0
         return bool(self._prefixes) and blob.size_bytes >= LEAST_BYTES and failed < MOST_FAILURES
 
-    def lay_down(self, at: m.BlobAt, blob: m.Blob, data: Data) -> list[fx.Effect]:
-        """The store's holder says where to put it. Raises ProtocolError `foreign_url`."""
-        if at.blob != blob.digest or self.carried or not self.takes(blob):
+    def begin(self, at: m.BlobAt, blob: m.Blob, data: Data) -> list[fx.Effect]:
+        """Put the blob at the assigned URL. Raises ProtocolError `foreign_url`."""
+        if at.blob != blob.digest or self.in_progress or not self.takes(blob):
             return []
         if not is_allowed(at.url, self._prefixes):
             self._blob, self._failures = blob.digest, MOST_FAILURES
             raise ProtocolError("foreign_url")
-        self.carried = blob.digest
+        self.in_progress = blob.digest
         return [fx.Work(PutBeside(blob, at.url, at.expires_s, data))]
 
-    def laid_down(self, task: PutBeside, result: object) -> tuple[bool, list[fx.Effect]]:
-        """Whether it lies there, and what to say; else it is offered again."""
+    def end(self, task: PutBeside, result: object) -> tuple[bool, list[fx.Effect]]:
+        """Return whether the blob is stored, and the effects; if not, offer it again."""
         digest = task.blob.digest
-        self.carried = b""
-        # Counted until the other side says that it has it: what it finds there may be wrong.
+        self.in_progress = b""
+        # Every put counts as a failure until the receiver has verified the blob.
         self._failures = self._failures + 1 if self._blob == digest else 1
         self._blob = digest
         if isinstance(result, LaidDown):
             return True, [fx.Send(self._to, self._signer.note(m.BlobPut(digest)))]
         why = why_not(result)
-        over = [] if self.takes(task.blob) else [fx.Report("over_the_broker", {"why": why})]
-        return False, [fx.Refuse(f"beside_{why}"), *over]
+        report = [] if self.takes(task.blob) else [fx.Report("over_the_broker", {"why": why})]
+        return False, [fx.Refuse(f"beside_{why}"), *report]
 
 
 @dataclass
@@ -536,7 +523,7 @@ class _Shown:
 
 
 class LentData:
-    """Bytes in memory that a store shows; once they are taken back there are none."""
+    """Bytes in memory that a store serves until they are withdrawn."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -552,10 +539,10 @@ class LentData:
 
 
 class ShownBlobs:
-    """Of blobs that lie in the store, who is told where. One URL of a blob serves all who ask."""
+    """Blobs in the store; one URL of a blob serves all requests."""
 
     def __init__(self, signer: m.Signer, least_bytes: int, expires_s: float) -> None:
-        """`least_bytes`: of smaller blobs nothing is shown; 0: there is no store."""
+        """Serve blobs of at least `least_bytes`; 0: there is no store."""
         self._signer, self._least_bytes, self._expires_s = signer, least_bytes, expires_s
         self._shown: dict[bytes, _Shown] = {}
 
@@ -565,14 +552,16 @@ class ShownBlobs:
     def answer(
         self, to: fx.Address, blob: m.Blob, data: Data, now_s: float
     ) -> list[fx.Effect] | None:
-        """Tell where the blob is, now or once it is there; None: it is to be sent in parts."""
+        """Send the blob's URL, now or once it is stored; returns None to send parts."""
         if not self.takes(blob):
             return None
-        self._forget_expired(now_s)
+        for digest, one in list(self._shown.items()):
+            if now_s >= one.until_s and not one.at_work:
+                del self._shown[digest]
         shown = self._shown.setdefault(blob.digest, _Shown())
         if shown.note is not None:
             return [fx.Send(to, shown.note)]
-        if now_s < shown.until_s:  # the store failed a moment ago
+        if now_s < shown.until_s:  # the store failed recently
             return None
         shown.waiting[to] = None
         if shown.at_work:
@@ -585,21 +574,16 @@ class ShownBlobs:
         return shown is not None and shown.at_work
 
     def done(self, task: ShowBlob, result: object, now_s: float) -> list[fx.Effect]:
-        """It is in the store, or could not be put there: then who waits asks again."""
+        """Send the URL to waiting parties; after a failure they request again."""
         shown = self._shown.setdefault(task.blob.digest, _Shown())
-        told, shown.waiting, shown.at_work = list(shown.waiting), {}, False
-        # Whoever hears of it late still has half of the time.
+        waiting, shown.waiting, shown.at_work = list(shown.waiting), {}, False
+        # The last recipient of the URL still has half of its validity.
         shown.until_s = now_s + self._expires_s / 2
         if not isinstance(result, BlobShown):
             return [fx.Report("store_failed", {"why": why_not(result)})]
         at = m.BlobAt(task.blob.digest, result.url, put=False, expires_s=self._expires_s)
         shown.note = self._signer.note(at)
-        return [fx.Send(to, shown.note) for to in told]
-
-    def _forget_expired(self, now_s: float) -> None:
-        over = [d for d, one in self._shown.items() if now_s >= one.until_s and not one.at_work]
-        for digest in over:
-            del self._shown[digest]
+        return [fx.Send(to, shown.note) for to in waiting]
 
 
 A = TypeVar("A")
@@ -607,7 +591,7 @@ A = TypeVar("A")
 
 @dataclass
 class PutGrant(Generic[A]):
-    """One blob that may be put into the store, there called `name`; `arrival` is its holder's."""
+    """Permission for one blob, `name` in the store; `arrival` belongs to the holder."""
 
     blob: m.Blob
     arrival: A
@@ -619,15 +603,15 @@ class PutGrant(Generic[A]):
 
 
 class PutGrants(Generic[A]):
-    """Blobs that others may put into the store, at most one of each sender for each job."""
+    """Permissions to store blobs, at most one for each sender and job."""
 
     def __init__(self, signer: m.Signer, least_bytes: int, expires_s: float) -> None:
         self._signer, self._least_bytes, self._expires_s = signer, least_bytes, expires_s
         self._by_sender: dict[fx.Address, dict[bytes, PutGrant[A]]] = {}
-        self._unused: list[str] = []  # names that the store is yet to forget
+        self._unused: list[str] = []  # names that the store must still delete
 
     def takes(self, sender: fx.Address, blob: m.Blob, now_s: float) -> bool:
-        """Whether this blob may come beside the broker; not where the store failed for it."""
+        """Return whether the blob may be stored; not if the store just failed for it."""
         grant = self.get(sender, blob.digest)
         if grant is not None and grant.failed and now_s < grant.until_s:
             return False
@@ -640,7 +624,7 @@ class PutGrants(Generic[A]):
     def offered(
         self, sender: fx.Address, job_id: bytes, blob: m.Blob, arrival: A, now_s: float
     ) -> list[fx.Effect]:
-        """Say where to put it, again where that was said before."""
+        """Assign a URL to the offered blob, or repeat the assigned one."""
         grant = self.get(sender, blob.digest)
         if grant is not None and (grant.taking or now_s < grant.until_s):
             grant.arrival = arrival
@@ -666,7 +650,7 @@ class PutGrants(Generic[A]):
     def forget(self, sender: fx.Address, job_id: bytes) -> None:
         grants = self._by_sender.get(sender, {})
         grant = grants.pop(job_id, None)
-        if grant is not None and grant.name and not grant.taking:  # who takes it forgets it
+        if grant is not None and grant.name and not grant.taking:  # taking deletes it there
             self._unused.append(grant.name)
         if not grants:
             self._by_sender.pop(sender, None)

@@ -1,1 +1,1 @@
-"""Runs the machines' effects: links to brokers, the runtime around a machine, memory in tests."""
+"""Execution of the machines' effects: broker links, HTTP, the runtime, and memory for tests."""

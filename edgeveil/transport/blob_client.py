@@ -1,7 +1,7 @@
-"""Blobs over HTTP from and to another's store: GET with resumption, PUT, no redirects.
+"""HTTP client of blob stores: GET with resumption, PUT, no redirects.
 
-By the standard library alone, so that a device loads nothing for it, and in threads, since TLS,
-hashing and disks block. Bytes are counted and hashed as they come; more than announced is not read.
+Uses the standard library, so a device loads nothing more, and threads, since TLS, hashing and disks
+block. Bytes are counted and hashed on arrival; no more than the announced size is read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("edgeveil.blobs")
 AT_ONCE = 4  # transfers of one process
-SILENT_S = 20.0  # without a byte, then a connection is given up
-TRIES = 4  # in a row that bring nothing
-FIRST_PAUSE_S = 0.5  # between them, doubled each time
+SILENT_S = 20.0  # without a byte until a connection is closed
+TRIES = 4  # consecutive attempts without progress
+FIRST_PAUSE_S = 0.5  # between attempts, doubled each time
 BLOCK_BYTES = 1 << 18
 
 _PARTIAL, _OK, _NO_RANGE = 206, 200, 416
@@ -41,14 +41,12 @@ _EXPIRED = (401, 403, 404, 410)
 
 
 class Sink(Protocol):
-    """Takes a blob's bytes in their order."""
-
     def restart(self) -> None: ...
 
     def write(self, data: memoryview, /) -> object: ...
 
     def finish(self) -> bytes:
-        """Return the whole blob, which is verified; nothing where it lies in a file."""
+        """Return the whole verified blob, or b"" if written to a file."""
 
 
 class MemorySink(io.BytesIO):
@@ -60,11 +58,11 @@ class MemorySink(io.BytesIO):
 
 
 class _Broken(Exception):  # noqa: N818 - an outcome
-    """The connection, or the store for a moment."""
+    """A temporary failure of the connection or the store."""
 
 
 class BlobClient:
-    """Carries blobs to and from stores, at most `AT_ONCE` at a time, each in a thread."""
+    """Transfers blobs to and from stores, at most `AT_ONCE` at a time, each in a thread."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class BlobClient:
         self.executor.shutdown(wait=False, cancel_futures=True)
 
     def carry(self, task: Carriage) -> FetchedBeside | LaidDown | WorkFailed:
-        """Carry one blob; a failure has one of a few reasons, none of which quotes a URL."""
+        """Transfer one blob; a failure has one of a few reasons, none of which quotes a URL."""
         until_s = time.monotonic() + task.within_s
         try:
             if isinstance(task, FetchBeside):
@@ -97,7 +95,7 @@ class BlobClient:
             return LaidDown()
         except ProtocolError as error:
             return WorkFailed(error.reason)
-        except (OSError, ValueError, HTTPException):  # of the disk, or of what the other side says
+        except (OSError, ValueError, HTTPException):  # of the disk, or a malformed answer
             return WorkFailed("failed")
 
     def _fetch(self, task: FetchBeside, until_s: float) -> bytes:
@@ -147,7 +145,7 @@ class BlobClient:
         body: PutBeside | None = None,
         until_s: float = 0.0,
     ) -> Iterator[HTTPResponse]:
-        """The store's answer. Raises _Broken, or ProtocolError for a lasting refusal."""
+        """Yield the store's answer. Raises _Broken, or ProtocolError for a lasting refusal."""
         parts = urlsplit(url)
         at, silent_s = (parts.hostname or "", parts.port), self._silent_s
         if parts.scheme == "http":
@@ -185,7 +183,7 @@ class BlobClient:
                 connection.send(body.data[start : start + BLOCK_BYTES])
                 self._check_time(until_s)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it may have said why before it hung up
+            pass  # the server may have sent a reason before
 
     def _pause(self, failed: int, until_s: float) -> None:
         if failed >= TRIES:
@@ -200,14 +198,13 @@ class BlobClient:
 
 
 def _begins_anew(answer: HTTPResponse, got: int, size_bytes: int) -> bool:
-    """Whether the whole blob comes in place of the rest. Raises ProtocolError for other sizes."""
+    """Return whether the whole blob is sent again. Raises ProtocolError for wrong sizes."""
     anew = bool(got) and answer.status == _OK
-    said, start = answer.headers.get("Content-Length"), 0 if anew else got
-    if answer.status == _PARTIAL:
-        told = answer.headers.get("Content-Range", "")
-        if not told.startswith(f"bytes {got}-"):
-            raise ProtocolError("wrong_range")
-    if said is not None and (not said.isdecimal() or int(said) != size_bytes - start):
+    length, start = answer.headers.get("Content-Length"), 0 if anew else got
+    begins = answer.headers.get("Content-Range", "")
+    if answer.status == _PARTIAL and not begins.startswith(f"bytes {got}-"):
+        raise ProtocolError("wrong_range")
+    if length is not None and (not length.isdecimal() or int(length) != size_bytes - start):
         raise ProtocolError("wrong_size")
     return anew
 

@@ -1,4 +1,4 @@
-"""A party's own store of blobs beside the broker: files that it serves itself, or a bucket.
+"""A party's own store of out-of-band blobs: files that it serves, or a bucket.
 
 URLs are capabilities: 32 random bytes, or a signature that expires. Blobs are ciphertext.
 """
@@ -34,22 +34,22 @@ from edgeveil.transport.listener import ListenAt, peer_of, server_context
 
 _LOG = logging.getLogger("edgeveil.blobs")
 _BLOCK_BYTES = 1 << 18
-EXPIRES_S = 3600.0  # for which a URL is good
+EXPIRES_S = 3600.0  # validity of a URL
 _SWEEP_S = 600.0
-_ADD_SWEEP_S = 1.0  # between those that come with a new name
-_KEPT = 4  # connections of one peer that make room for nobody
+_ADD_SWEEP_S = 1.0  # between sweeps when names are added
+_KEPT = 4  # protected connections of one peer
 _NAME = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 def open_store(site: BlobStore | None, state_dir: Path) -> StoreBeside | None:
-    """The store of a site file's block. Raises UsageError."""
+    """Open the store of a site file's block. Raises UsageError."""
     if site is None:
         return None
     if site.bucket is not None:
         return BucketStore(site.bucket, EXPIRES_S)
     served = site.serve
-    if served is None or site.url is None:  # the schema says so
+    if served is None or site.url is None:  # excluded by the schema
         raise UsageError("blobs need a store", fix="add serve or bucket")
     tls = server_context(served.tls.cert_file, served.tls.key_file, None) if served.tls else None
     at = ListenAt(served.host, served.port, tls=tls)
@@ -57,7 +57,7 @@ def open_store(site: BlobStore | None, state_dir: Path) -> StoreBeside | None:
 
 
 def taken(store: StoreBeside, name: str, blob: Blob) -> Iterator[bytes]:
-    """What was put as `name`, then gone. Raises ProtocolError, `wrong_bytes` at the end."""
+    """Yield the blob uploaded as `name`, then delete it. Raises ProtocolError."""
     digest, left_bytes = hashlib.sha256(), blob.size_bytes
     try:
         for block in store.blocks(name, blob.size_bytes):
@@ -77,7 +77,7 @@ async def sweep_forever(store: StoreBeside) -> None:
         await asyncio.sleep(_SWEEP_S)
         try:
             await asyncio.to_thread(store.sweep)
-        except Exception as error:  # a bucket's client has errors of its own; the next time
+        except Exception as error:  # a bucket's client raises its own types; retried
             _LOG.warning("not_swept", extra={"error": type(error).__name__})
 
 
@@ -88,19 +88,19 @@ async def sweep_forever(store: StoreBeside) -> None:
 class _Capability:
     size_bytes: int
     until_s: float
-    data: Data | None = None  # of one that may be had
+    data: Data | None = None  # of a download; None: an upload
     busy: bool = False
 
     @property
     def is_gone(self) -> bool:
-        """What may be had was removed, and is kept for this alone."""
+        """Whether the blob's source file was removed and only this entry keeps it."""
         if isinstance(self.data, FileData):
             return self.data.is_unlinked
         return self.data is not None and len(self.data) < self.size_bytes
 
 
 class ServedStore:
-    """GET with ranges and PUT into a folder, over HTTP(S). URLs end with the process."""
+    """HTTP(S) server of a folder: GET with ranges, and PUT. URLs end with the process."""
 
     def __init__(
         self,
@@ -126,11 +126,10 @@ class ServedStore:
 
     @property
     def port(self) -> int:
-        """The TCP port that it listens on."""
         return self._server.port
 
     def show(self, task: ShowBlob) -> BlobShown:
-        """A name for where the blob lies; nothing is copied."""
+        """Return a URL of the blob where it is stored; copies nothing."""
         return BlobShown(self._url + self._add(task.blob.size_bytes, task.data))
 
     def grant(self, task: GrantPut) -> PutGranted:
@@ -164,7 +163,6 @@ class ServedStore:
             (self._folder / name).unlink()
 
     def sweep(self) -> None:
-        """What is expired, and what lay in files that are gone."""
         now_s = self._clock()
         with self._lock:
             over = [n for n, one in self._named.items() if now_s >= one.until_s or one.is_gone]
@@ -209,7 +207,7 @@ class ServedStore:
 
     @contextmanager
     def _kept(self, request: Request) -> Iterator[None]:
-        """Keep the place of a connection that is served a known name: of each peer _KEPT."""
+        """Protect the connection of a valid request from eviction, at most _KEPT per peer."""
         peer = peer_of(request.peer)
         kept = self._kept_of[peer] < _KEPT
         if kept:
@@ -248,7 +246,7 @@ class ServedStore:
 
 
 def _range_of(asked: str, size_bytes: int) -> tuple[int, int]:
-    """Begin and end of the range that a header asks for. Raises HttpError 416."""
+    """Return begin and end of the requested range. Raises HttpError 416."""
     if not asked:
         return 0, size_bytes
     form = _RANGE.fullmatch(asked.strip())
@@ -267,10 +265,10 @@ def _range_of(asked: str, size_bytes: int) -> tuple[int, int]:
 
 
 class BucketStore:
-    """S3, Google's or Azure's, by obstore, with signed URLs; a rule should remove old blobs."""
+    """S3, Google or Azure bucket by obstore, with signed URLs; a rule should delete old blobs."""
 
     def __init__(self, bucket: BlobBucket, expires_s: float) -> None:
-        """Raises UsageError where obstore is not installed, or cannot use the options."""
+        """Open a bucket. Raises UsageError if obstore is missing or rejects the options."""
         try:
             import obstore
             from obstore.store import from_url
@@ -291,13 +289,13 @@ class BucketStore:
             ) from None
 
     def show(self, task: ShowBlob) -> BlobShown:
-        """Copied there, under a name of its own."""
+        """Copy the blob to the bucket under a random name."""
         name = secrets.token_hex(32)
         self._obstore.put(self._store, name, _read_blocks(task.data))
         return BlobShown(self._signed("GET", name))
 
     def grant(self, task: GrantPut) -> PutGranted:
-        """A signed URL; how much comes is looked at before it is taken."""
+        """Return a signed URL; the size is checked when the blob is read."""
         for unused in task.in_place_of:
             self.forget(unused)
         name = secrets.token_hex(32)
@@ -307,7 +305,6 @@ class BucketStore:
         return str(self._obstore.sign(self._store, method, name, self._expires))
 
     def blocks(self, name: str, size_bytes: int) -> Iterator[bytes]:
-        """As they come from the bucket."""
         try:
             found = self._obstore.get(self._store, name)
         except FileNotFoundError:
@@ -322,7 +319,6 @@ class BucketStore:
             self._obstore.delete(self._store, name)
 
     def sweep(self) -> None:
-        """What no URL leads to any more."""
         before = datetime.now(UTC) - self._expires
         for batch in self._obstore.list(self._store):
             for one in batch:
@@ -334,7 +330,7 @@ class BucketStore:
     async def stop(self) -> None: ...
 
 
-StoreBeside = ServedStore | BucketStore  # its methods may take long, and any thread calls them
+StoreBeside = ServedStore | BucketStore  # methods may block, and run in any thread
 
 
 def _read_blocks(data: Data) -> Iterator[bytes]:

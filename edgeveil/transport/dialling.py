@@ -1,6 +1,6 @@
-"""Reaching a broker: dialling in a thread, WebSockets, TLS, and why a broker cannot be used.
+"""Connections to a broker: dialling in a thread, WebSockets, TLS, and explained errors.
 
-Whatever goes wrong on the way to a working connection is one `BrokerError`.
+Every failure on the way to a working connection is one `BrokerError`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeveil.errors import BrokerError
 from edgeveil.storage import read_private
 
 SUBPROTOCOL = "mqtt"
-_LEAST_LIMIT_BYTES = 1 << 20  # of theirs; a broker may put several packets into one frame
+_LEAST_LIMIT_BYTES = 1 << 20  # of received frames, which may hold several packets
 _FRAME_BYTES = 1 << 18  # MQTT's packets may span frames (MQTT 5, 6.0)
 _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial")
 
@@ -29,7 +29,7 @@ _DIALLERS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="edgeveil-dial
 async def connected_socket(
     address: BrokerAddress, proxy: HttpProxy | None, timeout_s: float
 ) -> socket.socket:
-    """TCP to the broker, or through the proxy, dialled in a thread. Raises BrokerError, OSError."""
+    """Open TCP to the broker, directly or through the proxy. Raises BrokerError, OSError."""
 
     def dial() -> socket.socket:
         if proxy:
@@ -45,18 +45,18 @@ async def connected_socket(
 
     try:
         job = _DIALLERS.submit(dial)
-    except RuntimeError as error:  # no thread can be started: as a broker that cannot be reached
+    except RuntimeError as error:  # no thread can be started: treat as an unreachable broker
         fix = "raise the limit of tasks (TasksMax, --pids-limit) or of memory"
         raise BrokerError(str(error), where=str(address), fix=fix) from error
     try:
         return await asyncio.wrap_future(job)
-    except asyncio.CancelledError:  # nobody waits any more
+    except asyncio.CancelledError:
         job.add_done_callback(abandon)
         raise
 
 
 def _tunnel(address: BrokerAddress, proxy: HttpProxy, timeout_s: float) -> socket.socket:
-    """A connection to the broker that an HTTP proxy made for us (RFC 9110, CONNECT)."""
+    """Connect to the broker by an HTTP proxy's CONNECT (RFC 9110)."""
     headers = {}
     if proxy.username is not None:
         pair = f"{proxy.username}:{proxy.password or ''}".encode()
@@ -83,7 +83,7 @@ def _explain_proxy(error: Exception) -> tuple[str, str]:
         return f"the HTTP proxy refuses the tunnel (HTTP {status[:3]})", fix
     refused = isinstance(error, ConnectionRefusedError)
     if not refused and isinstance(error, (ConnectionError, http.client.HTTPException)):
-        return "what listens there is no HTTP proxy", "check the port in http_proxy"
+        return "the server at this address is no HTTP proxy", "check the port in http_proxy"
     return f"the HTTP proxy cannot be reached ({error})", "check http_proxy, network and firewall"
 
 
@@ -91,11 +91,11 @@ def _explain_proxy(error: Exception) -> tuple[str, str]:
 
 
 class WebSocketRefused(ConnectionError):  # noqa: N818 - an outcome
-    """The other side is no WebSocket server for MQTT at this path; the text says why."""
+    """The server is no WebSocket server for MQTT at this path; the text has the reason."""
 
 
 class WebSocketFraming:
-    """MQTT's bytes in WebSocket frames, and out of them; who has the socket moves the bytes."""
+    """Converts MQTT bytes to and from WebSocket frames, without I/O."""
 
     def __init__(self, url: str, packet_bytes: int) -> None:
         from websockets.client import ClientProtocol
@@ -111,11 +111,10 @@ class WebSocketFraming:
 
     @property
     def is_open(self) -> bool:
-        """Whether the other side took the handshake, and neither side has closed."""
         return self._protocol.state.name == "OPEN"
 
     def framed(self, data: bytes) -> bytes:
-        """Frames to send. Raises ConnectionError where the WebSocket is closed."""
+        """Return frames to send. Raises ConnectionError if the WebSocket is closed."""
         if not self.is_open:
             raise ConnectionResetError("the WebSocket is closed")
         for at in range(0, len(data), _FRAME_BYTES):
@@ -123,17 +122,16 @@ class WebSocketFraming:
         return self.to_send()
 
     def closing(self) -> bytes:
-        """The frame that ends the connection, if it is open."""
         if self.is_open:
             self._protocol.send_close()
         return self.to_send()
 
     def to_send(self) -> bytes:
-        """What is due by itself: the handshake, an answer to a ping or to the other's close."""
+        """Return pending bytes: the handshake, or the answer to a ping or close."""
         return b"".join(self._protocol.data_to_send())
 
     def received(self, data: bytes) -> bytes:
-        """MQTT's bytes in what came. Raises WebSocketRefused in the handshake."""
+        """Return the MQTT bytes of received data. Raises WebSocketRefused in the handshake."""
         from websockets.exceptions import InvalidStatus
         from websockets.frames import DATA_OPCODES, Frame
 
@@ -155,7 +153,7 @@ class WebSocketFraming:
 def client_context(
     ca_file: Path | None, cert_file: Path | None, key_file: Path | None
 ) -> ssl.SSLContext:
-    """A context for TLS 1.2 or newer that checks the broker. Raises BrokerError for its files."""
+    """Return a context for TLS 1.2 or newer that verifies the broker. Raises BrokerError."""
     for path in (ca_file, cert_file, key_file):
         if path is not None and not Path(path).is_file():
             raise BrokerError("this TLS file does not exist", where=str(path), fix="check the path")
@@ -177,14 +175,14 @@ def client_context(
     return context
 
 
-# --- why a broker cannot be used, in words --------------------------------------------------
+# --- errors of unusable brokers -------------------------------------------------------------
 
-UNSUPPORTED_PROTOCOL = (1, 132)  # as MQTT 3.1.1 and MQTT 5 say it
+UNSUPPORTED_PROTOCOL = (1, 132)  # reason codes of MQTT 3.1.1 and MQTT 5
 
 _X509_NOT_YET_VALID, _X509_EXPIRED = 9, 10
 _X509_HOSTNAME_MISMATCH = 62
 _X509_IP_MISMATCH = 64
-# Alerts: bad is also what is not yet valid by the broker's clock.
+# Alerts; BAD_CERTIFICATE includes one that is not yet valid by the broker's clock.
 _REFUSED_AT_THE_BROKER = (
     "SSLV3_ALERT_CERTIFICATE_EXPIRED",
     "SSLV3_ALERT_BAD_CERTIFICATE",
@@ -214,27 +212,28 @@ _REFUSALS = {
 
 
 def refusal(code: int, address: BrokerAddress | None = None) -> BrokerError:
-    """The error for a CONNACK with this reason code, of MQTT 5 or 3.1.1."""
     unknown = (f"the broker refused the connection (reason {code})", "look at the broker's log")
     what, fix = _REFUSALS.get(_REFUSALS_OF_311.get(code, code), unknown)
     return BrokerError(what, where=str(address or ""), fix=fix)
 
 
 def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerError:
-    """The error where no answer came; with `cert_file`, that was probably not taken."""
+    """Return the error for no answer; with `cert_file`, that was probably rejected."""
     if cert_file is not None:
-        from cryptography import x509  # not a part of dialling itself
+        from cryptography import x509  # loaded for this error only
 
         shown = x509.load_pem_x509_certificate(Path(cert_file).read_bytes())
         begins, ends = shown.not_valid_before_utc, shown.not_valid_after_utc
         now = datetime.datetime.now(datetime.UTC)
-        fix = f"ask who keeps the site for a new bundle ({cert_file})"
+        fix = f"ask the site's operator for a new bundle ({cert_file})"
         why = "may be revoked, of an authority that the broker lacks, or early or late by its clock"
         if begins > now:
             why, fix = f"is not yet valid, but from {begins:%Y-%m-%d %H:%M} UTC on", _clock()
         elif ends <= now:
             why, fix = "has ended", f"if that is wrong, {_clock()}; else {fix}"
-        what = f"the broker hung up on our certificate, which holds until {ends:%Y-%m-%d}: it {why}"
+        what = (
+            f"the broker hung up on our certificate, which is valid until {ends:%Y-%m-%d}: it {why}"
+        )
         return BrokerError(what, where=str(address), fix=fix)
     what = "the broker closed the connection without an answer"
     fix = "a broker may also demand a client certificate, or another MQTT version"
@@ -247,7 +246,7 @@ _FAULTS = {
         "no answer to MQTT within {timeout_s:.0f} s",
         "check that this is an MQTT broker; {other_scheme}",
     ),
-    # It refuses MQTT 5 in words and MQTT 3.1.1 without any.
+    # The broker refused MQTT 5 with a code and MQTT 3.1.1 without an answer.
     "not_ready": ("an MQTT broker answers, but takes no connections yet", _WAIT),
     "no_longer": ("the broker took connections before and takes none now", _WAIT),
     "no_suback": (
@@ -269,24 +268,22 @@ _FAULTS = {
 def fault(
     kind: str, address: BrokerAddress, timeout_s: float = 0.0, topic: str = ""
 ) -> BrokerError:
-    """The error for a connection that was made and is of no use: a key of `_FAULTS`."""
+    """Return the error for a useless connection; `kind` is a key of `_FAULTS`."""
     known = {"timeout_s": timeout_s, "topic": topic, "other_scheme": _other_scheme(address)}
     what, fix = _FAULTS[kind]
     return BrokerError(what.format(**known), where=str(address), fix=fix.format(**known))
 
 
 def none_works(faults: Sequence[BrokerError]) -> BrokerError:
-    """The error for a list of addresses; it names each, and why it cannot be used."""
     if len(faults) == 1:
         return faults[0]
-    told = "; ".join(f"{fault.where}: {fault.what} ({fault.fix})" for fault in faults)
-    what = f"none of the {len(faults)} addresses can be used: {told}"
+    listed = "; ".join(f"{fault.where}: {fault.what} ({fault.fix})" for fault in faults)
+    what = f"none of the {len(faults)} addresses can be used: {listed}"
     fix = "at least one of the broker's addresses has to work"
     return BrokerError(what, fix=fix)
 
 
 def dial_fault(error: BaseException, address: BrokerAddress) -> BrokerError:
-    """The error for what went wrong in TCP or TLS."""
     what, fix = _explain(error, address)
     return BrokerError(what, where=str(address), fix=fix)
 
@@ -298,13 +295,16 @@ def _explain(error: BaseException, address: BrokerAddress) -> tuple[str, str]:
         fix = (
             "renew it where it has ended; else set the clock of the broker's machine, and see that "
         )
-        fix += "the broker trusts who issued it"
+        fix += "the broker trusts its issuer"
         return f"the broker refuses this party's certificate ({error.reason})", fix
     if isinstance(error, ssl.SSLError):
         fix = f"{_other_scheme(address)}, and that certificate and key are the right ones"
         return f"TLS failed: {error.reason or 'the broker hung up'}", fix
     if isinstance(error, WebSocketRefused):
-        return f"what listens there {error}", f"check the path in the url; {_other_scheme(address)}"
+        return (
+            f"the server at this address {error}",
+            f"check the path in the url; {_other_scheme(address)}",
+        )
     if isinstance(error, socket.gaierror):
         return "the host name cannot be resolved", "check the name in the broker's url"
     if isinstance(error, ConnectionRefusedError):
@@ -331,7 +331,7 @@ def _untrusted(error: ssl.SSLCertVerificationError, address: BrokerAddress) -> t
 
 
 def clock_advice(error: ssl.SSLCertVerificationError) -> str:
-    """What to do where a certificate does not hold at this machine's time; "" for other faults."""
+    """Return the fix if a certificate is invalid at this machine's time, else ""."""
     if error.verify_code not in (_X509_NOT_YET_VALID, _X509_EXPIRED):
         return ""
     if error.verify_code == _X509_NOT_YET_VALID:

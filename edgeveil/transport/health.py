@@ -1,4 +1,4 @@
-"""Health of a process: named checks, the page and the Unix socket that show them, slow checks."""
+"""Health of a process: named checks, their page and Unix socket, and slow checks."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PROBE_TIMEOUT_S = 2.0
 _PROBE_BYTES = 4096
 
 Holds = bool | str
-"""True, or False; or, where it does not hold, why, as one word."""
+"""Result of a check: True, False, or a one-word reason of the failure."""
 Check = Callable[[], Holds | Awaitable[Holds]]
 HEALTH_SOCKET = "health.sock"
 LINK_DOWN, STUCK, OTHER_KEY, UNHEARD = "link_down", "stuck", "other_key", "unheard"  # reasons
-LIVE = "machine"  # the part that a new start of the process mends
+LIVE = "machine"  # the part that a restart of the process repairs
 
 
 class Health:
-    """Named checks; a process is well while all hold. `warnings` are shown beside them."""
+    """Named checks; a process is healthy while all pass. `warnings` are shown with them."""
 
     def __init__(
         self, checks: Mapping[str, Check], warnings: Sequence[Callable[[], Sequence[str]]] = ()
@@ -38,7 +38,7 @@ class Health:
         self._checks, self._warnings = checks, warnings
 
     async def failing(self) -> dict[str, str]:
-        """The parts that do not work now, each with the reason as one word."""
+        """Return the failing parts, each with a one-word reason."""
         found = {}
         for name, check in self._checks.items():
             holds = check()
@@ -49,10 +49,10 @@ class Health:
         return found
 
     def warnings(self) -> list[str]:
-        return [one for told in self._warnings for one in told()]
+        return [one for warn in self._warnings for one in warn()]
 
     async def state(self) -> dict[str, Any]:
-        """`status` `ok`, or `degraded` with `parts`, `reasons` and whether it is `live`."""
+        """Return `status` `ok`, or `degraded` with `parts`, `reasons` and `live`."""
         parts = await self.failing()
         found: dict[str, Any] = {"status": "degraded" if parts else "ok"}
         if parts:
@@ -62,20 +62,19 @@ class Health:
         return found
 
     async def page(self, _request: Request) -> Response:
-        """The state as JSON: 200, or 503 where a part does not work."""
         found = await self.state()
         return Response.of_json(found, 200 if found["status"] == "ok" else 503)
 
 
 class HealthSocket(AnswerSocket):
-    """Answers who connects to `health.sock` with the state; asked by `edgeveil_tools/probe.py`."""
+    """Unix socket `health.sock` that answers with the state; read by `edgeveil_tools/probe.py`."""
 
     def __init__(self, state_dir: Path, health: Health) -> None:
         super().__init__(state_dir / HEALTH_SOCKET, lambda _reader: health.state())
 
 
 class Probe:
-    """A check that may hang: looked at in a thread with a time limit; loops share one look."""
+    """A check that may hang: runs in a thread with a time limit; event loops share one run."""
 
     def __init__(
         self, look: Callable[[], Holds], clock: Callable[[], float] = time.monotonic
@@ -93,7 +92,7 @@ class Probe:
             try:
                 done, _ = await asyncio.wait([here], timeout=PROBE_TIMEOUT_S)
             finally:
-                here.cancel()  # the look itself goes on: it runs
+                here.cancel()  # the thread itself continues
             if not done:
                 return "hangs"
             with self._lock:
@@ -103,7 +102,7 @@ class Probe:
         return self._holds
 
     def _begun(self) -> Future[Holds] | None:
-        """The look under way, begun if it is time; None where the last one still counts."""
+        """Return the run in progress, started if due; None while the last result is valid."""
         with self._lock:
             if self._looking is None and self._clock() - self._looked_s >= PROBE_EVERY_S:
                 self._looking = Future()
@@ -122,7 +121,7 @@ class Probe:
 
 
 def writable(folder: Path, room_bytes: int = 0) -> Holds:
-    """Whether the folder takes a file and has this room; else the system's name of the error."""
+    """Return True if the folder is writable with `room_bytes` free; else the errno's name."""
     path = folder / "health.probe"
     try:
         with path.open("wb", buffering=0) as file:
@@ -136,12 +135,12 @@ def writable(folder: Path, room_bytes: int = 0) -> Holds:
 
 
 def warnings_of(at: ListenAt) -> Sequence[str]:
-    """What the health page is to say of where it is served."""
+    """Return the health page's warnings about this address."""
     return ("plain_http",) if at.is_readable_on_the_way else ()
 
 
 def warn_of_plain_http(at: ListenAt, log: logging.Logger) -> None:
-    """One line where others than this machine may reach what is served without encryption."""
+    """Log a warning if other machines reach this address without encryption."""
     if at.is_readable_on_the_way:
         log.warning(
             "plain_http",

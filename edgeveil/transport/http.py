@@ -1,6 +1,6 @@
-"""HTTP messages and routes, as handlers see them; `http_server.py` serves them.
+"""HTTP messages and routes for handlers; `http_server.py` serves them.
 
-This file loads no parser, so a process that shows nothing over HTTP pays nothing for it.
+Loads no parser, which a process without HTTP does not need.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edgeveil.transport.listener import is_loopback, peer_names
 if TYPE_CHECKING:
     from edgeveil.transport.http_server import Connection
 
-QUIET_S = 15.0  # a stream without news sends an empty comment this often
+QUIET_S = 15.0  # interval of empty comments on a stream without changes
 
 
 class HttpError(Exception):
-    """Ends a request with this answer; raised by handlers and by the server itself."""
+    """Ends a request with this response; raised by handlers and the server."""
 
     def __init__(self, status: int, what: str = "", fix: str = "") -> None:
         super().__init__(what)
@@ -34,7 +34,7 @@ class HttpError(Exception):
 
 @dataclass(frozen=True)
 class Response:
-    """An answer. `length` is that of a streamed body, where it is known beforehand."""
+    """An HTTP response; `length` is that of a streamed body, if known beforehand."""
 
     body: bytes | AsyncGenerator[bytes, None] = b""
     content_type: str = "text/plain; charset=utf-8"
@@ -51,7 +51,7 @@ class Response:
 
 @dataclass(frozen=True)
 class LiveUpdates:
-    """Server-sent events, each with its framing: the connection stays open while they come."""
+    """Server-sent events with their framing; the connection stays open."""
 
     events: AsyncGenerator[bytes, None]
 
@@ -67,11 +67,10 @@ class Request:
     route: Route | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     content: bytes = b""
-    by: str = ""  # who asks, in words for the audit log; set by the server's `refuse`
+    by: str = ""  # the requester for the audit log; set by the server's `refuse`
 
     @property
     def path(self) -> str:
-        """The target without its query, still percent-encoded."""
         return self.target.partition("?")[0]
 
     @cached_property
@@ -80,7 +79,6 @@ class Request:
 
     @property
     def host(self) -> str:
-        """The name and port that were asked for."""
         return self.headers.get("host", "localhost")
 
     @property
@@ -90,13 +88,12 @@ class Request:
 
     @property
     def content_length(self) -> int | None:
-        """Bytes of the body, where the client announced them."""
         announced = self.headers.get("content-length")
         return None if announced is None else int(announced)
 
     @property
     def is_for_this_machine(self) -> bool:
-        """Whether the client asked by a loopback name (DNS rebinding asks by another)."""
+        """Whether the request names a loopback host (DNS rebinding uses other names)."""
         try:
             return is_loopback(urlsplit(f"//{self.host}").hostname or "")
         except ValueError:
@@ -104,7 +101,7 @@ class Request:
 
     @property
     def is_same_origin(self) -> bool:
-        """Whether nothing indicates that a page of another origin sent this."""
+        """Whether no header indicates that a page of another origin sent this."""
         if self.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return False
         try:
@@ -114,11 +111,10 @@ class Request:
             return False
 
     def cookie(self, name: str) -> str:
-        """A cookie's value, or ""."""
         pairs = (one.partition("=") for one in self.headers.get("cookie", "").split(";"))
         return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
-    # --- the connection; none in unit tests of handlers ---
+    # --- the connection (None in unit tests of handlers) ---
 
     @property
     def peer(self) -> str:
@@ -127,21 +123,20 @@ class Request:
 
     @property
     def certificate_names(self) -> Sequence[str]:
-        """Names in the verified certificate of the client."""
         return peer_names(self.connection.transport) if self.connection is not None else ()
 
     @property
     def server_stops(self) -> bool:
-        """Whether the server is shutting down: an answer that waits for news is due now."""
+        """Whether the server is shutting down, so that a long poll must answer now."""
         return self.connection is not None and self.connection.server.stopping
 
     def keep(self) -> None:
-        """Protect the connection from making room for another until this request is answered."""
+        """Protect the connection from being closed for another until the answer is sent."""
         if self.connection is not None:
             self.connection.server.keep(self.connection, True)
 
     def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives, of a route without `body_bytes`. Raises HttpError 400, 408."""
+        """Yield the body of a route without `body_bytes`. Raises HttpError 400, 408."""
         if self.connection is None:
             raise RuntimeError("a request without a connection has no body to read")
         return self.connection.chunks()
@@ -153,11 +148,10 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 @dataclass(frozen=True)
 class Route:
-    """A handler for one method and path. `{name}` stands for one segment of the path,
-    `{name:path}` for any number of them. A GET route answers HEAD too.
+    """A handler for one method and path; GET routes answer HEAD too.
 
-    Bodies of up to `body_bytes` are read before the handler is called; with None the handler reads
-    the body itself (`Request.chunks`).
+    `{name}` matches one segment of the path, `{name:path}` any number. Bodies of up to `body_bytes`
+    are read before the handler is called; with None the handler reads the body (`Request.chunks`).
     """
 
     method: str
@@ -167,8 +161,6 @@ class Route:
 
 
 class RouteTable:
-    """Routes by path and method."""
-
     def __init__(self, routes: Sequence[Route]) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
         self._patterns: dict[re.Pattern[str], dict[str, Route]] = {}
@@ -183,7 +175,7 @@ class RouteTable:
                 methods["HEAD"] = route
 
     def find(self, request: Request) -> bool:
-        """Set the route of a request and its parameters; returns whether the path is known."""
+        """Set the request's route and parameters; return whether the path is known."""
         methods, path = self._exact.get(request.path), request.path
         if methods is None:
             for pattern, found in self._patterns.items():
@@ -197,28 +189,28 @@ class RouteTable:
 
 
 def refusal(status: int, what: str = "", fix: str = "") -> Response:
-    """An error as JSON: `{"what": …, "fix": …}`."""
+    """Return an error as JSON: `{"what": …, "fix": …}`."""
     return Response.of_json({"what": what or HTTPStatus(status).phrase, "fix": fix}, status)
 
 
 def cookie_header(
     name: str, value: str, lasts_s: float, *, secure: bool = False, same_site: str = "Strict"
 ) -> str:
-    """A `Set-Cookie` header of a cookie that scripts cannot read."""
+    """Return a `Set-Cookie` header that hides the cookie from scripts."""
     parts = [f"{name}={value}", f"Max-Age={lasts_s:.0f}", "Path=/", "HttpOnly"]
     return "; ".join([*parts, f"SameSite={same_site}", *(["Secure"] if secure else [])])
 
 
 async def changes(
-    value: Callable[[], Awaitable[Any]], every_s: float, stands: Callable[[], bool] = lambda: True
+    value: Callable[[], Awaitable[Any]], every_s: float, is_open: Callable[[], bool] = lambda: True
 ) -> AsyncGenerator[bytes, None]:
-    """Events of a value as JSON when it differs; ends with `stands` or where it cannot be read."""
+    """Yield a value as JSON events when it changes, until `is_open` fails or reading fails."""
     clock = asyncio.get_running_loop().time
     sent, sent_s = "", clock()
-    while stands():
+    while is_open():
         try:
             now = json.dumps(await value())
-        except Exception:  # which part failed is no matter of who watches
+        except Exception:  # do not show the viewer which part failed
             return
         if now != sent or clock() - sent_s >= QUIET_S:
             yield f"data: {now}\n\n".encode() if now != sent else b":\n\n"
@@ -227,7 +219,7 @@ async def changes(
 
 
 def file_routes(package: str, index: str, *names: str) -> list[Route]:
-    """A package's own files by their names, what all pages share, and `index` under `/`."""
+    """Return routes for a package's files, shared assets, and `index` under `/`."""
 
     def route(path: str, name: str, package: str) -> Route:
         async def answer(_request: Request) -> Response:

@@ -1,9 +1,9 @@
-"""The one HTTP server of cloud, proxy and devices: h11 parses, an asyncio loop moves the bytes.
+"""HTTP server of cloud, proxy and devices: h11 parses, an asyncio loop transfers the bytes.
 
-What a client may take is bounded before it is taken: connections (`most_connections`), the bytes
-and lines of a head, the bytes of a body, streams, and the time for each of them. Where all places
-are taken, the oldest connection that is not kept (`Request.keep`) makes room; at most half are
-kept, so a new client always finds a place. A handler is cancelled when its client leaves.
+Client resources are limited in advance: connections (`most_connections`), bytes and lines of a
+head, bytes of a body, streams, and the time for each. When all places are taken, the oldest
+unprotected connection is closed (`Request.keep`); at most half are protected, so a new client
+always finds a place. A handler is cancelled when its client leaves.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from edgeveil.transport.listener import (
 SHUTDOWN_S = 2.0  # for open requests, when the server stops
 SILENT_S = 5.0  # until a request's head is whole, and between an answer and the next request
 HEAD_BYTES, HEAD_LINES = 16384, 64
-BODY_S = 30.0  # without a byte of a body; on average LEAST_BYTES_S must arrive after that
+BODY_S = 30.0  # without a byte of a body; after that LEAST_BYTES_S on average
 LEAST_BYTES_S = 4096
 WRITE_S = 30.0  # until a client has taken a block of an answer
-LINGER_S = 2.0  # a refused body is discarded so long: closing at once could drop the answer
-STREAMS = 16  # event streams at once; for one more the oldest ends
-NEAR_STREAMS = 4  # of these, for clients on this machine alone
-STREAM_S = 900.0  # after which a stream ends, and its client comes again
+LINGER_S = 2.0  # time to discard a refused body: closing at once could drop the answer
+STREAMS = 16  # concurrent event streams; one more ends the oldest
+NEAR_STREAMS = 4  # of these, reserved for clients on this machine
+STREAM_S = 900.0  # after which a stream ends and its client reconnects
 _BLOCK_BYTES = 1 << 18
 _READ_AHEAD_BYTES = 1 << 16
 _TLS_SHUTDOWN_S = 2.0
@@ -58,8 +58,11 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class HttpServer:
-    """Serves routes. `refuse(request)` is asked before anything is looked up or read of the body:
-    its answer takes the place of the route's. `explain(error)` answers for an EdgeVeilError."""
+    """Server of routes.
+
+    `refuse(request)` is called before a lookup or a read of the body; its response replaces the
+    route's. `explain(error)` converts an EdgeVeilError.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class HttpServer:
         self._streams: dict[Connection, None] = {}
 
     async def start(self, host: str | ListenAt = "127.0.0.1", port: int = 0) -> HttpServer:
-        """Listen on the running loop. Raises UsageError where that is not possible."""
+        """Listen on the running loop. Raises UsageError if that fails."""
         self.at = host if isinstance(host, ListenAt) else ListenAt(host, port)
         self.most = most_connections()
         sockets, loop = await listening_sockets(self.at), asyncio.get_running_loop()
@@ -94,7 +97,7 @@ class HttpServer:
         return self.at.url(self.port) if self._listening else ""
 
     async def stop(self) -> None:
-        """Stop listening. Streams end whole, open requests get SHUTDOWN_S seconds."""
+        """Stop listening; open requests get SHUTDOWN_S seconds."""
         self.stopping = True
         for one in self._listening:
             one.close()
@@ -110,10 +113,10 @@ class HttpServer:
             await asyncio.gather(*late, return_exceptions=True)
         await asyncio.sleep(0)  # transports close in the loop's next turn
 
-    # --- who has a place ---
+    # --- places ---
 
     def admit(self, connection: Connection) -> bool:
-        """Give a connection a place, that of the oldest one that is not kept where none is free."""
+        """Add a connection, closing the oldest unprotected one if needed; return False if full."""
         if len(self._connections) >= self.most:
             oldest = next((one for one in self._connections if one not in self._kept), None)
             if oldest is None:
@@ -124,21 +127,19 @@ class HttpServer:
         return True
 
     def leave(self, connection: Connection) -> None:
-        """Take a connection's place back."""
         self._connections.pop(connection, None)
         self._streams.pop(connection, None)
         self._kept.discard(connection)
 
     def keep(self, connection: Connection, kept: bool) -> None:
-        """Let a connection not make room for others, without effect where half are kept."""
+        """Protect a connection from being closed for others, unless half are protected."""
         if not kept:
             self._kept.discard(connection)
         elif len(self._kept) < self.most // 2:
             self._kept.add(connection)
 
     def admit_stream(self, connection: Connection) -> None:
-        """Count a connection as a stream, and end the oldest one where that is one too many: of
-        those from elsewhere if they have all the places they may have, else of those nearby."""
+        """Register a stream; one too many ends the oldest remote, or else local, one."""
         most = self._most_streams or STREAMS
         near = [one.is_near for one in self._streams]
         oldest: Connection | None = None
@@ -153,7 +154,7 @@ class HttpServer:
 
 
 class Connection(asyncio.Protocol):
-    """One client: one request after the other, in a task of its own."""
+    """One client; a task of its own serves one request after the other."""
 
     transport: asyncio.Transport
 
@@ -161,7 +162,7 @@ class Connection(asyncio.Protocol):
         self.server, self.peer, self.is_near = server, "", True
         self.task: asyncio.Task[None] | None = None
         self._http = _parser(b"")
-        self._keep_alive = True  # as the head of the present answer says
+        self._keep_alive = True  # set by the head of the current answer
         self._chunked = False
         self._idle = True  # no request is being read or answered
         self._streaming = self._discarding = False
@@ -172,7 +173,6 @@ class Connection(asyncio.Protocol):
     # --- the transport's callbacks ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to serve, or hang up where no place can be had."""
         self.transport = transport  # type: ignore[assignment]
         if self.server.stopping or not self.server.admit(self):
             self.transport.abort()
@@ -194,7 +194,6 @@ class Connection(asyncio.Protocol):
             self.task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Keep bytes for the parser; read no further while it does not ask for them."""
         if self._discarding:
             return
         self._unread += data
@@ -212,17 +211,17 @@ class Connection(asyncio.Protocol):
             self._room.set_result(None)
         self._room = None
 
-    # --- what the server and requests ask of it ---
+    # --- for the server and requests ---
 
     def wind_up(self) -> None:
-        """End: at once where nothing is under way, a stream with its last chunk."""
+        """End at once if idle; end a stream with its last chunk."""
         if self._idle:
             self.transport.abort()
         elif self._streaming and self.task is not None:
             self.task.cancel()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives. Raises HttpError 400, 408."""
+        """Yield the body as it arrives. Raises HttpError 400, 408."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + BODY_S
         while self._http.their_state is h11.SEND_BODY:
@@ -257,11 +256,11 @@ class Connection(asyncio.Protocol):
             while await self._round():
                 left = self._http.trailing_data[0]
                 self._http = _parser(left)
-                if left or self._unread:  # many requests at once leave the loop its other work
+                if left or self._unread:  # yield to the loop between pipelined requests
                     await asyncio.sleep(0)
         except OSError:  # the client left, was too slow, or is not trusted
             self.transport.abort()
-        except Exception:  # of a body that ends before its length, or whose source fails
+        except Exception:  # a body ended before its length, or its source failed
             _LOG.exception("answer_failed")
             self.transport.abort()
         finally:
@@ -269,7 +268,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     async def _round(self) -> bool:
-        """Answer one request; returns whether another may follow on this connection."""
+        """Answer one request; return whether another may follow on this connection."""
         try:
             async with asyncio.timeout(SILENT_S):
                 event = await self._event()
@@ -294,7 +293,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def _request(self, event: h11.Request) -> Request:
-        """Raises RemoteProtocolError for what h11 lets pass and we do not."""
+        """Convert a request. Raises RemoteProtocolError for forms that only h11 accepts."""
         headers: dict[str, str] = {}
         for raw, value in event.headers:
             name, text = raw.decode("ascii"), value.decode("latin-1")
@@ -336,7 +335,7 @@ class Connection(asyncio.Protocol):
             return refusal(500)
 
     async def _content(self, request: Request, most_bytes: int) -> bytes:
-        """The whole body. Raises HttpError 413 by its announced length, or once it is too long."""
+        """Return the whole body. Raises HttpError 413 if announced or found too long."""
         too_long = HttpError(413, f"more than {most_bytes} bytes", "send less")
         if (request.content_length or 0) > most_bytes:
             raise too_long
@@ -356,8 +355,8 @@ class Connection(asyncio.Protocol):
                     raise h11.RemoteProtocolError("unexpected bytes")
                 return event
             if self._http.they_are_waiting_for_100_continue:
-                go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-                self.transport.write(self._http.send(go_on) or b"")
+                head = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+                self.transport.write(self._http.send(head) or b"")
             if not self._unread:
                 self._data = asyncio.get_running_loop().create_future()
                 self.transport.resume_reading()
@@ -365,7 +364,7 @@ class Connection(asyncio.Protocol):
                     await self._data
                 finally:
                     self._data = None
-            # Of a head in small pieces: the parser refuses one that is too long between two.
+            # Feed a head in small pieces: the parser checks its length between two of them.
             size = HEAD_BYTES if self._idle else len(self._unread)
             self._http.receive_data(bytes(self._unread[:size]))
             del self._unread[:size]
@@ -373,10 +372,9 @@ class Connection(asyncio.Protocol):
     # --- answers ---
 
     def _head(self, status: int, headers: Mapping[str, str], length: int | None) -> bytes:
-        """The head of an answer, which decides how its body is framed and what follows it.
+        """Return the head, which determines framing and keep-alive, in half of h11's time.
 
-        h11 could write it too, at twice the time of a small request. Raises ValueError for a
-        header that would break out of its line.
+        Raises ValueError for a header with a line break.
         """
         http = self._http
         self._keep_alive = http.their_state is h11.DONE and not self.server.stopping
@@ -387,7 +385,7 @@ class Connection(asyncio.Protocol):
         elif http.their_http_version == b"1.1":
             self._chunked = True
             lines.append("Transfer-Encoding: chunked")
-        else:  # it ends with the connection
+        else:  # the body ends with the connection
             self._keep_alive = False
         if not self._keep_alive:
             lines.append("Connection: close")
@@ -427,13 +425,13 @@ class Connection(asyncio.Protocol):
         return sent
 
     async def _drained(self) -> None:
-        """Wait until the client takes more. Raises ConnectionError where it does not."""
+        """Wait until the client reads more. Raises ConnectionError after WRITE_S."""
         if self._room is not None:
             try:
                 async with asyncio.timeout(WRITE_S):
                     await self._room
             except TimeoutError:
-                self.transport.abort()  # what was not taken by now is not kept for later
+                self.transport.abort()  # drop the unread rest
                 raise ConnectionAbortedError from None
 
     async def _stream(self, stream: LiveUpdates, head_only: bool) -> None:
@@ -447,21 +445,21 @@ class Connection(asyncio.Protocol):
         try:
             async with asyncio.timeout(STREAM_S):
                 await self._send_blocks(stream.events)
-        except (TimeoutError, asyncio.CancelledError):  # its time is over, or the server stops
+        except (TimeoutError, asyncio.CancelledError):  # STREAM_S passed, or the server stops
             if self.transport.is_closing():
                 raise
             if self._chunked:
                 self.transport.write(b"0\r\n\r\n")
 
     async def _linger(self) -> None:
-        """Discard what a client still sends, so that it reads the answer before a reset."""
+        """Discard further input, so that the client reads the answer before a reset."""
         if self._http.their_state not in (h11.SEND_BODY, h11.ERROR):
             return
         self._discarding = True
         self.transport.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        await asyncio.sleep(LINGER_S)  # less where the client leaves: then this is cancelled
+        await asyncio.sleep(LINGER_S)  # cancelled if the client leaves
 
 
 def _parser(left: bytes) -> h11.Connection:

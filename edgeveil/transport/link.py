@@ -1,4 +1,4 @@
-"""A connection as processes see it, and the topics of the two broker domains.
+"""Link settings, send windows, and the topics of the two broker domains.
 
 A device's topics carry its id, never its name; no message is retained, no device uses a wildcard.
 """
@@ -28,30 +28,30 @@ from edgeveil.protocol.effects import (
 MessageHandler = Callable[[str, bytes], Awaitable[None] | None]
 MessageFilter = Callable[[str, bytes], bool]
 StateHandler = Callable[[bool, str], None]
-Will = tuple[str, bytes]  # topic and payload, of QoS 1 and not retained
+Will = tuple[str, bytes]  # topic and payload; QoS 1, not retained
 
-ATTEMPT_S = 20.0  # at an address: short of a node, a cluster takes seconds for each subscription
+ATTEMPT_S = 20.0  # per address: a cluster without a node takes seconds for each subscription
 _HEADER_BYTES = 1 + 4 + 2 + 2 + 1  # type, length, topic length, packet id, empty properties
 
 
 class LinkDown(BrokerError):  # noqa: N818 - the state's name
-    """The link is down: what was handed to it may be lost, so queue it again."""
+    """The link is down: messages handed to it may be lost, so queue them again."""
 
 
-SERVER_BACKOFF_CAP_S = 15.0  # of cloud and proxy, on which all others wait
+SERVER_BACKOFF_CAP_S = 15.0  # of cloud and proxy, for which all others wait
 
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """How to reach a broker and what bounds to keep.
+    """Address, credentials and limits of a broker link.
 
-    `url` is one address or several, tried in turn, all through `http_proxy` where there is one.
-    `client_suffix` follows the client id; the link draws another where a broker took the connection
-    and not the client. `protocol` is 5 or 4 (MQTT 3.1.1); with 5 the link falls back to 4 by
-    itself. `packet_bytes` bounds one whole packet, the window what is unacknowledged, the inbox
-    what is unhandled; `profile` narrows both, and paces. After the n-th failure the link waits a
-    random time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ). After `silence_s` without a
-    message see `Hearing`. Refused subscriptions of `optional_topics` are no error.
+    `url` is one address or several, tried in turn, all through `http_proxy` if given.
+    `client_suffix` is appended to the client id; the link draws another if a broker accepted the
+    connection but not the client. `protocol` is 5 or 4 (MQTT 3.1.1); 5 falls back to 4.
+    `packet_bytes` limits a whole packet, the window unacknowledged messages, the inbox unhandled
+    ones; `profile` narrows both and sets the pace. After the n-th failure the link waits a random
+    time up to min(`backoff_cap_s`, `backoff_base_s` · 2ⁿ). For `silence_s` see `SilenceMonitor`.
+    Refused subscriptions of `optional_topics` are no error.
     """
 
     url: str | tuple[str, ...]
@@ -67,7 +67,7 @@ class LinkSettings:
     protocol: int = 5
     keepalive_s: int = 60
     packet_bytes: int = 65536
-    will: Will | None = None  # what the broker publishes for us when the link breaks
+    will: Will | None = None  # published by the broker when the link breaks
     optional_topics: frozenset[str] = frozenset()
     window_messages: int = 64
     window_bytes: int = 4 * 1024 * 1024
@@ -84,15 +84,14 @@ class LinkSettings:
 
 
 def overhead_bytes(topic: str) -> int:
-    """Upper bound of what a publish packet adds to its payload, in either protocol."""
+    """Return an upper bound of the bytes that a PUBLISH adds to its payload, in either protocol."""
     return _HEADER_BYTES + len(topic.encode("utf-8"))
 
 
 class SendWindow:
-    """Room for unacknowledged messages. First come, first served; one message always fits.
+    """Limit on unacknowledged messages, first come, first served; one message always fits.
 
-    `on_wait(True)` is called when the first begins to wait for room, `on_wait(False)` when
-    nobody waits any more.
+    Calls `on_wait(True)` when the first message starts to wait, `on_wait(False)` after the last.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class SendWindow:
         self._on_wait = on_wait
         self._free_messages, self._free_bytes = messages, size_bytes
         self._messages, self._bytes = messages, size_bytes
-        self._waiting, self._turn = 0, asyncio.Lock()  # the first that waits holds it
+        self._waiting, self._turn = 0, asyncio.Lock()  # held by the first that waits
         self._error: Exception | None = None
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
@@ -116,7 +115,7 @@ class SendWindow:
         return self._bytes - self._free_bytes
 
     async def acquire(self, size: int) -> None:
-        """Wait for room for a message of `size` bytes and take it. Raises what `fail` is given."""
+        """Wait for room for a message of `size` bytes. Raises the error given to `fail`."""
         if not self._waiting and self._fits(size):
             self._take(size)
             return
@@ -147,7 +146,6 @@ class SendWindow:
         await self._idle.wait()
 
     def fail(self, error: Exception) -> None:
-        """End every wait, now and later, with this error."""
         self._error = error
         self._room.set()
         self._idle.set()
@@ -173,15 +171,15 @@ class Topics:
     def __init__(self, cell: str = "") -> None:
         self.cell = cell
         self.proxy_id = f"proxy.{cell}" if cell else "proxy"
-        self.root = root = f"{ROOT}/c/{cell}" if cell else ROOT  # what all topics begin with
-        self.all_down = f"{root}/all/down"  # where all devices listen
+        self.root = root = f"{ROOT}/c/{cell}" if cell else ROOT  # prefix of all topics
+        self.all_down = f"{root}/all/down"  # subscribed by all devices
         self.any_bucket = f"{root}/b/+/+"  # for access lists
         self.devices_up = f"{root}/d/+/up"  # the proxy's subscription to all devices
         self.cloud_out, self.cloud_in = f"{root}/cloud/out", f"{root}/cloud/in"
         self.any_renewal, self.any_claim = self.renewal("+"), self.claim("+")
-        self.claims_of_before = f"{root}/claim/up"  # of boxes of the version before
+        self.claims_of_before = f"{root}/claim/up"  # of boxes of the previous version
         self.claims_down = f"{root}/claim/down"  # answers to all of these
-        self.proxies = f"{root}/proxy"  # another process that runs in the proxy's name is heard
+        self.proxies = f"{root}/proxy"  # detects a second process in the proxy's name
         at = re.escape(root)
         self._up = re.compile(rf"{at}/d/([0-9a-f]{{16}})/up")
         self._to_devices = re.compile(
@@ -190,11 +188,10 @@ class Topics:
         self._asks = re.compile(rf"{at}/(?:d/([0-9a-f]{{16}})/renew|claim/([0-9a-f]{{32}})/up)")
 
     def bucket(self, level: int, index: int) -> str:
-        """Where the devices of a bucket listen."""
         return f"{self.root}/b/{level}/{index}"
 
     def buckets(self, keys: Iterable[SealingKey]) -> list[str]:
-        """Where the devices listen whose stanzas are sealed to these keys."""
+        """Return the topics on which stanzas for these keys are broadcast."""
         places = {(level, bucket_of(key, level)) for key in keys for level in LEVELS}
         return [self.bucket(*place) for place in sorted(places)]
 
@@ -202,24 +199,21 @@ class Topics:
         return f"{self.root}/d/{device}/up"
 
     def device_down(self, device: str) -> str:
-        """Where this device alone listens."""
         return f"{self.root}/d/{device}/down"
 
     def renewal(self, device: str) -> str:
-        """Where this device asks for its next certificate."""
         return f"{self.root}/d/{device}/renew"
 
     def claim(self, key: str) -> str:
-        """Where a box without a certificate of its own asks, by the id of the key it signs with."""
         return f"{self.root}/claim/{key}/up"
 
     def claimant_of(self, topic: str) -> str:
-        """Which device, or key, asks here for a certificate; empty where the topic names none."""
+        """Return the device or key that requests a certificate on this topic, or ""."""
         match = self._asks.fullmatch(topic)
         return (match[1] or match[2]) if match else ""
 
     def sender_of(self, topic: str) -> Address | None:
-        """Who may publish here, by the brokers' access lists; None for a foreign topic."""
+        """Return the party that access lists let publish here; None for a foreign topic."""
         if topic == self.cloud_in:
             return ProxyAddress(self.cell)
         if topic == self.cloud_out:
@@ -230,7 +224,6 @@ class Topics:
         return ProxyAddress(self.cell) if by_proxy else None
 
     def of_proxy(self, to: Address) -> str:
-        """Where the proxy publishes for this address."""
         if isinstance(to, AllDevices):
             return self.all_down
         if isinstance(to, BucketAddress):

@@ -1,5 +1,6 @@
-"""Listening sockets: TCP or a Unix socket, the TLS context, and how many connections they may hold:
-well below the files that the process may open, which broker and stores need too.
+"""Listening sockets, TCP or Unix, with TLS context and connection limit.
+
+The limit stays well below the process's open files, which broker and stores need too.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from edgeveil.storage import read_private
 MOST_CONNECTIONS = 256
 LEAST_FILES = 256
 HANDSHAKE_S = 5.0
-WAITING = 128  # connections that the kernel holds until they are accepted
+WAITING = 128  # backlog of connections that are not accepted yet
 _MOST_FILES = 65536
-_SHARE = 4  # one in so many of the files that the process may open
-_UNIX_PATH_BYTES = 103  # sun_path with its end, on the systems where it is shortest
+_SHARE = 4  # divisor of the limit of open files
+_UNIX_PATH_BYTES = 103  # sun_path without its end, on the systems where it is shortest
 _PROBE_S = 1.0
 ANSWER_S = 10.0
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as it may; how many. UsageError where it is too few."""
+    """Raise and return the limit of open files. Raises UsageError if it is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # not allowed here: then as it is
+        with contextlib.suppress(OSError, ValueError):  # not permitted: keep it
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     found = _files()
     if found < LEAST_FILES:
@@ -52,7 +53,7 @@ def raise_file_limit() -> int:
 
 
 def most_connections() -> int:
-    """Connections that one listener holds at once: 256, or a quarter of the process's files."""
+    """Return the limit of connections of one listener: 256, or a quarter of the open files."""
     return max(1, min(MOST_CONNECTIONS, _files() // _SHARE))
 
 
@@ -63,7 +64,7 @@ def _files() -> int:
 
 @dataclass(frozen=True)
 class ListenAt:
-    """Where to listen: `socket`, or `host` and `port` (0: any free one), with `tls` or plain."""
+    """Listening address: `socket`, or `host` and `port` (0: any free one), with optional TLS."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -73,7 +74,7 @@ class ListenAt:
 
     @classmethod
     def of(cls, http: Http) -> ListenAt:
-        """As a site file says. Raises UsageError for TLS files that cannot be used."""
+        """Build from a site file. Raises UsageError for unusable TLS files."""
         files = http.tls
         context = (
             server_context(files.cert_file, files.key_file, files.client_ca_file) if files else None
@@ -82,12 +83,11 @@ class ListenAt:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is reached from this machine alone."""
         return self.socket is not None or is_loopback(self.host)
 
     @property
     def is_readable_on_the_way(self) -> bool:
-        """Whether others than this machine reach what is served without encryption."""
+        """Whether other machines reach this address without encryption."""
         return self.tls is None and not self.is_local
 
     def url(self, port: int) -> str:
@@ -98,15 +98,14 @@ class ListenAt:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # a host name
         return host == "localhost"
 
 
 def peer_of(host: str) -> str:
-    """The address that limits per peer count by; of IPv6 the /64, which one peer may have whole."""
+    """Return the address for per-peer limits; of IPv6 the /64, which one peer may own."""
     try:
         found = ip_address(host)
     except ValueError:  # of a Unix socket
@@ -117,7 +116,7 @@ def peer_of(host: str) -> str:
 
 
 async def listening_sockets(at: ListenAt) -> list[socket.socket]:
-    """One socket for each address of the host, or the Unix socket. Raises UsageError."""
+    """Return one socket per address of the host, or the Unix socket. Raises UsageError."""
     if at.socket is not None:
         return [unix_socket(at.socket, at.socket_group)]
     found: list[socket.socket] = []
@@ -129,10 +128,10 @@ async def listening_sockets(at: ListenAt) -> list[socket.socket]:
                 one = socket.create_server(address[:2], family=family, backlog=WAITING)
             except OSError as error:
                 if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(places) > 1:
-                    continue  # a name may have an address that this machine has not
+                    continue  # a name may have an address that this machine lacks
                 raise
             one.setblocking(False)
-            # Inherited by its connections: an answer in several pieces waits for no one's ACK.
+            # Inherited by connections: an answer in several pieces need not wait for an ACK.
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             found.append(one)
         if not found:
@@ -157,12 +156,12 @@ def _no_port(error: OSError, host: str, port: int) -> UsageError:
 
 
 def unix_socket(path: Path, group: str | None = None) -> socket.socket:
-    """A socket for this user alone, or the members of `group` too. Raises UsageError."""
+    """Return a socket for this user, and the members of `group`. Raises UsageError."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        before = os.umask(0o177)  # from its first moment on nobody else can open it
+        before = os.umask(0o177)  # no other user can open it at any moment
         try:
             with _short(path) as name:
                 made.bind(name)
@@ -180,7 +179,7 @@ def unix_socket(path: Path, group: str | None = None) -> socket.socket:
 
 
 class AnswerSocket:
-    """A Unix socket of this user alone: who connects gets one line of JSON, and is hung up on."""
+    """Unix socket of this user alone that answers each connection with one line of JSON."""
 
     def __init__(
         self,
@@ -188,12 +187,11 @@ class AnswerSocket:
         answer: Callable[[asyncio.StreamReader], Awaitable[dict[str, Any]]],
         line_bytes: int = 1024,
     ) -> None:
-        """`answer` may read a line of `line_bytes`; all has ANSWER_S."""
+        """`answer` may read a line of `line_bytes`; the exchange is limited to ANSWER_S."""
         self._path, self._answer, self._line_bytes = path, answer, line_bytes
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. Raises UsageError."""
         listening = unix_socket(self._path)
         limit, made = self._line_bytes, asyncio.start_unix_server
         self._server = await made(self._connected, sock=listening, limit=limit)
@@ -214,7 +212,7 @@ class AnswerSocket:
 
 
 def connect_unix(path: Path, timeout_s: float) -> socket.socket:
-    """A connection to the process that listens at `path`. Raises OSError."""
+    """Connect to the process that listens at `path`. Raises OSError."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made.settimeout(timeout_s)
     try:
@@ -243,7 +241,7 @@ def _remove_stale(path: Path) -> None:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """A name of the path that a socket's address can hold: Linux has one through an open folder."""
+    """Return a name that fits a socket address: on Linux, one through an open folder."""
     if len(os.fsencode(path)) <= _UNIX_PATH_BYTES or not Path("/proc/self/fd").is_dir():
         yield str(path)
         return
@@ -273,7 +271,7 @@ def _no_unix_socket(error: OSError | KeyError, path: Path, group: str | None) ->
 
 
 def server_context(cert_file: Path, key_file: Path, client_ca_file: Path | None) -> ssl.SSLContext:
-    """A context for TLS 1.2 or newer; `client_ca_file`: clients need a certificate. UsageError."""
+    """Return a TLS context; `client_ca_file` requires client certificates. Raises UsageError."""
     for path in (cert_file, key_file, client_ca_file):
         if path is not None and not path.is_file():
             raise SystemFault("this TLS file does not exist", where=str(path), fix="check http.tls")
@@ -281,7 +279,7 @@ def server_context(cert_file: Path, key_file: Path, client_ca_file: Path | None)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # Asked for no password: a process that waits for one at its console would never start.
+        # Empty password: a prompt at the console would block the process.
         context.load_cert_chain(cert_file, key_file, password=b"")
     except ssl.SSLError:
         what = "the certificate and its key do not fit together"
@@ -298,7 +296,7 @@ def server_context(cert_file: Path, key_file: Path, client_ca_file: Path | None)
 
 
 def peer_names(transport: asyncio.BaseTransport | None) -> Sequence[str]:
-    """Common name and alternative names (DNS, URI, e-mail) of a client's verified certificate."""
+    """Return common and alternative names (DNS, URI, e-mail) of a verified client certificate."""
     shown = transport.get_extra_info("peercert") if transport is not None else None
     if not shown:
         return ()

@@ -1,7 +1,7 @@
-"""A whole fleet in one process and in virtual time: the same machines, hosts and frames.
+"""Network of a whole fleet in one process and virtual time, for simulation and tests.
 
-Deterministic: events run in the order of their time, then of creation. `faults` returns the delays
-at which a frame arrives (empty: lost).
+Deterministic: events run in order of time, then of creation. `faults` returns the delays of a
+frame's arrivals (empty: lost).
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ LATENCY_S = 0.001
 
 
 def no_faults(_sender: fx.Address, _to: fx.Address, _frame: bytes) -> list[float]:
-    """Every frame arrives once, in order."""
+    """Deliver every frame once, in order."""
     return [LATENCY_S]
 
 
 @dataclass
 class Node:
-    """One machine and its host, at an address of a network."""
-
     net: MemoryNet
     address: fx.Address
     machine: fx.Machine
     host: Host
     up: bool = True
     refused: Counter[str] = field(default_factory=Counter)
-    blamed: Counter[tuple[fx.Address, str]] = field(default_factory=Counter)  # by others' word
+    blamed: Counter[tuple[fx.Address, str]] = field(default_factory=Counter)  # reported by others
     timers: dict[str, int] = field(default_factory=dict)  # name -> number of the live timer
 
     def post(self, event: fx.Event) -> None:
@@ -46,7 +44,7 @@ class Node:
 
 
 class MemoryNet:
-    """Plays nodes against each other. `work_s(task)` is the virtual time that a task takes."""
+    """Network of nodes in virtual time; `work_s(task)` is a task's duration."""
 
     def __init__(
         self,
@@ -63,7 +61,7 @@ class MemoryNet:
         self._log = logging.getLogger("edgeveil.memory")
 
     def add(self, address: fx.Address, machine: fx.Machine, host: Host) -> Node:
-        """Place a machine; it hears of its links with `connect`."""
+        """Add a machine; `connect` reports its links."""
         node = self.nodes[address] = Node(self, address, machine, host)
         return node
 
@@ -78,7 +76,7 @@ class MemoryNet:
         heapq.heappush(self._queue, (self.now_s + delay_s, next(self._order), node, event, timer))
 
     def run(self, until: Callable[[], bool], limit_s: float = 3600.0) -> bool:
-        """Run until the condition holds; False when nothing is left or `limit_s` passed."""
+        """Run until the condition holds; return False if idle or past `limit_s`."""
         while not until():
             if not self._queue or self._queue[0][0] > limit_s:
                 return until()

@@ -1,4 +1,4 @@
-"""The Prometheus registry of a process, read when it is asked for (extras `cloud` and `proxy`)."""
+"""Prometheus registry of a process, collected on each scrape (extras `cloud` and `proxy`)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from edgeveil.transport.mqtt_link import RuntimeLink
 from edgeveil.transport.runtime import Host, Runtime
 
 KNOWN_REASONS = ("forged", "unknown_signer", "forked_manifest", "malformed", "rate", "link_down")
-"""Refusals whose series begin at 0 with the process, so that the first one is an increase."""
-REASONS = 64  # refusals are shown under so many reasons at most, the others under `other`
+"""Refusals with a series that starts at 0, so that the first one is an increase."""
+REASONS = 64  # reasons with a series of their own; further ones are summed as `other`
 WORK_BUCKETS_S = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0)
 _SLUG = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
@@ -45,7 +45,7 @@ class Metrics:
 def gauge(
     name: str, text: str, values: Mapping[str, float] | float, label: str = ""
 ) -> GaugeMetricFamily:
-    """`edgeveil_<name>`: one value, or one for each value of `label`."""
+    """Return `edgeveil_<name>`: one value, or one for each value of `label`."""
     if isinstance(values, Mapping):
         family = GaugeMetricFamily(f"edgeveil_{name}", text, labels=[label])
         for key, value in values.items():
@@ -57,7 +57,7 @@ def gauge(
 def counter(
     name: str, text: str, counts: Iterable[tuple[Sequence[str], float]], *labels: str
 ) -> CounterMetricFamily:
-    """`edgeveil_<name>_total`: one count for each combination of label values."""
+    """Return `edgeveil_<name>_total`: one count for each combination of label values."""
     family = CounterMetricFamily(f"edgeveil_{name}", text, labels=labels)
     for key, count in counts:
         family.add_metric(key, count)
@@ -69,7 +69,6 @@ class StateDisk(Collector):
         self._state_dir = state_dir
 
     def collect(self) -> Iterator[Metric]:
-        """Read at each scrape; nothing while it cannot be read."""
         with suppress(OSError):
             found = os.statvfs(self._state_dir)
             free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
@@ -78,7 +77,7 @@ class StateDisk(Collector):
 
 
 def peak_rss_bytes(pid: int | None = None) -> int | None:
-    """The kernel's mark of a process's memory, this one's without `pid`; None if it has none."""
+    """Return a process's peak resident memory (default: this one's), or None if unknown."""
     with suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{pid or 'self'}/status").read_text("ascii", "replace")
         for line in status.splitlines():
@@ -88,8 +87,6 @@ def peak_rss_bytes(pid: int | None = None) -> int | None:
 
 
 class Linked(Collector):
-    """A runtime's inbox and refusals, and its links; a session's key is its hop."""
-
     def __init__(self, runtime: Runtime, sessions: Mapping[str, RuntimeLink]) -> None:
         self._runtime, self._sessions = runtime, sessions
 
@@ -112,7 +109,7 @@ class Linked(Collector):
 
 
 def bounded(counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts under at most REASONS names of known form and one more, `other`."""
+    """Limit the counts to REASONS well-formed names; others are summed as `other`."""
     result: dict[str, int] = {}
     for reason, count in list(counts.items()):
         known = _SLUG.fullmatch(reason) and len(result) < REASONS
@@ -122,7 +119,7 @@ def bounded(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 class MeteredHost:
-    """Times a host's work; `watch` gets each stored item, each report, and `fx.WorkDone`."""
+    """Host wrapper that times work; `watch` gets each stored item, report and `fx.WorkDone`."""
 
     def __init__(
         self, host: Host, metrics: Metrics, watch: Callable[[object], None] = lambda _thing: None

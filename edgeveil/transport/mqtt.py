@@ -1,4 +1,4 @@
-"""The MQTT client: a `MqttConnection` is one connection on the event loop; none is reused."""
+"""MQTT client: a `MqttConnection` is one connection on the event loop, never reused."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from edgeveil.transport.link import (
 )
 
 _LOG = logging.getLogger("edgeveil.link")
-_TICK_S = 5.0  # between looks at the keep-alive, at most
+_TICK_S = 5.0  # longest time between keep-alive checks
 _PACKETS_PER_TURN = 32  # of the loop, so that one busy link does not starve the others
 _SUBACK_S = 10.0
 _SUBSCRIBE_TRIES, _SUBSCRIBE_AGAIN_S = 4, 0.5
 _PACE_S = 1.0
 _UNLIMITED = 1 << 62
-_RECEIVE_MESSAGES = 256  # how many the broker may send before we acknowledge (MQTT 5)
-_ANSWERS_BYTES = 1 << 20  # acknowledgements and the like for a broker that does not read them
+_RECEIVE_MESSAGES = 256  # limit of messages that are not acknowledged yet (MQTT 5)
+_ANSWERS_BYTES = 1 << 20  # buffer of acknowledgements for a broker that does not read them
 
 
 class VersionNotSpoken(Exception):  # noqa: N818 - an outcome
-    """The broker did not answer in this protocol version; `fault` says how."""
+    """The broker did not answer in this protocol version; `fault` has the reason."""
 
     def __init__(self, fault: BrokerError, *, certain: bool) -> None:
         self.fault, self.certain = fault, certain
@@ -43,8 +43,6 @@ class VersionNotSpoken(Exception):  # noqa: N818 - an outcome
 
 
 class MqttConnection(asyncio.Protocol):
-    """One connection from dialling to its end."""
-
     def __init__(
         self,
         settings: LinkSettings,
@@ -64,21 +62,21 @@ class MqttConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._framing: WebSocketFraming | None = None  # of an address with a path
         self._cutter = packets.PacketCutter()
-        self._held_back, self._awaited = False, 0  # reading; answers that somebody waits for
-        self._paused = self._goes_on = False  # of both; packets wait for the loop's next turn
-        self._taken: deque[int] = deque()  # messages that are acknowledged later
-        self._heard_s = self._sent_s = loop.time()
+        self._held_back, self._awaited = False, 0  # reading; number of awaited answers
+        self._paused = self._scheduled = False  # derived; packets wait for the loop's next turn
+        self._taken: deque[int] = deque()  # messages to acknowledge later
+        self._received_s = self._sent_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._framed: asyncio.Future[None] = loop.create_future()
         self._answer: asyncio.Future[tuple[int, int, int, int]] = loop.create_future()
-        self.refused_topics = 0  # of those that may be
+        self.refused_topics = 0  # optional ones
         self._subacks: dict[int, asyncio.Future[bytes]] = {}
         self._unacknowledged: dict[int, int] = {}
-        self._number = 0  # of the packet that was last given one
+        self._number = 0  # last packet id
         self._refused_reasons: set[int] = set()
         self._window = self._make_window(settings.window_messages)
-        # Room comes back a second after the acknowledgement: in no second of the broker's own
-        # clock do more messages or bytes reach it, however late either side was.
+        # Room is released a second after the acknowledgement: in no second of the broker's
+        # clock do more messages or bytes arrive there, whatever the delays.
         self._pace = SendWindow(
             self._profile.publishes_per_s or _UNLIMITED,
             self._profile.bytes_per_s or _UNLIMITED,
@@ -150,7 +148,7 @@ class MqttConnection(asyncio.Protocol):
         return self._window.messages
 
     async def subscribe(self, topics: Sequence[str], answer_s: float = _SUBACK_S) -> None:
-        """Subscribe with QoS 1; a refused topic is tried again. Raises BrokerError, LinkDown."""
+        """Subscribe with QoS 1, retrying refused topics. Raises BrokerError, LinkDown."""
         end_s = self._loop.time() + answer_s
         at_once = self._profile.topics_per_subscribe or len(topics)
         for begin in range(0, len(topics), at_once):
@@ -164,7 +162,6 @@ class MqttConnection(asyncio.Protocol):
                 await asyncio.sleep(_SUBSCRIBE_AGAIN_S)
 
     async def _subscribe(self, topics: Sequence[str], answer_s: float) -> list[str]:
-        """Those that are refused, without the ones that may be."""
         if self.lost.done():
             raise self._down()
         number = self._next_number()
@@ -177,14 +174,14 @@ class MqttConnection(asyncio.Protocol):
             raise dialling.fault("no_suback", self._address, answer_s) from None
         finally:
             self._subacks.pop(number, None)
-        told = zip(topics, codes, strict=False)
-        refused = [topic for topic, code in told if code >= packets.FAILURE]
+        results = zip(topics, codes, strict=False)
+        refused = [topic for topic, code in results if code >= packets.FAILURE]
         wanted = [topic for topic in refused if topic not in self._settings.optional_topics]
         self.refused_topics += len(refused) - len(wanted)
         return wanted
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Hand over one message. Raises LinkDown, ProtocolError("oversized_packet")."""
+        """Send one message. Raises LinkDown, ProtocolError("oversized_packet")."""
         size = len(payload) + overhead_bytes(topic)
         if size > self.packet_bytes:
             text = f"a packet of {size} bytes exceeds {self.packet_bytes}"
@@ -203,19 +200,19 @@ class MqttConnection(asyncio.Protocol):
         self._send(packets.publish_head(encoded, len(payload), number, self.protocol), payload)
 
     async def idle(self) -> None:
-        """Wait until nothing is unacknowledged, or the link is lost."""
+        """Wait until all messages are acknowledged, or the link is lost."""
         with self._awaiting():
             await self._window.idle()
 
     def finish(self) -> None:
-        """Say goodbye (no last will) and close."""
+        """Disconnect cleanly (no last will) and close."""
         self._send(packets.GOODBYE)
         if self._framing is not None:
             self._send_bytes(self._framing.closing())
         self.end("closed")
 
     def end(self, reason: str) -> None:
-        """Close without a goodbye; every wait on this session ends with LinkDown."""
+        """Close without DISCONNECT; every wait on this session raises LinkDown."""
         if self.lost.done():
             return
         self.lost.set_result(reason)
@@ -230,7 +227,7 @@ class MqttConnection(asyncio.Protocol):
         for answer in waited:
             if not answer.done():
                 answer.set_exception(down)
-                answer.exception()  # seen: nobody may be waiting any more
+                answer.exception()  # mark as retrieved: no task may be waiting
         self._refuse_framing(dialling.WebSocketRefused("hung up during the WebSocket handshake"))
 
     # --- the transport's callbacks ---
@@ -245,7 +242,7 @@ class MqttConnection(asyncio.Protocol):
         self._end_by_peer()
 
     def _end_by_peer(self) -> None:
-        """End once all that came before is handled, which may say why."""
+        """Handle the remaining packets, which may hold the reason, then end."""
         try:
             while not self.lost.done() and (found := self._cutter.next_packet()) is not None:
                 self._handle(*found)
@@ -254,8 +251,7 @@ class MqttConnection(asyncio.Protocol):
         self.end("connection lost")
 
     def data_received(self, data: bytes) -> None:
-        """Handle what is complete now."""
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         if self._framing is not None:
             try:
                 data = self._framing.received(data)
@@ -266,7 +262,7 @@ class MqttConnection(asyncio.Protocol):
             if self._framing.is_open and not self._framed.done():
                 self._framed.set_result(None)
         self._cutter.add(data)
-        if not self._goes_on:
+        if not self._scheduled:
             self._handle_some()
         if self._framed.done() and self._framing is not None and not self._framing.is_open:
             self._end_by_peer()
@@ -276,10 +272,10 @@ class MqttConnection(asyncio.Protocol):
             self._framed.set_exception(why)
             self._framed.exception()
 
-    # --- what comes ---
+    # --- receiving ---
 
     def _handle_some(self) -> None:
-        """Handle complete packets, the rest in the loop's next turn; no more is read meanwhile."""
+        """Handle some packets, the rest in the loop's next turn; reading pauses meanwhile."""
         try:
             for _ in range(_PACKETS_PER_TURN):
                 if self._paused or self.lost.done():
@@ -287,20 +283,20 @@ class MqttConnection(asyncio.Protocol):
                 if (found := self._cutter.next_packet()) is None:
                     return
                 self._handle(*found)
-        except Exception as error:  # whatever the other side's bytes provoke
+        except Exception as error:  # any error caused by the peer's bytes
             self.end(f"malformed packet ({type(error).__name__})")
-        self._go_on()
+        self._schedule()
 
-    def _go_on(self) -> None:
-        if not self._goes_on:
-            self._goes_on = True
-            self._read_or_not()
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._update_reading()
             self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
-        self._goes_on = False
+        self._scheduled = False
         self._handle_some()
-        self._read_or_not()
+        self._update_reading()
 
     def _handle(self, first: int, body: bytes) -> None:
         kind = first >> 4
@@ -344,7 +340,7 @@ class MqttConnection(asyncio.Protocol):
             code = packets.REASONS.get(reason, str(reason))
             _LOG.warning("broker_refuses", extra={"broker": str(self._address), "code": code})
 
-    # --- what goes ---
+    # --- sending ---
 
     def _send(self, *pieces: bytes) -> None:
         if self._transport is None or self.lost.done():
@@ -374,13 +370,13 @@ class MqttConnection(asyncio.Protocol):
                 return self._number
 
     def _tick(self) -> None:
-        """Ping where nothing was sent for the keep-alive; end where nothing came for two of it."""
+        """Ping after one keep-alive without sending; end after two without receiving."""
         if self._timer is not None:
             self._timer.cancel()
         now_s, keepalive_s = self._loop.time(), self._keepalive_s
         if self._transport is not None and not self._transport.is_reading():
-            self._heard_s = now_s
-        if now_s - self._heard_s >= 2 * keepalive_s:
+            self._received_s = now_s
+        if now_s - self._received_s >= 2 * keepalive_s:
             self.end("connection lost")
             return
         if now_s - self._sent_s >= keepalive_s:
@@ -390,11 +386,10 @@ class MqttConnection(asyncio.Protocol):
     # --- bounds ---
 
     def hold_back(self, wanted: bool) -> None:
-        """Read no more than answers that are awaited, or again all.
+        """Pause reading, except while an answer is awaited, or resume.
 
-        Whoever waits for an answer may be the one to make room. Messages that come then are
-        acknowledged when the holding back ends, so the broker sends no more than its limit of
-        unacknowledged ones.
+        An answer may be needed to make room. Messages read meanwhile are acknowledged on
+        resumption, so the broker sends no more than its limit of unacknowledged ones.
         """
         self._held_back = wanted
         self._decide()
@@ -415,14 +410,13 @@ class MqttConnection(asyncio.Protocol):
     def _decide(self) -> None:
         before, self._paused = self._paused, self._held_back and not self._awaited
         if self._paused:
-            self._read_or_not()
+            self._update_reading()
         elif before:
-            self._go_on()  # packets may be here that no event announces
+            self._schedule()  # packets may be buffered without a further event
 
-    def _read_or_not(self) -> None:
-        """Read the socket, or not: TCP then holds the other side back."""
+    def _update_reading(self) -> None:
         if self._transport is not None and not self.lost.done():
-            wait = self._paused or self._goes_on
+            wait = self._paused or self._scheduled
             (self._transport.pause_reading if wait else self._transport.resume_reading)()
 
     def _make_window(self, messages: int) -> SendWindow:
@@ -433,5 +427,5 @@ class MqttConnection(asyncio.Protocol):
 
     def _down(self) -> LinkDown:
         reason = self.lost.result() if self.lost.done() else "connection lost"
-        fix = "what was under way is sent again after the reconnection"
+        fix = "unacknowledged messages are sent again after the reconnection"
         return LinkDown(f"the link is down: {reason}", where=str(self._address), fix=fix)

@@ -1,7 +1,4 @@
-"""`MqttLink`: one connection after another, with subscriptions, bounds and waiting times kept.
-
-A process makes it from its site file's broker block, and lets it feed a machine's runtime.
-"""
+"""`MqttLink`: reconnecting broker link with subscriptions, limits and backoff; `RuntimeLink`."""
 
 from __future__ import annotations
 
@@ -39,61 +36,60 @@ from edgeveil.transport.mqtt_packets import MQTT_3_1_1, MQTT_5
 from edgeveil.transport.runtime import Runtime
 
 _LOG = logging.getLogger("edgeveil.link")
-_PATIENT_ATTEMPT_S = 40.0  # where all addresses failed just now
+_PATIENT_ATTEMPT_S = 40.0  # after all addresses failed
 _DIAL_S = 6.0
-_TOLD_S = 0.2  # a step is given up so long before its attempt, to say what it was
-_STEADY_S = 10.0  # a session that held this long clears the count of failures
+_REPORT_S = 0.2  # a step ends so long before its attempt, to report which step it was
+_STEADY_S = 10.0  # a session of this length resets the count of failures
 _GOODBYE_S = 1.0
 _YIELD_EVERY = 32
 _LISTEN_S = 1.0
-_MESSAGE_BYTES = 256  # what a message holds beside its payload, roughly
+_MESSAGE_BYTES = 256  # approximate overhead of a queued message
 _OVERFULL = 4
-LONGEST_SILENCE_S = 3600.0  # to which the waits grow
-_SOONER = 10  # what is repeated is looked after so much earlier than silence
-_WORDS = 256  # so many are remembered
+LONGEST_SILENCE_S = 3600.0  # upper limit of the waits
+_SOONER = 10  # divisor of the wait after a repeated frame
+_SENT_FRAMES = 256  # remembered to detect repetitions
 
 Uniform = Callable[[float, float], float]
 
 
 class Inbox:
-    """Received messages in order; taken when full too, until `overfull` ends the session."""
+    """Received messages in order; accepts beyond its limit until `overfull` ends the session."""
 
     def __init__(
         self, size_bytes: int, pause: Callable[[], None], resume: Callable[[], None]
     ) -> None:
         self._messages: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
-        self._limit, self._held, self.paused = size_bytes, 0, False
+        self._limit, self._queued_bytes, self.paused = size_bytes, 0, False
         self._pause, self._resume = pause, resume
 
     def put(self, topic: str, payload: bytes) -> None:
-        """Add one message; never waits, so that it may run inside the client's callback."""
         self._messages.put_nowait((topic, payload))
-        self._held += len(payload) + _MESSAGE_BYTES
-        if not self.paused and self._held >= self._limit:
+        self._queued_bytes += len(payload) + _MESSAGE_BYTES
+        if not self.paused and self._queued_bytes >= self._limit:
             self.paused = True
             self._pause()
 
     async def get(self) -> tuple[str, bytes]:
         topic, payload = await self._messages.get()
-        self._held -= len(payload) + _MESSAGE_BYTES
-        if self.paused and self._held <= self._limit // 2:
+        self._queued_bytes -= len(payload) + _MESSAGE_BYTES
+        if self.paused and self._queued_bytes <= self._limit // 2:
             self.paused = False
             self._resume()
         return topic, payload
 
     @property
     def overfull(self) -> bool:
-        return self._held > _OVERFULL * self._limit
+        return self._queued_bytes > _OVERFULL * self._limit
 
 
 class MqttLink:
-    """A connection to one broker, MQTT 5 or 3.1.1, that comes back by itself; of one event loop.
+    """Reconnecting link to one broker, MQTT 5 or 3.1.1; bound to one event loop.
 
-    A message that `takes(topic, payload)` refuses takes no room in the inbox. `on_message(topic,
-    payload)`, a function or coroutine function, is called for one message at a time, in order; no
-    more is read meanwhile than the inbox holds. Delivery is at least once. `on_state(connected,
-    reason)` reports that the link came, with every subscription in place, or went. No handler may
-    block the event loop. `uniform(low, high)` draws the waiting time after a failure.
+    Messages that `takes(topic, payload)` rejects use no room in the inbox. `on_message(topic,
+    payload)`, a function or coroutine function, gets one message at a time, in order; reading
+    pauses while the inbox is full. Delivery is at least once. `on_state(connected, reason)` reports
+    that the link is up, with every subscription, or down. Handlers must not block the event loop.
+    `uniform(low, high)` draws the backoff after a failure.
     """
 
     def __init__(
@@ -108,19 +104,19 @@ class MqttLink:
         self.on_message: MessageHandler = on_message or (lambda topic, payload: None)
         self.on_state: StateHandler = on_state or (lambda connected, reason: None)
         self.connections = self.handler_errors = self.received_bytes = 0  # of payloads
-        self.overflows = 0  # sessions ended because more came in than was handled
+        self.overflows = 0  # sessions ended by a full inbox
         self._settings, self._addresses = settings, settings.addresses
         self._took_us: set[BrokerAddress] = set()
-        self._told_refused = False  # that the broker does not allow all topics
-        self._at = 0  # of the addresses: the one in use, or to be tried next
+        self._reported_refused = False  # that the broker does not allow all topics
+        self._at = 0  # index of the address in use, or to be tried next
         self._uniform = uniform or secrets.SystemRandom().uniform
         self._protocols = (MQTT_5, MQTT_3_1_1) if settings.protocol == MQTT_5 else (MQTT_3_1_1,)
         self._topics: dict[str, None] = {}  # in the order of subscription
-        hold = self._hold_back
-        self._inbox = Inbox(settings.inbox_bytes, lambda: hold(True), lambda: hold(False))
+        limit = self._limit_reading
+        self._inbox = Inbox(settings.inbox_bytes, lambda: limit(True), lambda: limit(False))
         self._session: MqttConnection | None = None
         self._newest: MqttConnection | None = None  # the same, or the one that is logging in
-        self._said: tuple[bool, str] | None = None
+        self._reported: tuple[bool, str] | None = None
         self._dispatcher: asyncio.Task[None] | None = None
         self._connecting, self._closing = asyncio.Lock(), asyncio.Event()
 
@@ -130,7 +126,6 @@ class MqttLink:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker accepted this link and its subscriptions."""
         return self._session is not None and not self._session.lost.done()
 
     @property
@@ -139,11 +134,11 @@ class MqttLink:
 
     @property
     def protocol(self) -> int | None:
-        """5 or 4 (MQTT 3.1.1), as spoken now; None when disconnected."""
+        """Protocol version in use: 5, 4 (MQTT 3.1.1), or None when disconnected."""
         return self._session.protocol if self._session is not None and self.connected else None
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Subscribe at every connection from the next one on. Raises BrokerError."""
+        """Subscribe from the next connection on. Raises BrokerError above the profile's limit."""
         self._topics.update(dict.fromkeys(topics))
         most = self._settings.profile.subscriptions
         if most is not None and len(self._topics) > most:
@@ -152,19 +147,19 @@ class MqttLink:
             raise BrokerError(what, where=str(self._address), fix=fix)
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Hand one message over; waits for room. Raises LinkDown, ProtocolError."""
+        """Send one message; waits for room in the window. Raises LinkDown, ProtocolError."""
         if self._session is None:
             raise LinkDown("the link is down: not connected", where=str(self._address))
         await self._session.publish(topic, payload)
 
     async def connect_or_raise(self, timeout_s: float = ATTEMPT_S) -> None:
-        """Try each address once, for `timeout_s` at most. Raises BrokerError that names all."""
+        """Try each address once, for `timeout_s` each. Raises one BrokerError for all."""
         async with self._connecting:
             if self.connected:
                 return
             faults: list[BrokerError] = []
             while len(faults) < len(self._addresses):
-                if faults:  # or a fleet whose broker ends falls upon the next one at once
+                if faults:  # spread a fleet whose broker failed over the next one
                     await self._pause_up_to(self._settings.backoff_base_s)
                 try:
                     async with asyncio.timeout(timeout_s):
@@ -178,14 +173,14 @@ class MqttLink:
             raise dialling.none_works(faults)
 
     async def run_forever(self) -> None:
-        """Keep the link up until `close`, waiting longer and at random after each failure."""
+        """Keep the link up until `close`, with random, growing backoff."""
         failures, loop = 0, asyncio.get_running_loop()
         while not self._closing.is_set():
             failures += 1
             try:
                 await self.connect_or_raise(ATTEMPT_S if failures == 1 else _PATIENT_ATTEMPT_S)
             except BrokerError as error:
-                self._say(False, str(error))
+                self._report_state(False, str(error))
             else:
                 if self._session is not None:
                     since_s = loop.time()
@@ -195,13 +190,13 @@ class MqttLink:
             await self._pause_up_to(min(cap_s, base_s * 2 ** min(failures, 30)))
 
     def renew(self, reason: str) -> None:
-        """End the connection; `run_forever` makes another, at the next address."""
+        """End the connection; `run_forever` connects to the next address."""
         if self._session is not None and self.connected:
             self._session.end(reason)
             self._at = (self._at + 1) % len(self._addresses)
 
     async def close(self) -> None:
-        """End the link for good; what is unacknowledged gets one second more."""
+        """End the link for good; unacknowledged messages get one more second."""
         self._closing.set()
         session = self._session
         if session is not None and not session.lost.done():
@@ -222,19 +217,19 @@ class MqttLink:
         if self._closing.is_set():
             raise LinkDown("the link is closed", where=str(self._address))
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + timeout_s - _TOLD_S
+        end_s = loop.time() + timeout_s - _REPORT_S
         session = await self._log_in(timeout_s)
         try:
             if self._topics:
                 await session.subscribe(list(self._topics), end_s - loop.time())
         except BaseException as error:
             session.end("subscription failed")
-            self._come_as_another()
+            self._change_client_id()
             if isinstance(error, LinkDown):
                 raise dialling.fault("hung_up_on_topics", self._address) from None
             raise
-        if session.refused_topics and not self._told_refused:
-            self._told_refused = True
+        if session.refused_topics and not self._reported_refused:
+            self._reported_refused = True
             _LOG.warning("subscriptions_refused", extra={"topics": session.refused_topics})
         if self._closing.is_set():
             session.finish()
@@ -248,13 +243,13 @@ class MqttLink:
         if session.protocol != MQTT_5 == self._settings.protocol:
             spoken += ": the broker does not speak MQTT 5"
         address = self._address
-        self._say(True, f"connected to {address} ({spoken})")
+        self._report_state(True, f"connected to {address} ({spoken})")
         session.lost.add_done_callback(lambda lost: self._on_lost(session, address, lost))
 
     async def _log_in(self, timeout_s: float) -> MqttConnection:
-        """A session in the newest protocol version that the broker answers to."""
+        """Open a session in the newest protocol version that the broker supports."""
         loop, fault = asyncio.get_running_loop(), None
-        refused = self._protocols[0] != self._settings.protocol  # as it was found out before
+        refused = self._protocols[0] != self._settings.protocol  # known from an earlier attempt
         deadline_s = loop.time() + timeout_s
         for protocol in self._protocols:
             self._newest = session = MqttConnection(
@@ -265,12 +260,12 @@ class MqttLink:
             last = protocol == self._protocols[-1]
             dial_s = min(_DIAL_S, left_s) if last else min(_DIAL_S, left_s / 2)
             try:
-                # A broker may leave a version that it does not know without any answer.
+                # A broker may ignore an unknown version without an answer.
                 await session.open(dial_s, dial_s if last else dial_s / 2)
             except VersionNotSpoken as outcome:
                 session.end("not spoken")
                 if last and not outcome.certain:
-                    self._come_as_another()
+                    self._change_client_id()
                 not_yet = refused and not outcome.certain
                 fault = dialling.fault("not_ready", self._address) if not_yet else outcome.fault
                 if self._address in self._took_us and self._settings.cert_file is None:
@@ -285,8 +280,8 @@ class MqttLink:
             return session
         raise cast(BrokerError, fault)
 
-    def _come_as_another(self) -> None:
-        """A cluster refuses who left a queue, or a session, on a node that is lost."""
+    def _change_client_id(self) -> None:
+        """Draw another id: a cluster may refuse one with a queue or session on a lost node."""
         if self._settings.client_suffix:
             self._settings = replace(self._settings, client_suffix=_suffix())
 
@@ -294,12 +289,12 @@ class MqttLink:
         self, session: MqttConnection, address: BrokerAddress, lost: asyncio.Future[str]
     ) -> None:
         if self._session is session:
-            self._say(False, f"{address}: {lost.result()}")
+            self._report_state(False, f"{address}: {lost.result()}")
 
-    def _say(self, connected: bool, reason: str) -> None:
-        if self._said == (connected, reason):
-            return  # a broker that stays away is reported once
-        self._said = (connected, reason)
+    def _report_state(self, connected: bool, reason: str) -> None:
+        if self._reported == (connected, reason):
+            return  # report an absent broker once
+        self._reported = (connected, reason)
         try:
             self.on_state(connected, reason)
         except Exception as error:  # a handler's fault must not end the link
@@ -317,7 +312,7 @@ class MqttLink:
         self._inbox.put(topic, payload)
         if self._inbox.overfull and self._newest is not None and not self._newest.lost.done():
             self.overflows += 1
-            self._newest.end("inbox overflow: more comes in than is handled")
+            self._newest.end("inbox overflow: messages arrive faster than they are handled")
 
     async def _dispatch(self) -> None:
         handled = 0
@@ -336,10 +331,10 @@ class MqttLink:
     def _note_fault(self, kind: str, error: Exception) -> None:
         self.handler_errors += 1
         if self.handler_errors == 1:
-            what = {"broker": str(self._address), "kind": kind, "error": type(error).__name__}
-            _LOG.error("handler_failed", extra=what)
+            extra = {"broker": str(self._address), "kind": kind, "error": type(error).__name__}
+            _LOG.error("handler_failed", extra=extra)
 
-    def _hold_back(self, wanted: bool) -> None:
+    def _limit_reading(self, wanted: bool) -> None:
         if self._newest is not None:
             self._newest.hold_back(wanted)
 
@@ -354,7 +349,7 @@ def link_settings(
     will: Will | None = None,
     backoff_cap_s: float = LinkSettings.backoff_cap_s,
 ) -> LinkSettings:
-    """How to reach the broker; the password comes from its file. Raises UsageError."""
+    """Return the settings of a site file's broker block. Raises UsageError."""
     profile, proxy = PROFILES[broker.profile], None
     if broker.http_proxy is not None:
         proxy = HttpProxy.parse(broker.http_proxy)
@@ -379,7 +374,7 @@ def _suffix() -> str:
 
 
 def read_password(path: Path | None) -> str | None:
-    """The first line of a password file, None without one. Raises UsageError or SystemFault."""
+    """Return the first line of a password file. Raises UsageError or SystemFault."""
     if path is None:
         return None
     where, fix = str(path), "write the password on its first line, in UTF-8"
@@ -396,43 +391,41 @@ def read_password(path: Path | None) -> str | None:
     return lines[0]
 
 
-class Hearing:
-    """Detects a link that is up and by which nothing comes: a cluster that lost nodes answers
-    pings, and the subscription is dead.
+class SilenceMonitor:
+    """Detects a link that is up but delivers nothing; `now_s` may count from any origin.
 
-    After `silence_s` without a message, or a tenth of it after the first repetition of an own one,
-    the machine asks the peer for a sign (`fx.PeerSilent`); without an answer within a tenth the
-    connection is made anew, at the next address. Waits double with each connection made in vain.
-    `uniform(low, high)` spreads a fleet's waits. `now_s` counts from any zero.
+    A cluster that lost nodes may answer pings with a dead subscription. After `silence_s` without a
+    message, or a tenth of it after a repeated own frame, the machine asks the peer for a sign of
+    life (`fx.PeerSilent`); without an answer within a tenth, the link reconnects at the next
+    address. Waits double with each reconnection in vain. `uniform(low, high)` spreads a fleet's
+    waits.
     """
 
     def __init__(self, silence_s: float, uniform: Callable[[float, float], float]) -> None:
         self._silence_s, self._uniform = silence_s, uniform
-        self._since_s = 0.0  # of the last word, question or connection
-        self._words: set[int] = set()  # of ours since then
+        self._since_s = 0.0  # time of the last message, request or connection
+        self._sent: set[int] = set()  # hashes of own frames since then
         self._repeated_s: float | None = None
         self._asked, self._in_vain = False, 0
         self._wait_s = self._drawn()
 
     def connected(self, now_s: float) -> None:
-        """The link is up (again), and the machine greets its peer: that asks for an answer."""
         self._begin(now_s, asked=True)
 
-    def heard(self, now_s: float) -> None:
+    def received(self, now_s: float) -> None:
         self._begin(now_s, asked=False)
         if self._in_vain:
             self._in_vain = 0
             self._wait_s = self._drawn()
 
-    def said(self, now_s: float, frame: bytes) -> None:
-        word = hash(frame)
-        if word in self._words and self._repeated_s is None:
+    def sent(self, now_s: float, frame: bytes) -> None:
+        digest = hash(frame)
+        if digest in self._sent and self._repeated_s is None:
             self._repeated_s = now_s
-        if len(self._words) < _WORDS:
-            self._words.add(word)
+        if len(self._sent) < _SENT_FRAMES:
+            self._sent.add(digest)
 
     def due(self, now_s: float) -> Literal["ask", "renew"] | None:
-        """What to do now; to be asked while the link is up."""
         soon_s = self._wait_s / _SOONER
         if not self._asked:
             at_s = self._since_s + self._wait_s
@@ -444,9 +437,9 @@ class Hearing:
             return "ask"
         if now_s < self._since_s + soon_s:
             return None
-        said = bool(self._words)
+        sent = bool(self._sent)
         self._begin(now_s, asked=False)
-        if not said:  # by who is away: then nobody owes an answer
+        if not sent:  # without an own message no answer is due
             return None
         self._in_vain += 1
         self._wait_s = self._drawn()
@@ -454,8 +447,7 @@ class Hearing:
 
     def _begin(self, now_s: float, *, asked: bool) -> None:
         self._since_s, self._asked, self._repeated_s = now_s, asked, None
-        if self._words:
-            self._words.clear()
+        self._sent.clear()
 
     def _drawn(self) -> float:
         wait_s = self._silence_s * 2.0 ** min(self._in_vain, 30) * self._uniform(1.0, 2.0)
@@ -463,11 +455,11 @@ class Hearing:
 
 
 class RuntimeLink:
-    """The connections of one runtime to one broker: its topics, its peer, and bytes each way.
+    """Connections of one runtime to one broker, with topics, peer, and bytes in each direction.
 
-    With `connections` above 1, for a broker that bounds what one connection sends a second, the
-    first subscribes and the others publish, each topic by the same one, so its order stays. Up
-    while all are; each has a client id of its own, and the first one the last will.
+    With `connections` above 1, for a broker that limits the rate of one connection, the first one
+    subscribes and the others publish, each topic always on the same one, to keep its order. The
+    link is up while all are. Each has its own client id; only the first has a last will.
     """
 
     def __init__(
@@ -479,7 +471,6 @@ class RuntimeLink:
         sender_of: Callable[[str], fx.Address | None],
         connections: int = 1,
     ) -> None:
-        """`topic_of` and `sender_of` are those of the cell's `Topics`."""
         others = [
             replace(settings, client_id=f"{settings.client_id}-{number}", will=None)
             for number in range(1, connections)
@@ -488,7 +479,7 @@ class RuntimeLink:
         self.bytes: Counter[str] = Counter()
         self.connections, self._up = 0, False  # how often all were up together
         self._runtime: Runtime | None = None
-        self._hearing = Hearing(settings.silence_s, secrets.SystemRandom().uniform)
+        self._silence = SilenceMonitor(settings.silence_s, secrets.SystemRandom().uniform)
         self._topics, self._peer, self._topic_of = topics, peer, topic_of
         self._sender_of = lru_cache(maxsize=1024)(sender_of)
 
@@ -501,28 +492,27 @@ class RuntimeLink:
         return sum(link.unacknowledged for link in self.links)
 
     async def attach(self, runtime: Runtime, on_state: StateHandler) -> None:
-        """Route the link's messages and states into the runtime."""
         self._runtime = runtime
 
         def takes(topic: str, payload: bytes) -> bool:
             self.bytes["in"] += len(payload)
-            self._hearing.heard(time.monotonic())
+            self._silence.received(time.monotonic())
             return runtime.takes(self._sender_of(topic), payload)
 
         async def on_message(topic: str, payload: bytes) -> None:
             if (sender := self._sender_of(topic)) is not None:
                 await runtime.receive(sender, payload)
-                self._hearing.heard(time.monotonic())  # who is far behind reads nothing meanwhile
+                self._silence.received(time.monotonic())  # reading may have paused meanwhile
 
         def state(connected: bool, reason: str) -> None:
             up = self.connected
             self.connections += up and not self._up
-            if connected and not up:  # one of several
+            if connected and not up:  # others are still down
                 return
             self._up = up
             on_state(up, reason)
             if up:
-                self._hearing.connected(time.monotonic())
+                self._silence.connected(time.monotonic())
             runtime.post((fx.PeerConnected if up else fx.PeerLost)(self._peer))
 
         listening = self.links[0]
@@ -532,18 +522,17 @@ class RuntimeLink:
         listening.subscribe(self._topics)
 
     async def publish(self, to: fx.Address, frame: bytes) -> None:
-        """Send a frame where this address listens; only its own connection has to be up."""
+        """Send a frame to this address; requires only the topic's connection."""
         self.bytes["out"] += len(frame)
         topic = self._topic_of(to)
         await self.speaker(topic).publish(topic, frame)
-        self._hearing.said(time.monotonic(), frame)
+        self._silence.sent(time.monotonic(), frame)
 
     def speaker(self, topic: str) -> MqttLink:
         speakers = self.links[1:] or self.links
         return speakers[zlib.crc32(topic.encode("utf-8")) % len(speakers)]
 
     async def connect_or_raise(self) -> None:
-        """Try each address once, for `timeout_s` at most. Raises BrokerError that names all."""
         for link in self.links:
             await link.connect_or_raise()
 
@@ -551,7 +540,7 @@ class RuntimeLink:
         await asyncio.gather(*(link.close() for link in self.links))
 
     async def run(self) -> None:
-        """Keep the links up and hearing until they are closed."""
+        """Keep the links up until they are closed, and monitor silence."""
         tasks: list[asyncio.Future[Any]] = [
             asyncio.gather(*(link.run_forever() for link in self.links)),
             asyncio.ensure_future(self._listen()),
@@ -567,7 +556,7 @@ class RuntimeLink:
     async def _listen(self) -> None:
         while True:
             await asyncio.sleep(_LISTEN_S)
-            due = self._hearing.due(time.monotonic()) if self.connected else None
+            due = self._silence.due(time.monotonic()) if self.connected else None
             if due == "ask" and self._runtime is not None:
                 self._runtime.post(fx.PeerSilent(self._peer))
             elif due == "renew":

@@ -1,6 +1,6 @@
-"""MQTT 5 and 3.1.1 packets as bytes: cut out of a stream, read, and made.
+"""MQTT 5 and 3.1.1 packets as bytes: split from a stream, decoded, encoded.
 
-A packet is its first byte (type and flags) and its body, everything behind the length.
+A packet is its first byte (type and flags) and its body, which follows the length.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from edgeveil.errors import ProtocolError
 MQTT_5, MQTT_3_1_1 = 5, 4
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBACK, PINGRESP, DISCONNECT = 1, 2, 3, 4, 9, 13, 14
 FAILURE = 0x80  # reason codes from here on
-REASONS = {  # of MQTT 5, as a broker gives them for a message or for the end of a connection
+REASONS = {  # of MQTT 5, in PUBACK or DISCONNECT
     0x00: "goodbye",
     0x10: "no matching subscribers",
     0x80: "unspecified error",
@@ -32,7 +32,7 @@ REASONS = {  # of MQTT 5, as a broker gives them for a message or for the end of
 }
 PINGREQ = b"\xc0\x00"
 GOODBYE = b"\xe0\x00"
-MOST_BODY_BYTES = (1 << 28) - 1  # what four bytes of length can say
+MOST_BODY_BYTES = (1 << 28) - 1  # four bytes of length
 _LENGTH_BYTES = 4
 _HEAD_BYTES = 2  # of the shortest packet
 _IDENTIFIER_BYTES = 2
@@ -47,7 +47,7 @@ _FIXED_PROPERTY_BYTES = {
 
 
 class PacketCutter:
-    """Cuts a stream into packets. Raises ProtocolError `oversized` or `malformed`."""
+    """Splits a stream into packets. Raises ProtocolError `oversized` or `malformed`."""
 
     __slots__ = ("_at", "_chunks", "_have", "_limit_bytes", "_need")
 
@@ -58,12 +58,11 @@ class PacketCutter:
         self._need = _HEAD_BYTES
 
     def add(self, data: bytes) -> None:
-        """What came next; `next_packet` cuts it."""
         self._chunks.append(data)
         self._have += len(data)
 
     def next_packet(self) -> tuple[int, bytes] | None:
-        """(first byte, body) of the next packet; None while it is not complete."""
+        """Return (first byte, body) of the next packet; None while incomplete."""
         if self._have < self._need:
             return None
         if len(self._chunks) > 1:
@@ -80,7 +79,6 @@ class PacketCutter:
         return data[at], data[body[0] : body[1]]
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """All packets that are complete now."""
         self.add(data)
         return list(iter(self.next_packet, None))
 
@@ -88,7 +86,7 @@ class PacketCutter:
 def body_place(
     data: bytes, at: int = 0, limit_bytes: int = MOST_BODY_BYTES
 ) -> tuple[int, int] | None:
-    """Begin and end of a packet's body, None while unknown. Raises ProtocolError."""
+    """Return begin and end of a packet's body, None while unknown. Raises ProtocolError."""
     found = _read_length(data, at + 1)
     if found is None:
         return None
@@ -102,13 +100,12 @@ def packet(first: int, body: bytes) -> bytes:
     return bytes((first,)) + _length(len(body)) + body
 
 
-# --- what a client says --------------------------------------------------------------------
+# --- encoding ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Login:
-    """What a client says when it connects. `will` is (topic, payload), QoS 1; `in_flight` (MQTT 5)
-    bounds what the broker sends before it is acknowledged."""
+    """Content of CONNECT; `will` is (topic, payload), `in_flight` MQTT 5's receive maximum."""
 
     client_id: str
     username: str | None
@@ -145,13 +142,12 @@ def connect(login: Login, protocol: int) -> bytes:
 
 
 def subscribe(packet_id: int, topics: tuple[str, ...], protocol: int, qos: int = 1) -> bytes:
-    """SUBSCRIBE to all topics with this QoS."""
     head = packet_id.to_bytes(2, "big") + (b"\0" if protocol == MQTT_5 else b"")
     return packet(0x82, head + b"".join(_text(topic) + bytes((qos,)) for topic in topics))
 
 
 def publish_head(topic: bytes, payload_bytes: int, packet_id: int, protocol: int) -> bytes:
-    """All of a PUBLISH before its payload; `packet_id` 0: QoS 0; `topic` is an `encoded_topic`."""
+    """Return a PUBLISH up to its payload; `packet_id` 0: QoS 0; `topic`: an `encoded_topic`."""
     identifier = packet_id.to_bytes(2, "big") if packet_id else b""
     properties = b"\0" if protocol == MQTT_5 else b""
     size = len(topic) + len(identifier) + len(properties) + payload_bytes
@@ -167,23 +163,25 @@ def puback(packet_id: int) -> bytes:
     return b"\x40\x02" + packet_id.to_bytes(2, "big")
 
 
-# --- what is read of packets ---------------------------------------------------------------
+# --- decoding ------------------------------------------------------------------------------
 
 
 def read_connack(body: bytes, protocol: int) -> tuple[int, int, int, int]:
-    """(reason code, unacknowledged messages and bytes of a packet that the broker takes, the
-    keep-alive it demands in seconds, 0: the client's own). Raises ProtocolError."""
+    """Return (reason code, receive maximum, maximum packet bytes, server keep-alive).
+
+    The keep-alive is in seconds; 0: the client's own. Raises ProtocolError.
+    """
     if len(body) < 2:
         raise ProtocolError("malformed")
-    said = _integers(body, 2) if protocol == MQTT_5 and len(body) > 2 else {}
-    most = said.get(_RECEIVE_MAXIMUM, 65535), said.get(_MAXIMUM_PACKET_SIZE, MOST_BODY_BYTES)
+    given = _integers(body, 2) if protocol == MQTT_5 and len(body) > 2 else {}
+    most = given.get(_RECEIVE_MAXIMUM, 65535), given.get(_MAXIMUM_PACKET_SIZE, MOST_BODY_BYTES)
     if not all(most):
         raise ProtocolError("malformed", "a limit of zero")
-    return body[1], *most, said.get(_SERVER_KEEP_ALIVE, 0)
+    return body[1], *most, given.get(_SERVER_KEEP_ALIVE, 0)
 
 
 def read_suback(body: bytes, protocol: int) -> tuple[int, bytes]:
-    """(packet id, a code for each topic). Raises ProtocolError `malformed`."""
+    """Return (packet id, one code per topic). Raises ProtocolError `malformed`."""
     begin = _IDENTIFIER_BYTES
     if protocol == MQTT_5:
         size, at = _properties(body, begin)
@@ -194,14 +192,14 @@ def read_suback(body: bytes, protocol: int) -> tuple[int, bytes]:
 
 
 def read_puback(body: bytes) -> tuple[int, int]:
-    """(packet id, reason code). Raises ProtocolError `malformed`."""
+    """Return (packet id, reason code). Raises ProtocolError `malformed`."""
     if len(body) < _IDENTIFIER_BYTES:
         raise ProtocolError("malformed")
     return int.from_bytes(body[:2], "big"), body[2] if len(body) > _IDENTIFIER_BYTES else 0
 
 
 def read_publish(first: int, body: bytes, protocol: int) -> tuple[int, int]:
-    """(packet id or 0, where the payload begins in the body). Raises ProtocolError `malformed`."""
+    """Return (packet id or 0, start of the payload). Raises ProtocolError `malformed`."""
     at = 2 + int.from_bytes(body[:2], "big")
     packet_id = 0
     if first & 0x06:  # QoS 1 or 2
@@ -216,7 +214,6 @@ def read_publish(first: int, body: bytes, protocol: int) -> tuple[int, int]:
 
 
 def _integers(body: bytes, at: int) -> dict[int, int]:
-    """The integers of the property list at `at`, by their identifiers."""
     size, at = _properties(body, at)
     end, found = at + size, {}
     if end > len(body):
@@ -241,7 +238,7 @@ def _properties(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _read_length(data: bytes, at: int) -> tuple[int, int] | None:
-    """(value, where it ends) of a variable byte integer; None while it is not all there."""
+    """Return (value, end) of a variable byte integer; None while incomplete."""
     value = shift = 0
     for byte in data[at : at + _LENGTH_BYTES]:
         at += 1

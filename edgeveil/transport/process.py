@@ -1,4 +1,4 @@
-"""The life of a process: its folder and keys, tasks until the first ends or a signal, the stop."""
+"""Lifecycle of a process: its folder and keys, tasks until the first ends, signals, stop."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _LOG = logging.getLogger("edgeveil.process")
 
 
 class OwnFolder:
-    """A state folder held by this process alone (mode 0700). Raises UsageError."""
+    """State folder locked by this process (mode 0700). Raises UsageError."""
 
     def __init__(self, state_dir: Path) -> None:
         try:
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             found = state_dir.stat()
-            if found.st_uid == os.geteuid() and found.st_mode & 0o077:  # made by another hand
+            if found.st_uid == os.geteuid() and found.st_mode & 0o077:
                 state_dir.chmod(found.st_mode & 0o700)
-            # Not the folder itself: commands that work beside a running process lock that.
+            # Not the folder itself, which is locked by commands during a process's life.
             descriptor = os.open(state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-            self._lock = os.fdopen(descriptor, "rb")  # the kernel lets go when this is closed
+            self._lock = os.fdopen(descriptor, "rb")  # the kernel unlocks it when this is closed
             self._path = state_dir / LOCK_FILE
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -52,24 +52,24 @@ class OwnFolder:
             raise UsageError(what, where=str(state_dir), fix=fix) from None
 
     async def gone(self) -> None:
-        """Wait until another folder, or none, stands at this path. Raises SystemFault then."""
+        """Wait until the folder is moved or replaced, then raise SystemFault."""
         while True:
             try:
-                held = await asyncio.to_thread(self._stands)
-            except RuntimeError:  # no thread to be had: looked at again
-                held = True
-            if not held:
+                in_place = await asyncio.to_thread(self._is_in_place)
+            except RuntimeError:  # no thread available: retry
+                in_place = True
+            if not in_place:
                 what = f"the state folder was moved or unmounted, or lost its {LOCK_FILE}"
                 fix = "put it back, or mount its disk; then start again"
                 raise SystemFault(what, where=str(self._path.parent), fix=fix)
             await asyncio.sleep(FOLDER_LOOK_S)
 
-    def _stands(self) -> bool:
+    def _is_in_place(self) -> bool:
         try:
             return os.path.samestat(os.fstat(self._lock.fileno()), self._path.stat())
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # a disk that fails: health tells that
+        except OSError:  # a failing disk is reported by health
             return True
 
     def release(self) -> None:
@@ -83,7 +83,7 @@ class OwnFolder:
 
 
 def key_gone(key: Path, make: str = "") -> SystemFault:
-    """The error of a party whose key is gone; `make`: the command for a new party."""
+    """Return the error of a party with a lost key; `make`: the command for a new party."""
     new = f"; for a new party: {make}" if make else ""
     what = "the key that the fleet knows this party by is gone, and none is made in its place"
     fix = f"mount the disk of its state folder, or put the key back from a backup{new}"
@@ -91,7 +91,7 @@ def key_gone(key: Path, make: str = "") -> SystemFault:
 
 
 def refuse_lost_state(key: Path, known: Path | None = None) -> None:
-    """Raise SystemFault where a key is gone that a bundle, or the file `known`, shows was made."""
+    """Raise SystemFault if a key is missing that a bundle, or the file `known`, proves existed."""
     if key.exists():
         return
     place = key.parent.parent
@@ -105,7 +105,7 @@ def refuse_lost_state(key: Path, known: Path | None = None) -> None:
 
 
 def make_signing_key(state_dir: Path, role: str) -> SigningKey:
-    """`<role>.key`, made where there is none; for set-up alone. Raises SystemFault."""
+    """Load `<role>.key`, or generate it; for set-up only. Raises SystemFault."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = state_dir / f"{role}.key"
     if not path.exists():
@@ -115,7 +115,7 @@ def make_signing_key(state_dir: Path, role: str) -> SigningKey:
 
 
 def own_signing_key(state_dir: Path, role: str) -> SigningKey:
-    """`<role>.key`; its public half is written beside it. Raises SystemFault where it is gone."""
+    """Load `<role>.key` and write its public half if missing. Raises SystemFault if lost."""
     path = state_dir / f"{role}.key"
     if not path.exists():
         raise key_gone(path, f"edgeveil {'proxy' if role == 'proxy' else 'cloud'} keys")
@@ -126,35 +126,34 @@ def own_signing_key(state_dir: Path, role: str) -> SigningKey:
 
 
 def own_audit_log(state_dir: Path, role: str) -> OwnAuditLog:
-    """What administrators do at this process, signed with its key of the day."""
     from edgeveil.audit_log import OwnAuditLog  # the cloud has one
 
     return OwnAuditLog(state_dir, lambda: own_signing_key(state_dir, role))
 
 
-def peer_key(path: Path, whose: str) -> VerifyKey:
-    """The pinned public key of another party. Raises SystemFault while there is none."""
+def peer_key(path: Path, party: str) -> VerifyKey:
+    """Load the pinned public key of another party. Raises SystemFault if missing."""
     if not path.is_file():
-        what = f"the public key of {whose} is not there"
-        fix = f"copy {whose}'s .pub file to this place"
+        what = f"the public key of {party} is not there"
+        fix = f"copy {party}'s .pub file to this place"
         raise SystemFault(what, where=str(path), fix=fix)
     return VerifyKey.load(path)
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Ctrl-C, SIGTERM, and a terminal that hangs up, unless that is ignored (nohup)."""
+    """Return SIGINT, SIGTERM, and SIGHUP unless it is ignored (nohup)."""
     found = [signal.SIGINT, signal.SIGTERM]
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return found if ignored else [*found, signal.SIGHUP]
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, int]]) -> int:
-    """Run `main(stop)`; each of `stop_signals` sets `stop`, a second one ends at once.
+    """Run `main(stop)`; each of `stop_signals` sets `stop`, a second one kills the process.
 
-    A task's error that nobody awaits ends the process too. Raises UsageError where the process may
-    open too few files. An error of the environment has exit code 1 (`of_environment`).
+    An unhandled error of a task ends the process too. Raises UsageError if the limit of open files
+    is too low. An error of the environment has exit code 1 (`of_environment`).
     """
-    mask = os.umask(0o077)  # its state is its user's alone, whatever it was started with
+    mask = os.umask(0o077)  # keep state private, whatever the inherited mask
     raise_file_limit()
     keep_heap()
     numbers = stop_signals()
@@ -167,13 +166,13 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, 
         def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
             error = context.get("exception")
             if error is None or not isinstance(context.get("future"), asyncio.Task):
-                # no task: a connection's own matter
+                # no task: concerns one connection only
                 loop.default_exception_handler(context)
             elif not lost.done():
                 lost.set_exception(error)
 
         def asked() -> None:
-            # From now on the system's own action: work that holds the loop cannot delay it.
+            # From now on the default action, which a blocked loop cannot delay.
             for number in numbers:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL)
@@ -209,7 +208,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, 
 
 
 async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:
-    """Wait for the stop or for the first task to end; its error, if any, is raised."""
+    """Wait for the stop or the first task to end, and raise its error, if any."""
     waiting = asyncio.ensure_future(stop.wait())
     tasks = [asyncio.ensure_future(item) for item in work]
     done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -217,7 +216,7 @@ async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:
         if task not in done:
             task.cancel()
     ended, _ = await asyncio.wait([waiting, *tasks], timeout=EXIT_S)
-    # All are looked at: an error that nobody took would be a traceback of asyncio's in the log.
+    # Retrieve all errors: asyncio would log a traceback of one that is not retrieved.
     errors = {task: task.exception() for task in ended if not task.cancelled()}
     for task in tasks:
         if task in done and (error := errors.get(task)) is not None:
@@ -228,21 +227,21 @@ async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:
 
 
 def tell(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send `KEY=value` lines to systemd (sd_notify(3)); whether there was a socket for it."""
+    """Send `KEY=value` lines to systemd (sd_notify(3)); return whether a socket was found."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
     if address.startswith("@"):  # an abstract socket of Linux
         address = "\0" + address[1:]
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        told.connect(address)
-        told.sendall("\n".join(lines).encode())
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.connect(address)
+        notify.sendall("\n".join(lines).encode())
         return True
     return False
 
 
 def watchdog_s(environ: Mapping[str, str] = os.environ) -> float | None:
-    """Seconds after which the service counts as hung unless it says otherwise; None: never."""
+    """Return systemd's watchdog time in seconds, or None."""
     of_process = environ.get("WATCHDOG_PID", str(os.getpid()))
     text = environ.get("WATCHDOG_USEC", "")
     if of_process != str(os.getpid()) or not text.isdecimal() or int(text) == 0:
@@ -251,7 +250,7 @@ def watchdog_s(environ: Mapping[str, str] = os.environ) -> float | None:
 
 
 async def keep_alive() -> None:
-    """Say so from the event loop, twice in the time: a loop that hangs falls silent. For ever."""
+    """Notify systemd's watchdog from the event loop twice per period, for ever."""
     limit_s = watchdog_s()
     while limit_s is not None:
         tell("WATCHDOG=1")

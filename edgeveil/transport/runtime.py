@@ -1,7 +1,7 @@
-"""Runs one machine: events in, effects out, in order, on an asyncio loop.
+"""Runtime of one machine on an asyncio loop: events in, effects out, in order.
 
-One task feeds the machine. `Work` runs in an executor and comes back as `WorkDone`. What cannot be
-published because the link is down is dropped: the machine's timers send it again.
+One task feeds the machine. `Work` runs in an executor and returns as `WorkDone`. A message that
+cannot be published because the link is down is dropped: the machine's timers send it again.
 """
 
 from __future__ import annotations
@@ -30,31 +30,27 @@ if TYPE_CHECKING:
 
 INBOX_EVENTS = 4096
 INBOX_BYTES = 16 * 1024 * 1024
-TOGETHER_EVENTS = 64  # waiting events whose stores share one write to the disk
-STUCK_S = 30.0  # a machine that takes no event for so long does not turn
+TOGETHER_EVENTS = 64  # queued events whose stores share one write to the disk
+STUCK_S = 30.0  # a machine that handles no event for so long counts as stuck
 
 Publish = Callable[[fx.Address, bytes], Awaitable[None]]
-_Queued = tuple[bool, int, fx.Event, int]  # whether it waits behind others, its number; its bytes
+_Queued = tuple[bool, int, fx.Event, int]  # low priority, number, event, bytes
 
 
 class Host(Protocol):
-    """What a process does for its machine."""
-
     def store(self, item: object) -> None:
-        """Make it durable before returning; inside `together`, when that block ends."""
+        """Store durably before returning; inside `together`, at the end of the block."""
 
     def together(self) -> AbstractContextManager[None]:
-        """What is stored inside is durable when the block ends, all of it or nothing."""
+        """Make all writes inside the block durable at its end, or none."""
 
-    def perform(self, task: object) -> object:
-        """Do the work (called in the executor) and return its outcome."""
+    def perform(self, task: object) -> object: ...
 
-    def report(self, report: fx.Report) -> None:
-        """Tell a person; quick."""
+    def report(self, report: fx.Report) -> None: ...
 
 
 class Runner(Protocol):
-    """What runs a role's machine: a process's `Runtime`, or a node of a network in memory."""
+    """Runs a role's machine: a process's `Runtime`, or a node of a network in memory."""
 
     @property
     def refused(self) -> Mapping[str, int]: ...
@@ -63,21 +59,19 @@ class Runner(Protocol):
 
 
 class Gate(Protocol):
-    """Whose frames are taken, and what became of them."""
-
     def refusal(self, sender: fx.Address, frame: bytes) -> str | None:
-        """Why this frame is dropped before it is decoded; None to take it. Must be cheap."""
+        """Return why a frame is dropped before decoding, or None to accept; must be cheap."""
 
     def refused(self, sender: fx.Address, reason: str) -> None:
-        """A frame of this sender that was taken turned out to be refused."""
+        """Count an accepted frame of this sender that was refused later."""
 
 
 class Runtime:
-    """One machine with its host and its way out.
+    """One machine with its host and its publisher.
 
-    `executor`, or the one that it returns for a task, does the work. Log lines of what runs after
-    `follow_logs`, and of the work, name job (by `name_job`) and round. `gate` filters frames before
-    they are decoded. `blobs` carries what goes beside the broker.
+    `executor`, or the one that it returns for a task, does the work. Log lines after `follow_logs`,
+    and those of the work, carry job (by `name_job`) and round. `gate` filters frames before
+    decoding. `blobs` transfers data out of band.
     """
 
     def __init__(
@@ -124,12 +118,12 @@ class Runtime:
 
     @property
     def knows_keys(self) -> bool:
-        """Whether cloud and proxy spoke last with the keys that are pinned for them."""
+        """Whether cloud and proxy signed their last messages with their pinned keys."""
         return not self._strangers
 
     @property
     def turns(self) -> bool:
-        """Whether the machine is fed, and no effect or event waits for STUCK_S; for any thread."""
+        """Whether the machine is fed and no effect or event waits for STUCK_S; thread-safe."""
         now_s, since_s = time.monotonic(), self._since_s
         in_time = not since_s or now_s - since_s < STUCK_S
         waits_s = 0.0 if self._events.empty() else now_s - max(self._took_s, since_s)
@@ -141,11 +135,10 @@ class Runtime:
         self._beating = asyncio.get_running_loop().call_later(STUCK_S / 10, self._beat)
 
     def follow_logs(self) -> None:
-        """Log lines of this task, and of those that it starts, name the machine's job and round."""
         follow(self._place)
 
     def takes(self, sender: fx.Address | None, frame: bytes) -> bool:
-        """Whether to `receive` this frame; one that is not taken is counted, and that is all."""
+        """Return whether to `receive` this frame; count a refusal."""
         reason: str | None = "foreign_topic"
         if sender is not None:
             reason = self._gate.refusal(sender, frame) if self._gate is not None else None
@@ -154,7 +147,7 @@ class Runtime:
         return reason is None
 
     async def receive(self, sender: fx.Address, frame: bytes) -> None:
-        """A frame that is taken; waits while the machine is far behind, in events or in bytes."""
+        """Decode and queue a frame; waits while too many events or bytes are queued."""
         try:
             message = decode(frame, self._packet_bytes)
         except ProtocolError as error:
@@ -172,7 +165,7 @@ class Runtime:
         self._queue(event, 0)
 
     def _queue(self, event: fx.Event, frame_bytes: int) -> None:
-        """What devices say waits behind all else: there is much of it, and the others are few."""
+        """Queue an event; devices' messages are many, so they wait behind all others."""
         sender = event.sender if isinstance(event, fx.MessageReceived) else None
         behind = isinstance(sender, fx.DeviceAddress)
         if self._events.empty():
@@ -180,7 +173,7 @@ class Runtime:
         self._events.put_nowait((behind, next(self._numbers), event, frame_bytes))
 
     async def run(self) -> None:
-        """Feed the machine until cancelled. Raises what kept work from being begun."""
+        """Feed the machine until cancelled. Raises the error that kept work from starting."""
         self.follow_logs()
         self._lost = asyncio.get_running_loop().create_future()
         feeding = asyncio.ensure_future(self._feed())
@@ -216,7 +209,7 @@ class Runtime:
         await self._settle(self._decide(events))
 
     async def _waiting(self, settled: asyncio.Future[None]) -> list[fx.Event]:
-        """The events that wait, at least one; raises what `settled` failed of meanwhile."""
+        """Return the queued events, at least one; raises the error of `settled`."""
         if self._events.empty() and not settled.done():
             first = asyncio.ensure_future(self._events.get())
             try:
@@ -236,7 +229,6 @@ class Runtime:
         return events
 
     def _decide(self, events: Iterable[fx.Event]) -> list[fx.Effect]:
-        """What the machine makes of them. Meanwhile the effects before may still be written."""
         effects: list[fx.Effect] = []
         for event in events:
             made = self.machine.handle(event, time.monotonic())
@@ -246,11 +238,13 @@ class Runtime:
                     self._blame(effect.sender or event.sender, effect.reason)
                 made += self._judge_key(event, any(one.reason == "forged" for one in refused))
             effects += made
-            self._note_place(self.machine.at or self._at)  # a job's end still belongs to it
+            self._note_place(
+                self.machine.at or self._at
+            )  # the end of a job is logged with that job
         return effects
 
     def _judge_key(self, event: fx.MessageReceived, forged: bool) -> list[fx.Effect]:
-        """Let the machine know when a party begins to sign with another key, and when it ends."""
+        """Notify the machine when a peer starts or stops signing with another key."""
         peer = event.sender
         if isinstance(peer, fx.DeviceAddress) or not isinstance(event.message, Note | Offer):
             return []
@@ -260,10 +254,10 @@ class Runtime:
         return self.machine.handle(fx.PeerSigned(peer, not forged), time.monotonic())
 
     async def _settle(self, effects: list[fx.Effect]) -> None:
-        """Effects in order; what follows the first `Persist` waits for one durable write."""
+        """Execute effects in order; those after the first `Persist` wait for one durable write."""
         items = [effect.item for effect in effects if isinstance(effect, fx.Persist)]
         for effect in effects:
-            # Of each: many sends over a slow link are no standstill.
+            # Per effect: many sends over a slow link do not count as stuck.
             self._since_s = time.monotonic()
             if isinstance(effect, fx.Persist):
                 if items:
@@ -273,10 +267,6 @@ class Runtime:
                 await self._execute(effect)
         self._note_place(self.machine.at)
         self._since_s = 0.0
-
-    def _place_of(self, task: object) -> Place:
-        at = getattr(getattr(task, "manifest", None), "at", None)
-        return self._named(at) if isinstance(at, RoundId) else replace(self._place)
 
     def _named(self, at: RoundId) -> Place:
         return Place(self._name_job(at.job_id), at.round or None)
@@ -296,8 +286,6 @@ class Runtime:
             self._place.job, self._place.round = place.job, place.round
 
     async def _store(self, items: list[object]) -> None:
-        """Make them durable, off the loop: the next messages are read meanwhile."""
-
         def write() -> None:
             with self.host.together():
                 for item in items:
@@ -354,7 +342,7 @@ class Runtime:
             timer.cancel()
 
     def _worked(self, job: asyncio.Task[None]) -> None:
-        """End the runtime where work could not be begun: the machine would wait for ever."""
+        """End the runtime if work could not be started: the machine would wait for ever."""
         self._working.discard(job)
         error = None if job.cancelled() else job.exception()
         if error is not None and self._lost is not None and not self._lost.done():
@@ -363,7 +351,8 @@ class Runtime:
     async def _perform(self, work: fx.Work) -> None:
         task, loop, here = work.task, asyncio.get_running_loop(), contextvars.copy_context()
         executor = self._executor(task) if callable(self._executor) else self._executor
-        here.run(follow, self._named(work.at) if work.at else self._place_of(task))
+        at = work.at or getattr(getattr(task, "manifest", None), "at", None)
+        here.run(follow, self._named(at) if isinstance(at, RoundId) else replace(self._place))
         result: object
         if not isinstance(task, Carriage):
             result = await loop.run_in_executor(
@@ -371,13 +360,13 @@ class Runtime:
             )
         elif self._blobs is None:
             result = fx.WorkFailed("no_route")
-        else:  # beside the line of the host's work: it waits for a network
+        else:  # not in the host's executor: a transfer waits for a network
             result = await loop.run_in_executor(self._blobs.executor, self._blobs.carry, task)
         self.post(fx.WorkDone(task, result))
 
 
 def perform(host: Host, task: object, log: logging.Logger) -> object:
-    """The host's outcome or `WorkFailed`; raises only where no thread can be started."""
+    """Return the host's outcome or `WorkFailed`; raises only if no thread can be started."""
     try:
         return host.perform(task)
     except ProtocolError as error:
@@ -387,7 +376,7 @@ def perform(host: Host, task: object, log: logging.Logger) -> object:
     except Exception as error:
         if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
             raise
-        # The text of an unexpected error could quote data, so only its type and place are told.
+        # The text of an unexpected error could quote data: log only its type and place.
         place = error.__traceback__
         while place and place.tb_next:
             place = place.tb_next
@@ -406,11 +395,11 @@ class Refusals:
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
         self._log, self._clock = log, clock
-        self._said: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
 
     def add(self, reason: str) -> None:
         self.counts[reason] += 1
         now = self._clock()
-        if now - self._said.get(reason, -LOG_EVERY_S) >= LOG_EVERY_S:
-            self._said[reason] = now
+        if now - self._logged_s.get(reason, -LOG_EVERY_S) >= LOG_EVERY_S:
+            self._logged_s[reason] = now
             self._log.warning("refused", extra={"reason": reason, "total": self.counts[reason]})

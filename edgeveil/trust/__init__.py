@@ -1,1 +1,1 @@
-"""Whom a party believes: an offline root, and what it delegates by signed metadata."""
+"""Trust in parties' keys: an offline root and its signed delegations."""

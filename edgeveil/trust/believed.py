@@ -1,4 +1,4 @@
-"""Keys that a process believes and speaks with, from the root's metadata that it holds."""
+"""Keys that a process trusts or signs with, from the root's metadata or pinned files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PeerKeys, TrustMetadata
 from edgeveil.transport.process import own_signing_key, peer_key
 
-if TYPE_CHECKING:  # without a root none of it is loaded
+if TYPE_CHECKING:  # loaded only with a root
     from edgeveil.trust.bundle import HeldTrust
 
 
@@ -22,27 +22,26 @@ def believed_keys(
     proxy: Path | None = None,
     cell: str = "",
 ) -> PeerKeys:
-    """Keys that the root delegates, the proxy's of `cell`; without a root the pinned ones. Raises
-    TrustError `unknown_cell`."""
+    """Return delegated or, without a root, pinned keys. Raises TrustError `unknown_cell`."""
     if trust is None:
         return PeerKeys.pinned(
             cloud=peer_key(cloud, "the cloud") if cloud else None,
             proxy=peer_key(proxy, "the proxy") if proxy else None,
         )
-    said = trust.delegated
+    delegated = trust.delegated
     versions = trust.metadata.root_version, trust.metadata.version
-    if said is None:
+    if delegated is None:
         return PeerKeys(versions=versions)
-    jobs, releases = said.roles["cloud-jobs"], said.roles["cloud-releases"]
-    held = said.proxy_of(cell)
+    jobs, releases = delegated.roles["cloud-jobs"], delegated.roles["cloud-releases"]
+    theirs = delegated.proxy_of(cell)
     epoch = jobs.epoch + releases.epoch
-    return PeerKeys(jobs.key, held.rosters.key, releases.key, epoch, held.lineage, versions)
+    return PeerKeys(jobs.key, theirs.rosters.key, releases.key, epoch, theirs.lineage, versions)
 
 
 def take_trust(
     trust: HeldTrust | None, metadata: TrustMetadata, cell: str = ""
 ) -> PeerKeys | fx.WorkFailed | None:
-    """Go forward to what came over the wire; None where it is known."""
+    """Advance to received metadata; return None if it is known."""
     if trust is None:
         return fx.WorkFailed("unexpected_metadata")
     from edgeveil.trust.metadata import TrustError
@@ -55,7 +54,7 @@ def take_trust(
 
 
 def check_own_cell(trust: HeldTrust, cell: str, key: VerifyKey) -> None:
-    """Raise TrustError `another_cell` where the root says that a proxy's key is another cell's."""
+    """Raise TrustError `another_cell` if the root assigns a proxy's key to another cell."""
     theirs = trust.delegated.cell_of(key) if trust.delegated else None
     if theirs not in (None, cell):
         from edgeveil.trust.metadata import TrustError
@@ -66,8 +65,7 @@ def check_own_cell(trust: HeldTrust, cell: str, key: VerifyKey) -> None:
 
 
 def delegated_key(state_dir: Path, name: str, wanted: VerifyKey) -> SigningKey:
-    """The secret half of `wanted`: `<name>.key`, or `<name>-next.key`, which then takes its place.
-    Raises UsageError, or SystemFault where there is none."""
+    """Return the secret of `wanted`, adopting `<name>-next.key`. Raises UsageError, SystemFault."""
     key, later = own_signing_key(state_dir, name), state_dir / f"{name}-next.key"
     if key.public() == wanted:
         return key
@@ -83,7 +81,7 @@ def delegated_key(state_dir: Path, name: str, wanted: VerifyKey) -> SigningKey:
 
 
 def next_key(state_dir: Path, name: str) -> Path:
-    """Make `<name>-next.key` where there is none; its public file, for the root to name."""
+    """Generate `<name>-next.key` if missing; return its public file, for the root to sign."""
     own_signing_key(state_dir, name)
     public = state_dir / f"{name}-next.pub"
     path = public.with_suffix(".key")

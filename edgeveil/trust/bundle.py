@@ -1,10 +1,10 @@
-"""`trust.json`: the root documents in their order and the newest delegations, for one party.
+"""`trust.json`: the root documents in order and the newest delegations, for one party.
 
     {"format": "edgeveil-trust-1", "roots": [text, …], "delegations": text}
 
-Each text is a document as it was signed. It holds no secret; whoever hands it over cannot change
-what it says. A party pins its first root when it first reads the file, and keeps what it verified
-in its own state folder from then on.
+Each text is a document as it was signed, so the file holds no secret and its carrier cannot change
+the content. A party pins the first root at its first start and stores verified documents in its own
+state folder from then on.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from edgeveil.trust.metadata import Delegated, TrustedMetadata, TrustError, now_
 FORMAT = "edgeveil-trust-1"
 BUNDLE_BYTES = 4 << 20
 STATE_FILE = "trust.json"
-WARN = timedelta(days=30)  # before something ends
-_HOLD_FIX = "ask who keeps the root for trust.json again"
+WARN = timedelta(days=30)  # before a document expires
+_HOLD_FIX = "ask the keeper of the root for trust.json again"
 
 
 @dataclass(frozen=True)
 class TrustBundle:
-    """Documents as they came, none of them verified."""
+    """Unverified documents."""
 
     roots: tuple[bytes, ...]
     delegations: bytes = b""
 
     def to_text(self) -> str:
-        """The file."""
         texts = [root.decode() for root in self.roots]
         plain = {"format": FORMAT, "roots": texts, "delegations": self.delegations.decode()}
         return json.dumps(plain, indent=1) + "\n"
 
     def verified(self) -> TrustedMetadata:
-        """What a party believes that pins the first root, expired or not. Raises TrustError."""
+        """Verify all documents from the first root on, expired or not. Raises TrustError."""
         found = TrustedMetadata(self.roots[0])
         found.take(self.roots[1:], self.delegations, None)
         return found
 
     @classmethod
     def load(cls, path: Path) -> TrustBundle:
-        """Raises TrustError `malformed_metadata`."""
+        """Read a file. Raises TrustError `no_trust_file` or `malformed_metadata`."""
         try:
             with path.open("rb") as file:
                 raw = file.read(BUNDLE_BYTES + 1)
@@ -57,7 +56,7 @@ class TrustBundle:
 
     @classmethod
     def parse(cls, raw: bytes, path: Path = Path("trust.json")) -> TrustBundle:
-        """The bytes of such a file. Raises TrustError `malformed_metadata`."""
+        """Parse the content of such a file. Raises TrustError `malformed_metadata`."""
         try:
             found = json.loads(raw) if len(raw) <= BUNDLE_BYTES else None
         except (ValueError, RecursionError):
@@ -80,13 +79,12 @@ def _no_bundle(path: Path) -> TrustError:
 
 
 class HeldTrust:
-    """One party's verified documents, kept in its state folder; the first start pins the first root
-    of the site's file `given`. Raises TrustError."""
+    """One party's verified documents; the first start pins the first root of `given`."""
 
     def __init__(self, state_dir: Path, given: Path, now: Callable[[], datetime] = now_utc) -> None:
         self._file, self._given, self._now = state_dir / STATE_FILE, given, now
-        self.complaint = ""  # why the newest documents were not taken
-        if self._file.exists():  # it may have expired since, and stays what it is
+        self.complaint = ""  # why the newest documents were rejected
+        if self._file.exists():  # also if it has expired since
             self.metadata = TrustBundle.load(self._file).verified()
         else:
             self.metadata = TrustedMetadata(TrustBundle.load(given).roots[0])
@@ -95,38 +93,36 @@ class HeldTrust:
 
     @property
     def delegated(self) -> Delegated | None:
-        """What the root delegates, None while nothing is known."""
         return self.metadata.delegated
 
     @property
     def problem(self) -> str:
-        """Why nobody is believed now, or ""."""
+        """Why no key is trusted now, or ""."""
         return self.metadata.problem(self._now())
 
     @property
     def warning(self) -> str:
-        """What ends soon, or ""."""
+        """Documents that expire soon, or ""."""
         ends, now = self.expires, self._now()
         soon = {what: (at - now).days for what, at in ends.items() if at - now < WARN}
         return "; ".join(f"the trust {what} will expire in {n} days" for what, n in soon.items())
 
     @property
     def expires(self) -> Mapping[str, datetime]:
-        """When each document that is held ends."""
+        """Expiry of each stored document."""
         ends = {"root": self.metadata.root_expires}
-        said = self.metadata.delegated
-        return ends if said is None else {**ends, "delegations": said.expires}
+        delegated = self.metadata.delegated
+        return ends if delegated is None else {**ends, "delegations": delegated.expires}
 
     def take(self, roots: Sequence[bytes], delegations: bytes) -> bool:
-        """Go forward, durably; False if nothing was new. Raises TrustError, and changes nothing."""
+        """Advance durably; return False if nothing was new. Raises TrustError without a change."""
         changed = self.metadata.take(roots, delegations, self._now())
         if changed:
             self._keep()
         return changed
 
     def look(self, *, strict: bool = False) -> bool:
-        """Take the documents of the given file where it changed; True if anything was new. An error
-        is the `complaint`, or raised if `strict`."""
+        """Take a changed `given` file; return True if new. An error is raised only if `strict`."""
         try:
             found = self._given.stat()
             mark = (found.st_mtime_ns, found.st_size)

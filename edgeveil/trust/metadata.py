@@ -1,13 +1,13 @@
 """Metadata of the offline root (The Update Framework, TUF specification 1.0), by python-tuf.
 
-The *root* names its own keys and how many must sign; version N + 1 is signed by as many of version
-N's too. The *delegations* (TUF's top-level `targets`) name the key of each online role, the lineage
-of the proxy's registry, the certificate authorities of both broker domains, each named cell's proxy
-and the key that moves devices. TUF's `timestamp` and `snapshot` roles are the root's and unused:
-freshness comes from the delegations' expiry, and from the rosters'.
+The *root* lists its own keys and a signature threshold; version N + 1 also needs the threshold of
+version N. The *delegations* (TUF's top-level `targets`) list the key of each online role, the
+lineage of the proxy's registry, the certificate authorities of both broker domains, the proxy of
+each named cell, and the key that moves devices. TUF's `timestamp` and `snapshot` roles belong to
+the root and are unused: freshness follows from the expiry of delegations and rosters.
 
-A role's `epoch` grows whenever its key is replaced: sequence numbers count within one, so that a
-rotation ends what a leaked key has said. No cell is ever taken out, so that no epoch begins anew.
+A role's `epoch` grows with each replacement of its key. Sequence numbers count within an epoch, so
+a rotation invalidates the messages of a leaked key. Cells are never removed, so no epoch restarts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _COMPACT = JSONSerializer(compact=True)
 
 
 class TrustError(EdgeVeilError):
-    """Metadata that is not believed; `reason` is a code for counts and logs."""
+    """Metadata was rejected; `reason` is a code for counts and logs."""
 
     exit_code = 2
 
@@ -59,15 +59,13 @@ class TrustError(EdgeVeilError):
 
 @dataclass(frozen=True)
 class RoleKey:
-    """The key of a role, and how often it was replaced."""
-
     key: VerifyKey
-    epoch: int = 0
+    epoch: int = 0  # number of replacements
 
 
 @dataclass(frozen=True)
 class CellProxy:
-    """The key of a cell's proxy, and its registry's lineage (32 hex digits; "": the first seen)."""
+    """Key of a cell's proxy, and its registry's lineage (32 hex digits; "": the first seen)."""
 
     rosters: RoleKey
     lineage: str = ""
@@ -75,8 +73,11 @@ class CellProxy:
 
 @dataclass(frozen=True)
 class Delegated:
-    """The delegations. `lineage` is of the unnamed cell's registry, `authorities` are PEM by broker
-    domain (`edge`, `edge-north`), `site` is the key that moves devices between cells, if any."""
+    """Content of the delegations.
+
+    `lineage` is of the unnamed cell's registry, `authorities` are PEM by broker domain (`edge`,
+    `edge-north`), `site` is the key that moves devices between cells, if any.
+    """
 
     version: int
     expires: datetime
@@ -87,7 +88,7 @@ class Delegated:
     site: RoleKey | None = None
 
     def proxy_of(self, cell: str) -> CellProxy:
-        """A cell's proxy. Raises TrustError `unknown_cell`."""
+        """Return a cell's proxy. Raises TrustError `unknown_cell`."""
         if not cell:
             return CellProxy(self.roles["proxy-rosters"], self.lineage)
         if cell not in self.cells:
@@ -97,16 +98,16 @@ class Delegated:
         return self.cells[cell]
 
     def cell_of(self, key: VerifyKey) -> str | None:
-        """The cell whose proxy speaks with this key."""
+        """Return the cell whose proxy has this key, or None."""
         cells = (one for one in ("", *self.cells) if self.proxy_of(one).rosters.key == key)
         return next(cells, None)
 
 
 class TrustedMetadata:
-    """What a party has verified, from the root that it pins; it only goes forward."""
+    """Verified metadata from the pinned root on; versions only increase."""
 
     def __init__(self, pinned: bytes) -> None:
-        """Raises TrustError unless `pinned` is a root that is signed by its own keys."""
+        """Pin a root. Raises TrustError unless it is signed by its own keys."""
         root, signed = _root(pinned)
         _verify(root, signed, "root")
         self._root = root
@@ -124,11 +125,11 @@ class TrustedMetadata:
 
     @property
     def version(self) -> int:
-        """Version of the delegations, 0 without any that the root vouches for."""
+        """Version of the delegations, 0 without any that the root signed."""
         return self.delegated.version if self.delegated else 0
 
     def problem(self, now: datetime) -> str:
-        """Why nobody is believed at this moment, or ""."""
+        """Return why no key is trusted at `now`, or ""."""
         if self.delegated is None:
             return "the root's delegations are not there"
         for what, ends in (("root", self.root_expires), ("delegations", self.delegated.expires)):
@@ -137,16 +138,18 @@ class TrustedMetadata:
         return ""
 
     def after(self, root_version: int, version: int) -> tuple[tuple[bytes, ...], bytes]:
-        """The roots above `root_version`, and the delegations where they are newer (else empty)."""
+        """Return the roots above `root_version`, and the delegations if newer (else empty)."""
         first = self.root_version - len(self.roots) + 1
         roots = self.roots[max(0, root_version + 1 - first) :]
         newer = version < self.version or bool(roots)
         return roots, self.document if newer else b""
 
     def take(self, roots: Sequence[bytes], document: bytes, now: datetime | None) -> bool:
-        """Go forward to these roots and delegations (may be empty), or not at all; False if nothing
-        was new. Without `now` expired ones are taken too. Raises TrustError: `malformed_metadata`,
-        `too_few_signatures`, `metadata_gap`, `metadata_rollback`, `metadata_expired`."""
+        """Advance to these documents as a whole; return False if none is new.
+
+        `now`: None accepts expired ones. Raises TrustError `malformed_metadata`,
+        `too_few_signatures`, `metadata_gap`, `metadata_rollback` or `metadata_expired`.
+        """
         ahead = copy(self)
         changed = [ahead._take_root(raw) for raw in roots]
         if any(changed):
@@ -174,7 +177,7 @@ class TrustedMetadata:
         return True
 
     def _drop_disowned(self) -> None:
-        """Drop delegations that a new root no longer vouches for."""
+        """Drop delegations that are not signed by a new root's keys."""
         try:
             if self.document:
                 _verify(self._root, _document(self.document, Targets), "targets")
@@ -187,13 +190,13 @@ class TrustedMetadata:
         signed = _document(raw, Targets)
         _verify(self._root, signed, "targets")
         found = _delegated(signed.signed)
-        held = self.delegated
-        if held is not None:
-            if found.version <= held.version:
-                what = f"delegations {found.version} do not follow delegations {held.version}"
+        current = self.delegated
+        if current is not None:
+            if found.version <= current.version:
+                what = f"delegations {found.version} do not follow delegations {current.version}"
                 raise TrustError("metadata_rollback", what)
             after = _role_keys(found)
-            for name, role in _role_keys(held).items():
+            for name, role in _role_keys(current).items():
                 if name not in after or after[name].epoch < role.epoch:
                     raise TrustError("metadata_rollback", f"the epoch of {name} goes back")
         _check_time("delegations", found.expires, now)
@@ -207,7 +210,7 @@ class TrustedMetadata:
 def make_root(
     version: int, keys: Sequence[VerifyKey], threshold: int, expires: datetime
 ) -> Metadata[Root]:
-    """An unsigned root. Raises TrustError for a threshold that its keys cannot reach."""
+    """Return an unsigned root. Raises TrustError if there are fewer keys than the threshold."""
     if not 1 <= threshold <= len(set(keys)):
         what = f"{threshold} of {len(set(keys))} root keys cannot sign"
         fix = "ask for 1 or more, and at most as many as there are keys"
@@ -220,40 +223,38 @@ def make_root(
     return Metadata(root)
 
 
-def make_delegations(said: Delegated) -> Metadata[Targets]:
-    """Unsigned delegations."""
+def make_delegations(content: Delegated) -> Metadata[Targets]:
     roles = {}
-    for name, role in said.roles.items():
+    for name, role in content.roles.items():
         own: dict[str, Any] = {"epoch": role.epoch}
         if name == "proxy-rosters":
-            own["lineage"] = said.lineage
+            own["lineage"] = content.lineage
         keyid = _tuf_key(role.key).keyid
         roles[name] = DelegatedRole(name, [keyid], 1, True, [], None, own)
-    named = (_tuf_key(role.key) for role in _role_keys(said).values())
+    named = (_tuf_key(role.key) for role in _role_keys(content).values())
     keys: dict[str, Key] = {key.keyid: key for key in named}
     more: dict[str, Any] = {}
-    for name, cell in said.cells.items():
+    for name, cell in content.cells.items():
         own = {**_plain_role(cell.rosters), "lineage": cell.lineage}
         more.setdefault("cells", {})[name] = own
-    if said.site is not None:
-        more["site"] = _plain_role(said.site)
+    if content.site is not None:
+        more["site"] = _plain_role(content.site)
     files = {}
-    for domain, pem in said.authorities.items():
+    for domain, pem in content.authorities.items():
         path = f"authorities/{domain}.pem"
         files[path] = TargetFile.from_data(path, pem.encode("ascii"))
         files[path].unrecognized_fields["custom"] = {"pem": pem}
     delegations = Delegations(keys, roles)
-    return Metadata(Targets(said.version, None, said.expires, files, delegations, more))
+    return Metadata(Targets(content.version, None, content.expires, files, delegations, more))
 
 
 def sign_document(document: Metadata[Any], key: SigningKey) -> None:
-    """Add the signature of one of the root's keys."""
     private = Ed25519PrivateKey.from_private_bytes(key.to_bytes())
     document.sign(CryptoSigner(private), append=True)
 
 
 def document_bytes(document: Metadata[Any]) -> bytes:
-    """As it is kept and sent. Raises TrustError above 32 KiB."""
+    """Serialise a document. Raises TrustError above 32 KiB."""
     raw = document.to_bytes(_COMPACT)
     if len(raw) > DOCUMENT_BYTES:
         raise TrustError("oversized_metadata", f"the document has {len(raw)} bytes")
@@ -261,37 +262,37 @@ def document_bytes(document: Metadata[Any]) -> bytes:
 
 
 def root_keys(raw: bytes) -> tuple[tuple[VerifyKey, ...], int]:
-    """The keys of a root document, and how many of them must sign."""
+    """Return the keys of a root document, and the threshold."""
     root, _ = _root(raw)
     role = root.roles["root"]
     return tuple(_verify_key(root.keys[keyid]) for keyid in role.keyids), role.threshold
 
 
 def signed_by(raw: bytes) -> frozenset[str]:
-    """The key ids of the signatures on a document, right or not."""
+    """Return the key ids of a document's signatures, also of invalid ones."""
     return frozenset(_document(raw, Root, Targets).signatures)
 
 
 def key_id(key: VerifyKey) -> str:
-    """How TUF names a key: 64 hexadecimal digits."""
+    """Return TUF's key id, 64 hexadecimal digits."""
     return _tuf_key(key).keyid
 
 
-def next_delegations(held: Delegated, expires: datetime, **changed: Any) -> Delegated:
-    """The version after `held`, with what is changed."""
-    return replace(held, version=held.version + 1, expires=expires, **changed)
+def next_delegations(current: Delegated, expires: datetime, **changed: Any) -> Delegated:
+    """Return the version after `current` with changed fields."""
+    return replace(current, version=current.version + 1, expires=expires, **changed)
 
 
 # --- reading them --------------------------------------------------------------------------------
 
 
 def read_document(raw: bytes) -> Metadata[Any]:
-    """A root or delegations, by their form alone. Raises TrustError `malformed_metadata`."""
+    """Parse a root or delegations, unverified. Raises TrustError `malformed_metadata`."""
     return _document(raw, Root, Targets)
 
 
 def read_delegations(raw: bytes) -> Delegated:
-    """What delegations say, whoever signed them. Raises TrustError `malformed_metadata`."""
+    """Parse delegations, unverified. Raises TrustError `malformed_metadata`."""
     return _delegated(_document(raw, Targets).signed)
 
 
@@ -303,7 +304,9 @@ def _document(raw: bytes, *kinds: type[Any]) -> Metadata[Any]:
     except (DeserializationError, ValueError, RecursionError):
         raise TrustError("malformed_metadata", "no metadata of TUF") from None
     if not isinstance(found.signed, kinds):
-        raise TrustError("malformed_metadata", f"a '{found.signed.type}' stands where none belongs")
+        raise TrustError(
+            "malformed_metadata", f"a document of the wrong type '{found.signed.type}'"
+        )
     return found
 
 
@@ -328,9 +331,8 @@ def _check_time(what: str, ends: datetime, now: datetime | None) -> None:
         raise TrustError("metadata_expired", text, fix=fix)
 
 
-def _delegated(said: Targets) -> Delegated:
-    """By their form. Raises TrustError `malformed_metadata`."""
-    delegations = said.delegations
+def _delegated(content: Targets) -> Delegated:
+    delegations = content.delegations
     roles = delegations.roles if delegations else None
     if delegations is None or roles is None or set(roles) != set(ROLES):
         raise TrustError("malformed_metadata", f"the roles must be {', '.join(ROLES)}")
@@ -340,44 +342,44 @@ def _delegated(said: Targets) -> Delegated:
             (keyid,), epoch = role.keyids, role.unrecognized_fields["epoch"]
             found[name] = _role_key(delegations, {"keyid": keyid, "epoch": epoch})
         lineage = roles["proxy-rosters"].unrecognized_fields["lineage"]
-        named = ((_AUTHORITY.fullmatch(path), file) for path, file in said.targets.items())
+        named = ((_AUTHORITY.fullmatch(path), file) for path, file in content.targets.items())
         pems = {match[1]: _pem(file) for match, file in named if match}
-        cells = _cells(delegations, said.unrecognized_fields.get("cells", {}))
-        site = said.unrecognized_fields.get("site")
+        cells = _cells(delegations, content.unrecognized_fields.get("cells", {}))
+        site = content.unrecognized_fields.get("site")
         mover = None if site is None else _role_key(delegations, site)
     except (KeyError, TypeError, ValueError, AttributeError, RepositoryError):
-        raise TrustError("malformed_metadata", "a role or authority is not in order") from None
+        raise TrustError("malformed_metadata", "a role or authority is malformed") from None
     for one in (lineage, *(cell.lineage for cell in cells.values())):
         if not isinstance(one, str) or not (not one or _LINEAGE.fullmatch(one)):
             raise TrustError("malformed_metadata", "the lineage is not 32 hexadecimal digits")
-    made = Delegated(said.version, said.expires, found, lineage, pems, cells, mover)
+    made = Delegated(content.version, content.expires, found, lineage, pems, cells, mover)
     proxies = [made.proxy_of(cell).rosters.key for cell in ("", *cells)]
-    if len(set(proxies)) < len(proxies):  # what one says of its cell would count for the other
+    if len(set(proxies)) < len(proxies):  # one proxy's statements would count for both
         raise TrustError("malformed_metadata", "two cells have one key")
     return made
 
 
-def _cells(delegations: Delegations, said: Mapping[str, Any]) -> dict[str, CellProxy]:
-    if len(said) > MOST_CELLS or not all(CELL.fullmatch(name) for name in said):
+def _cells(delegations: Delegations, raw: Mapping[str, Any]) -> dict[str, CellProxy]:
+    if len(raw) > MOST_CELLS or not all(CELL.fullmatch(name) for name in raw):
         raise ValueError
-    return {k: CellProxy(_role_key(delegations, one), one["lineage"]) for k, one in said.items()}
+    return {k: CellProxy(_role_key(delegations, one), one["lineage"]) for k, one in raw.items()}
 
 
-def _role_keys(said: Delegated) -> dict[str, RoleKey]:
-    """All of them; a cell's and the site's under names that no role of TUF's has."""
-    cells = {f"cell {name}": cell.rosters for name, cell in said.cells.items()}
-    return {**said.roles, **cells, **({"site": said.site} if said.site else {})}
+def _role_keys(content: Delegated) -> dict[str, RoleKey]:
+    """Return all role keys; those of cells and site under names outside TUF's roles."""
+    cells = {f"cell {name}": cell.rosters for name, cell in content.cells.items()}
+    return {**content.roles, **cells, **({"site": content.site} if content.site else {})}
 
 
 def _plain_role(role: RoleKey) -> dict[str, Any]:
     return {"keyid": _tuf_key(role.key).keyid, "epoch": role.epoch}
 
 
-def _role_key(delegations: Delegations, said: Mapping[str, Any]) -> RoleKey:
-    epoch = said["epoch"]
+def _role_key(delegations: Delegations, raw: Mapping[str, Any]) -> RoleKey:
+    epoch = raw["epoch"]
     if type(epoch) is not int or not 0 <= epoch < 2**31:
         raise ValueError
-    return RoleKey(_verify_key(delegations.keys[said["keyid"]]), epoch)
+    return RoleKey(_verify_key(delegations.keys[raw["keyid"]]), epoch)
 
 
 def _pem(file: TargetFile) -> str:
@@ -402,5 +404,5 @@ def _verify_key(key: Any) -> VerifyKey:
 
 
 def now_utc() -> datetime:
-    """This machine's clock, in whole seconds as metadata has them."""
+    """Return the time in whole seconds, the resolution of metadata."""
     return datetime.now(UTC).replace(microsecond=0)

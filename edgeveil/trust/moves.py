@@ -1,10 +1,10 @@
-"""Signed notes of which cell a moved device belongs to, one JSON object a line.
+"""Signed notes that assign moved devices to cells, one JSON object per line.
 
     {"sealing": hex, "cell": "south", "epoch": 0, "number": 2, "signature": hex}
 
-A note names a device only by the sealing key that it enrolled with, which the cloud sees in rosters
-anyway. The root names the key that signs (`Delegated.site`); `epoch` is that key's, and `number`
-grows with each move of the device.
+A note identifies a device by the sealing key of its enrolment, which the cloud sees in rosters
+anyway. The root lists the signing key (`Delegated.site`); `epoch` is that key's, and `number` grows
+with each move of the device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIX = "make it again: edgeveil site apply"
 
 @dataclass(frozen=True)
 class Move:
-    """`cell` is where the device that enrolled with `sealing` belongs; empty: the unnamed cell."""
+    """Assignment of the device enrolled with `sealing` to `cell` ("": the unnamed cell)."""
 
     sealing: SealingKey
     cell: str
@@ -39,30 +39,28 @@ class Move:
     @classmethod
     def make(cls, key: SigningKey, epoch: int, sealing: SealingKey, cell: str, number: int) -> Move:
         """Sign with the site's key of that epoch."""
-        signature = sign(key, MOVE, _said(sealing, cell, epoch, number))
+        signature = sign(key, MOVE, _signed_bytes(sealing, cell, epoch, number))
         return cls(sealing, cell, epoch, number, signature)
 
     @property
     def order(self) -> int:
-        """Grows from each note of a device to the next one."""
         return self.epoch * _BOUND + self.number
 
     def verify(self, site: RoleKey | None) -> None:
-        """Raises TrustError `no_site_key`, `old_epoch` or `forged_move`."""
+        """Raise TrustError `no_site_key`, `old_epoch` or `forged_move` for an invalid note."""
         if site is None:
             what, fix = (
-                "the root names nobody who moves devices",
+                "the root lists no key that moves devices",
                 "edgeveil trust rotate DIR site site.pub",
             )
             raise TrustError("no_site_key", what, fix=fix)
         if self.epoch != site.epoch:
             raise TrustError("old_epoch", "a move is signed with a key that was replaced", fix=_FIX)
-        said = _said(self.sealing, self.cell, self.epoch, self.number)
-        if not verify(site.key, MOVE, said, self.signature):
+        content = _signed_bytes(self.sealing, self.cell, self.epoch, self.number)
+        if not verify(site.key, MOVE, content, self.signature):
             raise TrustError("forged_move", "a move is not signed by the site", fix=_FIX)
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON has it."""
         return {
             "sealing": self.sealing.to_bytes().hex(),
             "cell": self.cell,
@@ -72,28 +70,28 @@ class Move:
         }
 
     @classmethod
-    def from_plain(cls, said: object, where: str = "") -> Move:
-        """By its form alone. Raises TrustError `malformed_move`."""
+    def from_plain(cls, plain: object, where: str = "") -> Move:
+        """Parse a note, unverified. Raises TrustError `malformed_move`."""
         try:
-            if not isinstance(said, dict) or set(said) != _KEYS:
+            if not isinstance(plain, dict) or set(plain) != _KEYS:
                 raise ValueError
-            cell, epoch, number = said["cell"], said["epoch"], said["number"]
+            cell, epoch, number = plain["cell"], plain["epoch"], plain["number"]
             whole = all(type(one) is int and 0 <= one < _BOUND for one in (epoch, number))
             if not whole or not isinstance(cell, str) or (cell and not CELL.fullmatch(cell)):
                 raise ValueError
-            sealing = SealingKey(bytes.fromhex(said["sealing"]))
-            return cls(sealing, cell, epoch, number, bytes.fromhex(said["signature"]))
+            sealing = SealingKey(bytes.fromhex(plain["sealing"]))
+            return cls(sealing, cell, epoch, number, bytes.fromhex(plain["signature"]))
         except (ValueError, TypeError, CryptoError):
             what = "is no note of a move"
             raise TrustError("malformed_move", what, where=where, fix=_FIX) from None
 
 
-def moved_cells(moves: Iterable[Move], said: Delegated) -> dict[bytes, str]:
-    """The cell of each moved device by its sealing key (32 bytes), by its newest valid note."""
+def moved_cells(moves: Iterable[Move], delegated: Delegated) -> dict[bytes, str]:
+    """Return each moved device's cell by sealing key, from its newest valid note."""
     newest: dict[bytes, Move] = {}
     for move in moves:
         try:
-            move.verify(said.site)
+            move.verify(delegated.site)
         except TrustError:
             continue
         key = move.sealing.to_bytes()
@@ -103,12 +101,11 @@ def moved_cells(moves: Iterable[Move], said: Delegated) -> dict[bytes, str]:
 
 
 def write_moves(moves: Iterable[Move]) -> bytes:
-    """As the file has them."""
     return "".join(json.dumps(move.to_plain()) + "\n" for move in moves).encode()
 
 
 def read_moves(path: Path) -> list[Move]:
-    """All notes of a file; signatures are not checked. Raises TrustError."""
+    """Read the notes of a file, unverified. Raises TrustError."""
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES + 1)
@@ -121,13 +118,13 @@ def read_moves(path: Path) -> list[Move]:
     found = []
     for number, line in enumerate(raw.splitlines(), 1):
         try:
-            said = json.loads(line)
+            plain = json.loads(line)
         except (ValueError, RecursionError):
-            said = None
-        found.append(Move.from_plain(said, f"{path}:{number}"))
+            plain = None
+        found.append(Move.from_plain(plain, f"{path}:{number}"))
     return found
 
 
-def _said(sealing: SealingKey, cell: str, epoch: int, number: int) -> bytes:
+def _signed_bytes(sealing: SealingKey, cell: str, epoch: int, number: int) -> bytes:
     numbers = epoch.to_bytes(4, "big") + number.to_bytes(4, "big")
     return sealing.to_bytes() + numbers + cell.encode()

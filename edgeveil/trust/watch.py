@@ -1,4 +1,4 @@
-"""Take newer trust documents in a running cloud or proxy, and warn of their end."""
+"""Reload of trust documents in a running cloud or proxy, and warnings before they expire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WARN_EVERY_S = 86400.0
 
 
 class TrustingRole(Protocol):
-    """A cloud or a proxy; `not_delegated` says why it cannot speak with its keys, or ""."""
+    """A cloud or a proxy; `not_delegated` is the reason why its own key is not trusted, or ""."""
 
     not_delegated: str
 
@@ -28,39 +28,36 @@ class TrustingRole(Protocol):
 
 
 class TrustWatch(Collector):
-    """Polls `trust_file` beside a running cloud or proxy, and logs what ends soon."""
+    """Polls `trust_file` of a running cloud or proxy, and logs what expires soon."""
 
     def __init__(self, role: TrustingRole, trust: HeldTrust, log: logging.Logger) -> None:
         self._role, self._trust, self._log = role, trust, log
-        self._warned_s, self._said = -math.inf, ""
+        self._warned_s, self._logged = -math.inf, ""
 
     def healthy(self) -> bool:
-        """Whether others believe this process, and it can tell whom to believe."""
+        """Return whether this process's key is trusted by present, unexpired trust documents."""
         return not (self._role.not_delegated or self._trust.problem)
 
     def warnings(self) -> list[str]:
-        """What ends soon, for the health page."""
         return [self._trust.warning] if self._trust.warning else []
 
     def look(self) -> None:
-        """Take what lies in `trust_file`, where it changed."""
+        """Reload `trust_file` if it changed, and log a new problem or warning."""
         if self._trust.look():
             self._role.take_up_trust()
         trust, now_s = self._trust, time.monotonic()
-        told = self._role.not_delegated or trust.problem or trust.complaint or trust.warning
-        if told and (told != self._said or now_s - self._warned_s > _WARN_EVERY_S):
-            self._log.warning("trust", extra={"reason": told})
+        reason = self._role.not_delegated or trust.problem or trust.complaint or trust.warning
+        if reason and (reason != self._logged or now_s - self._warned_s > _WARN_EVERY_S):
+            self._log.warning("trust", extra={"reason": reason})
             self._warned_s = now_s
-        self._said = told
+        self._logged = reason
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(TRUST_LOOK_S)
 
     def collect(self) -> Iterator[Metric]:
-        """Read at each scrape."""
         left = {what: at.timestamp() for what, at in self._trust.expires.items()}
         text = "When trust metadata ends, in seconds since 1970."
         yield gauge("trust_expires_timestamp_seconds", text, left, "document")

@@ -1,1 +1,1 @@
-"""The proxy: enrols devices, keeps their uploads, shuffles, never opens any."""
+"""The proxy: enrols devices, stores and shuffles their uploads, and opens none."""

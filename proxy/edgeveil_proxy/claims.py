@@ -1,12 +1,11 @@
-"""One-time claims: the book of them, the desk that takes them, and its link.
+"""One-time claims: their book, the desk that judges requests, and its link.
 
-A claim is kept as its public key. It admits the first identity that it signs for, before it
-expires; the same identity may ask again, and later in its own name for its next certificate.
-
-A request counts against its sender before it is parsed: the device whose topic it came on, which
-the broker vouches for, or the key that the topic of a box without a certificate names. Each known
-sender has a rate of its own; all others share one, and take nothing from those that are known. The
-same request again within an hour gets the certificate that was made for it."""
+A claim is stored as its public key. Before it expires it admits the first identity it signs for,
+which may repeat the request, and later requests certificates in its own name. Requests are
+rate-limited by sender before parsing: the topic's device, authenticated by the broker, or the key
+named in the topic of a box without a certificate. Known senders have a rate each, unknown ones
+share one.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +41,12 @@ from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil_proxy.registry import NOTE_CHARACTERS, REGISTRY_FILE, Registry
 
 CLAIMS_FILE = "claims.sqlite"
-SHOWN = 100  # senders that a status page names
-EACH_BURST = 6  # requests of one known sender at once, and then one in each:
-EACH_S = 5.0  # a box asks again no sooner
+SHOWN = 100  # senders on a status page
+EACH_BURST = 6  # requests of one known sender at once, then one per:
+EACH_S = 5.0  # the shortest interval of a box
 CLAIMS_LOOK_S = 1.0
 _MINUTE_S = 60.0
-_SAME_S = 3600.0  # shorter than a third of the shortest certificate's life: it is renewed then
+_SAME_S = 3600.0  # less than a third of the shortest certificate life, when it is renewed
 _ANSWERS = 1024
 _SCHEMA = """CREATE TABLE IF NOT EXISTS claim (
     key BLOB PRIMARY KEY,
@@ -60,13 +59,11 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS claim (
 
 
 class ClaimBookError(EdgeVeilError):
-    """The book of claims cannot be used so."""
-
     exit_code = 2
 
 
 class HeldClaim(NamedTuple):
-    """`device` used it; `issued` counts certificates; `approved`: the operator admitted it."""
+    """A claim bound to `device`; `issued` counts certificates, `approved` is the operator's."""
 
     key: bytes
     name: str
@@ -77,7 +74,7 @@ class HeldClaim(NamedTuple):
 
 
 class ClaimBook:
-    """The claims in `path`; several processes may open it. Methods may raise ClaimBookError."""
+    """The claims in `path`, for several processes; methods may raise ClaimBookError."""
 
     def __init__(self, path: Path, now_s: Callable[[], float] = time.time) -> None:
         self._now_s = now_s
@@ -94,7 +91,7 @@ class ClaimBook:
         self._file.close()
 
     def add(self, names: Iterable[str], valid_s: float) -> list[tuple[str, SigningKey]]:
-        """A new claim for each name, all or none. One that was used keeps its name for ever."""
+        """Make a claim per name, all or none; raises ClaimBookError for a used claim's name."""
         made = [(name, SigningKey.generate()) for name in names]
         expires_s = self._now_s() + valid_s
         with self._file.transaction() as db:
@@ -107,7 +104,7 @@ class ClaimBook:
                     raise ClaimBookError(
                         f"{name} is device {row[0]} already", fix="give a new box a new name"
                     )
-                db.execute("DELETE FROM claim WHERE name = ?", (name,))  # the one before ends
+                db.execute("DELETE FROM claim WHERE name = ?", (name,))  # replaces an unused claim
                 db.execute(
                     "INSERT INTO claim (key, name, expires_s) VALUES (?, ?, ?)",
                     (key.public().to_bytes(), name, expires_s),
@@ -133,12 +130,12 @@ class ClaimBook:
             raise ClaimBookError(f"there is no {which} of '{name[:64]}'", fix=fix)
 
     def disapprove(self, device: str) -> None:
-        """The operator takes out whoever used these claims: none of them admits it again."""
+        """Withdraw approval from a removed device's claims, so that none admits it again."""
         with self._file.transaction() as db:
             db.execute("UPDATE claim SET approved = 0 WHERE device = ?", (device,))
 
     def use(self, key: bytes, device: str) -> HeldClaim:
-        """Bind the claim to this device. ClaimError: unknown, expired, or another's by now."""
+        """Bind a claim to a device; raises ClaimError if unknown, expired or another device's."""
         with self._file.transaction() as db:
             row = db.execute("SELECT * FROM claim WHERE key = ?", (key,)).fetchone()
             if row is None:
@@ -156,7 +153,7 @@ class ClaimBook:
             return int(db.execute("PRAGMA data_version").fetchone()[0]), db.total_changes
 
     def of_device(self, device: str) -> HeldClaim:
-        """The claim that it used last. ClaimError: none."""
+        """Return the device's newest claim; raises ClaimError without any."""
         query = "SELECT * FROM claim WHERE device = ? ORDER BY expires_s DESC"
         with self._file.guard() as db:
             for row in db.execute(query, (device,)):
@@ -164,7 +161,6 @@ class ClaimBook:
         raise ClaimError("the device has used no claim")
 
     def next_issue(self, key: bytes, device: str) -> int:
-        """Take the number of the next certificate; it comes again after `RENEWALS`."""
         with self._file.transaction() as db:
             query = "SELECT sum(issued) FROM claim WHERE device = ?"
             (issued,) = db.execute(query, (device,)).fetchone()
@@ -173,7 +169,7 @@ class ClaimBook:
 
 
 class ClaimDesk:
-    """Judges requests, `per_minute` of unknown senders. `look` and `answer` are for one thread."""
+    """Judges requests, `per_minute` of unknown senders; `look` and `answer` are for one thread."""
 
     def __init__(
         self,
@@ -190,11 +186,11 @@ class ClaimDesk:
         self._book, self._registry, self._authority = book, registry, authority
         self._signer, self._days, self._clock = signer, certificate_days, clock
         self._waits = approved_by_operator
-        self._known: Mapping[str, str] = {}  # senders, by what an operator calls them
+        self._known: Mapping[str, str] = {}  # sender -> name for the operator
         self._known_at: tuple[int, ...] = ()
         self._each: dict[str, _Rate] = {}
         self._strangers = _Rate(per_minute, _MINUTE_S / per_minute)
-        self._same: dict[str, tuple[bytes, float, str]] = {}  # device: request, until, certificate
+        self._same: dict[str, tuple[bytes, float, str]] = {}  # by device
         self._dropped: Counter[str] = Counter()
         self.admitted = self.refused = self.dropped = 0
         self.look()
@@ -217,7 +213,7 @@ class ClaimDesk:
         self._dropped = Counter({name: self._dropped[name] for name in names})
 
     def takes(self, sender: str, raw: bytes) -> bool:
-        """Whether a request is looked at; it counts as one of its sender's."""
+        """Return whether a request is within its sender's rate, counting it."""
         name, now_s = self._known.get(sender), self._clock()
         rate = self._strangers
         if name is not None:
@@ -229,12 +225,12 @@ class ClaimDesk:
         return False
 
     def dropped_by_sender(self) -> list[dict[str, Any]]:
-        """Dropped requests by sender, the most first; "" for unknown senders."""
+        """Return dropped requests by sender, most first; "" stands for all unknown senders."""
         most = (+self._dropped).most_common(SHOWN)
         return [{"sender": name, "dropped": count} for name, count in most]
 
     def answer(self, sender: str, raw: bytes) -> bytes | None:
-        """The signed answer; None for what nobody could use an answer to."""
+        """Return the signed answer, or None for an unusable request."""
         try:
             request = ClaimRequest.from_bytes(raw)
             request.verify()
@@ -263,8 +259,8 @@ class ClaimDesk:
             held = self._book.of_device(device)
         else:
             held = self._book.use(request.claim.to_bytes(), device)
-        # A claim that was used admits nobody anew by itself: the registry was lost, and with it
-        # who was revoked.
+        # A used claim of an unknown device needs the operator: the registry was lost, and
+        # revocations with it.
         waits = self._waits or (held.issued > 0 and known is None)
         if waits and not held.approved:
             return ClaimAnswer(device, "waiting", "the proxy's operator has to admit it")
@@ -287,8 +283,6 @@ class ClaimDesk:
 
 
 class _Rate:
-    """`burst` at once, and then one in each `each_s` seconds."""
-
     def __init__(self, burst: int, each_s: float) -> None:
         self._burst_s, self._each_s = burst * each_s, each_s
         self._spent_until_s = 0.0
@@ -302,7 +296,7 @@ class _Rate:
 
 
 class ClaimLink:
-    """The desk on its own connection and registry, so that it holds up no round."""
+    """The desk on its own connection and registry, so that it delays no round."""
 
     def __init__(
         self,
@@ -326,7 +320,7 @@ class ClaimLink:
         link = link_settings(
             site.edge_broker, f"{topics.proxy_id}-claims", site.limits.packet_bytes
         )
-        # An access list of the version before does not know those with a sender.
+        # Access lists of the previous version lack topics with a sender.
         named = frozenset((topics.any_renewal, topics.any_claim))
         self._link = MqttLink(replace(link, optional_topics=named), on_message=self._answer)
         self._link.takes = self._takes
@@ -344,7 +338,7 @@ class ClaimLink:
         async with self._turn:
             answer = await asyncio.to_thread(self._desk.answer, sender, payload)
         if answer is not None:
-            with suppress(BrokerError):  # it is asked again
+            with suppress(BrokerError):  # the box repeats its request
                 await self._link.publish(self._topics.claims_down, answer)
 
     async def run(self) -> None:
@@ -368,5 +362,4 @@ class ClaimLink:
         return {"admitted": desk.admitted, "refused": desk.refused, "dropped": desk.dropped}
 
     def dropped(self) -> list[dict[str, Any]]:
-        """Whose requests were dropped, the most first: for who is on this machine."""
         return self._desk.dropped_by_sender()

@@ -1,11 +1,11 @@
-"""Each identity's rate, refusals and cool-downs: judged by its topic, before a frame is decoded.
+"""Rate limits, refusals and cool-downs per identity, judged by topic before decoding.
 
-A device may speak at `device_messages_per_s`, in bursts of two seconds; what is beyond is refused
-as `rate`. Parts of an upload come besides, as many as were asked for. Refusals that no sound device
-causes (`UNSOUND`) count against their sender: too many in a window begin a cool-down, in which all
-its messages are dropped. The next one is twice as long, up to a cap, unless the device behaved for
-as long as the last one took. An identity is the broker's topic: signatures are checked much later,
-so nothing here may do more than the broker could do by dropping the same messages."""
+A device may send `device_messages_per_s`, in bursts of two seconds; excess is refused as `rate`.
+Requested parts of uploads are not counted. Refusals that no correct device causes (`UNSOUND`)
+count: too many in a window start a cool-down, which drops all its messages. Consecutive cool-downs
+double, up to a cap. Since identities are topics, unverified, nothing here may do more than a broker
+could by dropping messages.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PART_START
 from edgeveil.protocol.proxy_uploads import Asked
 
-BURST_S = 2.0  # a device that was silent may say at once what it may say in this time
-OTHERS = 1024  # identities that nobody admitted, and of which something is known
-SHOWN = 100  # identities that a status page names
+BURST_S = 2.0  # a silent device may send this time's messages at once
+OTHERS = 1024  # records of identities that are not admitted
+SHOWN = 100  # identities on a status page
 
 
 @dataclass(frozen=True)
 class ConductLimits:
-    """More than `refusals` within `window_s` begin a cool-down, doubled each time in a row."""
+    """More than `refusals` within `window_s` start a cool-down, doubled if consecutive."""
 
     messages_per_s: float = 200.0
     refusals: int = 1000
@@ -35,7 +35,7 @@ class ConductLimits:
     cool_down_cap_s: float = 600.0
 
 
-# Reasons that tell of the sender. The others can meet a sound device: it is late, the disk is full.
+# Reasons that a correct device never causes, unlike lateness or a full disk.
 UNSOUND = frozenset(
     {
         "bad_digest",
@@ -59,24 +59,20 @@ UNSOUND = frozenset(
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one identity; times are the clock's."""
-
-    seen_at: float = 0.0  # when its last message came, in seconds since 1970; 0: none yet
-    spoken_until_s: float = 0.0  # its messages so far last until then, at the rate
+    seen_at: float = 0.0  # last message, in seconds since 1970; 0: none yet
+    spoken_until_s: float = 0.0  # messages so far use the rate until then
     refused: Counter[str] = field(default_factory=Counter)
     window_from_s: float = 0.0
-    unsound: int = 0  # refusals in the window that count against it
+    unsound: int = 0  # counted refusals in the window
     cooling_until_s: float = 0.0
-    repeats_until_s: float = 0.0  # a cool-down that begins before then is longer than the last
+    repeats_until_s: float = 0.0  # cool-downs before then are doubled
     cool_downs: int = 0  # in a row
-    request: int = 0  # for parts, the last one seen
-    due: int = 0  # parts that it asked for and that have not come here
+    request: int = 0  # last request for parts
+    due: int = 0  # requested parts not received yet
 
 
 class DeviceConduct:
-    """A runtime's `Gate` for what devices send. `enrolled(id)`: the operator admitted it;
-    `asked(id)`: parts that it was asked for, which are not counted; `on_cool_down(id)` is called as
-    an enrolled device's cool-down begins."""
+    """A runtime's `Gate` for messages of devices; `asked(id)` returns the parts requested."""
 
     def __init__(
         self,
@@ -96,7 +92,7 @@ class DeviceConduct:
         self._others: dict[str, _Record] = {}
 
     def refusal(self, sender: fx.Address, frame: bytes) -> str | None:
-        """`cooling_down`, `rate`, or None to take the frame. The cloud's are always taken."""
+        """Return `cooling_down`, `rate`, or None to accept the frame, as all of the cloud's."""
         if not isinstance(sender, fx.DeviceAddress):
             return None
         record, now_s = self._record(sender.id), self._clock()
@@ -114,7 +110,7 @@ class DeviceConduct:
         return None
 
     def refused(self, sender: fx.Address, reason: str) -> None:
-        """Count it; enough that tell of the sender begin a cool-down."""
+        """Count a refusal; start a cool-down if there are too many."""
         if not isinstance(sender, fx.DeviceAddress):
             return
         record, now_s = self._record(sender.id), self._clock()
@@ -130,7 +126,6 @@ class DeviceConduct:
                 self._on_cool_down(sender.id)
 
     def keep_enrolled(self) -> None:
-        """Forget those who are not admitted any more."""
         kept = self._enrolled.items()
         self._enrolled = {device: record for device, record in kept if self._is_enrolled(device)}
 
@@ -140,7 +135,6 @@ class DeviceConduct:
         return sum(now_s < record.cooling_until_s for record in records)
 
     def refused_by_device(self) -> list[dict[str, Any]]:
-        """Identities of which something was refused, the most refused first, `SHOWN` at most."""
         now_s, both = self._clock(), {**self._others, **self._enrolled}
         refused = {device: record for device, record in both.items() if record.refused}
         most = sorted(refused.items(), key=lambda one: -one[1].refused.total())[:SHOWN]
@@ -156,14 +150,13 @@ class DeviceConduct:
         ]
 
     def last_seen(self, devices: Iterable[str]) -> list[dict[str, Any]]:
-        """When these spoke last (since 1970; None: not yet), longest away first."""
+        """Return devices' last messages (since 1970; None: none yet), oldest first."""
         seen = {one: r.seen_at if (r := self._enrolled.get(one)) else 0.0 for one in devices}
         first = sorted(seen.items(), key=lambda one: (one[1], one[0]))[:SHOWN]
         return [{"device": device, "seen_at": at or None} for device, at in first]
 
     def _is_due(self, record: _Record, device: str) -> bool:
-        """Whether a part is among as many as the device was asked for; takes it off their number.
-        Counted here and not by what the machine took: it sees a frame long after the next ones."""
+        """Return whether this part was requested; the machine counts too late, after queueing."""
         asked = self._asked(device)
         if asked is None:
             return False
@@ -179,7 +172,7 @@ class DeviceConduct:
         if record is not None:
             return record
         if self._is_enrolled(device):
-            self._others.pop(device, None)  # what it did before it was admitted is no matter now
+            self._others.pop(device, None)  # earlier conduct no longer counts
             return self._enrolled.setdefault(device, _Record())
         record = self._others.get(device)
         if record is None:

@@ -1,10 +1,9 @@
-"""`devices.jsonl`: which devices the fleet file admits, and which it has revoked.
+"""`devices.jsonl`: devices that the fleet file admits or revokes, one JSON object per line.
 
     {"enrolment": {…}, "note": "box-1", "revoked": false}
 
-One object a line. A device that is not in it stays as it is, and one that the operator revoked here
-is not admitted again. `move`, of a device that changed cells, is the site's signed note
-(`edgeveil.trust.moves`): it is admitted where the note says, and dropped elsewhere.
+Devices not in it are unchanged, and devices revoked here stay revoked. `move` is the site's signed
+note (`edgeveil.trust.moves`): admits the device in the cell it names, drops it elsewhere.
 """
 
 from __future__ import annotations
@@ -26,25 +25,23 @@ _KEYS = {"enrolment", "note", "revoked"}
 
 @dataclass(frozen=True)
 class DeviceEntry:
-    """One line."""
-
     enrolment: Enrolment
     note: str
     revoked: bool
     move: Move | None = None
 
     def to_line(self) -> str:
-        said = {
+        entry = {
             "enrolment": json.loads(self.enrolment.to_line()),
             "note": self.note,
             "revoked": self.revoked,
             **({"move": self.move.to_plain()} if self.move else {}),
         }
-        return json.dumps(said) + "\n"
+        return json.dumps(entry) + "\n"
 
 
 def read_devices(path: Path) -> list[DeviceEntry]:
-    """All lines; signatures are checked where devices are admitted. Raises EnrolmentError."""
+    """Return all entries, with unverified signatures; raises EnrolmentError."""
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES + 1)
@@ -58,24 +55,24 @@ def read_devices(path: Path) -> list[DeviceEntry]:
 
 def _line(line: bytes, where: str) -> DeviceEntry:
     try:
-        said = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         raise EnrolmentError("is no JSON object", where=where, fix=_FIX) from None
-    if not isinstance(said, dict) or set(said) - {"move"} != _KEYS:
+    if not isinstance(entry, dict) or set(entry) - {"move"} != _KEYS:
         wanted = ", ".join(sorted(_KEYS))
         raise EnrolmentError(f"must have the keys {wanted}", where=where, fix=_FIX)
-    note, revoked = said["note"], said["revoked"]
+    note, revoked = entry["note"], entry["revoked"]
     if not isinstance(note, str) or len(note) > NOTE_CHARACTERS or not isinstance(revoked, bool):
         raise EnrolmentError("has an unusable note or revoked", where=where, fix=_FIX)
-    enrolment = Enrolment.from_json(json.dumps(said["enrolment"]).encode(), where)
-    move = Move.from_plain(said["move"], where) if "move" in said else None
+    enrolment = Enrolment.from_json(json.dumps(entry["enrolment"]).encode(), where)
+    move = Move.from_plain(entry["move"], where) if "move" in entry else None
     if move is not None and move.sealing != enrolment.sealing:
         raise EnrolmentError("has another device's move", where=where, fix=_FIX)
     return DeviceEntry(enrolment, note, revoked, move)
 
 
 class DevicesFile:
-    """Brings a cell's registry up to the file. `site` gives the key that signs moves."""
+    """Applies the file to a cell's registry; `site` returns the key that signs moves."""
 
     def __init__(
         self,
@@ -88,7 +85,7 @@ class DevicesFile:
         self._taken = (0, 0)
 
     def look(self) -> bool:
-        """Take up a changed file; True if it was. Raises EnrolmentError or TrustError."""
+        """Apply a changed file; return whether it was. Raises EnrolmentError or TrustError."""
         try:
             found = self._path.stat()
             stamp = (found.st_mtime_ns, found.st_size)
@@ -112,7 +109,6 @@ class DevicesFile:
         return True
 
     def _moved(self, planned: list[DeviceEntry]) -> list[MovedDevice]:
-        """Moves that change something; one that was followed needs no signature."""
         moved = [one for one in planned if one.move is not None and not one.revoked]
         followed, found = self._registry.followed_moves() if moved else {}, []
         for one in moved:

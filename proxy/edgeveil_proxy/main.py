@@ -1,4 +1,4 @@
-"""The proxy process: two links, one role, and what is told of its state (`page.py`)."""
+"""The proxy process: two links, one role, and its status pages (`page.py`)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _NONCE_BYTES = 16
 
 
 def run(site: ProxySite) -> int:
-    """Run until SIGINT or SIGTERM; 0 after a clean stop. Raises EdgeVeilError at start."""
+    """Run until SIGINT or SIGTERM; return 0 after a clean stop. Raises EdgeVeilError at start."""
     logs.setup(site.log.level, site.log.format)
     return run_until_stopped(lambda stop: ProxyProcess(site).run(stop))
 
@@ -79,7 +79,7 @@ class ProxyProcess:
         self.metrics.registry.register(StateDisk(site.state_dir))
         self.claims: ClaimLink | None = None
         if site.claims is not None:
-            from edgeveil_proxy.claims import ClaimLink  # where nobody claims, none of it is loaded
+            from edgeveil_proxy.claims import ClaimLink  # loaded only if configured
 
             conduct, signer = self.proxy.conduct, lambda: self.proxy.machine.signer.key
             self.claims = ClaimLink(site, site.claims, signer, conduct.refused)
@@ -139,7 +139,7 @@ class ProxyProcess:
     async def run(self, stop: asyncio.Event) -> int:
         self.runtime.follow_logs()
         for hop, session in self.links.items():
-            await session.attach(self.runtime, self.page.hears(hop, _said(hop)))
+            await session.attach(self.runtime, self.page.state_handler(hop, _log_link(hop)))
         routes = [
             *self.page.routes(),
             Route("GET", "/healthz", self.health.page),
@@ -198,7 +198,7 @@ class ProxyProcess:
             self.proxy.look_at_registry()
 
 
-def _said(hop: str) -> Callable[[bool, str], None]:
+def _log_link(hop: str) -> Callable[[bool, str], None]:
     def on_state(connected: bool, reason: str) -> None:
         event = "broker_connected" if connected else "broker_lost"
         LOG.log(20 if connected else 30, event, extra={"hop": hop, "reason": reason})
@@ -207,7 +207,7 @@ def _said(hop: str) -> Callable[[bool, str], None]:
 
 
 class ProxyMetrics(Collector):
-    """Counts what was made durable, and reads the rest at each scrape."""
+    """Counts durable items; reads other values at each scrape."""
 
     def __init__(self, metrics: Metrics, proxy: ProxyRole) -> None:
         self._proxy = proxy
@@ -259,11 +259,11 @@ class ProxyMetrics(Collector):
 
 
 class AloneInCell:
-    """Ends the process where another one is this cell's proxy too.
+    """Ends the process if another one is this cell's proxy too.
 
-    Two would split the uploads of a round between them, and after a restored backup could unmask
-    one round for two sets. So each says that it runs, signed, on a topic of the cell's proxy alone;
-    where a broker does not allow that topic, the log says so. `signer` gives the proxy's key."""
+    Two would split a round's uploads, and after a restored backup could unmask one round for two
+    sets. So each announces itself, signed, on a topic of the cell's proxy only; a broker that
+    refuses the topic is logged."""
 
     def __init__(self, site: ProxySite, signer: Callable[[], SigningKey]) -> None:
         topics = Topics(site.cell)
@@ -273,12 +273,11 @@ class AloneInCell:
         settings = link_settings(
             site.edge_broker, f"{topics.proxy_id}-alone", site.limits.packet_bytes
         )
-        self._link = MqttLink(settings, on_message=self._heard, on_state=self._stands)
+        self._link = MqttLink(settings, on_message=self._on_message, on_state=self._on_state)
 
     async def run(self) -> None:
-        """Until cancelled. Raises UsageError, and what the connection's work ends with."""
         self._link.subscribe([self._topic])
-        await asyncio.gather(self._link.run_forever(), self._tell(), self._end_with_another())
+        await asyncio.gather(self._link.run_forever(), self._announce(), self._end_with_another())
 
     async def _end_with_another(self) -> None:
         await self._other.wait()
@@ -293,22 +292,22 @@ class AloneInCell:
     async def close(self) -> None:
         await self._link.close()
 
-    async def _tell(self) -> None:
+    async def _announce(self) -> None:
         while True:
             await self._up.wait()
             self._up.clear()
             signature = sign(self._signer(), PROXY_RUNS, self._own)
-            with suppress(BrokerError):  # the next connection says it again
+            with suppress(BrokerError):  # repeated by the next connection
                 await self._link.publish(self._topic, self._own + signature)
 
-    def _heard(self, _topic: str, payload: bytes) -> None:
+    def _on_message(self, _topic: str, payload: bytes) -> None:
         nonce, signature = payload[:_NONCE_BYTES], payload[_NONCE_BYTES:]
         if nonce == self._own or len(payload) != _NONCE_BYTES + SIGNATURE_BYTES:
             return
         if verify(self._signer().public(), PROXY_RUNS, nonce, signature):
             self._other.set()
 
-    def _stands(self, connected: bool, reason: str) -> None:
+    def _on_state(self, connected: bool, reason: str) -> None:
         if connected:
             self._up.set()
         elif "refuses the subscription" in reason and reason != self._refused:

@@ -1,8 +1,8 @@
-"""What the proxy tells of its state: `/status` for programs, and the page `/` for its operator.
+"""The proxy's status: `/status` for programs, and the page `/` for its operator.
 
-Both show counts and bytes, no model and nothing of a job but the number and phase of its rounds, so
-they ask for no token. The ids of refused devices are told to this machine alone, asked for by a
-name of its own."""
+Both show counts and bytes, no model, and of jobs only numbers and phases of rounds, so they need no
+token. Ids of refused devices are shown only to this machine, under one of its own names.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ LOOK_S = 2.0
 
 
 class ProxyPage:
-    """The pages of one proxy."""
-
     def __init__(self, process: ProxyProcess) -> None:
         self._process = process
         self._since_s = dict.fromkeys(process.links, time.time())
@@ -37,9 +35,8 @@ class ProxyPage:
             Route("GET", "/events", self.events),
         ]
 
-    def hears(self, hop: str, then: StateHandler) -> StateHandler:
-        """A link's `on_state` that notes since when it is up or down."""
-
+    def state_handler(self, hop: str, then: StateHandler) -> StateHandler:
+        """Return an `on_state` for a link that records when it last changed."""
         was = False
 
         def on_state(connected: bool, reason: str) -> None:
@@ -51,7 +48,7 @@ class ProxyPage:
         return on_state
 
     async def status(self, request: Request) -> Response:
-        """Counts; for this machine also the ids of devices whose messages were refused."""
+        """Return counts, and for this machine ids of devices with refused messages."""
         return Response.of_json({**self._counts(), **self._of_devices(request)})
 
     async def events(self, request: Request) -> LiveUpdates:
@@ -120,7 +117,7 @@ class ProxyPage:
         for at in rounds.open:
             held = rounds.collections[at]
             uploads, declined, causes = held.counts
-            opened = opened_s.get(at)  # unknown of one that an earlier process opened
+            opened = opened_s.get(at)  # None if an earlier process opened it
             yield {
                 "index": at.round,
                 "attempt": at.attempt,
@@ -134,10 +131,9 @@ class ProxyPage:
             }
 
     def _ends(self) -> Iterator[tuple[str, float]]:
-        """When trust ends, and each certificate that this proxy shows or signs with, since 1970."""
         trust = self._process.proxy.trust
-        for what, at in trust.expires.items() if trust else ():
-            yield f"trust, {what}", at.timestamp()
+        for name, at in trust.expires.items() if trust else ():
+            yield f"trust, {name}", at.timestamp()
         site = self._process.site
         known = {
             "certificate at the edge broker": site.edge_broker.cert_file,
@@ -152,10 +148,10 @@ class ProxyPage:
 
 
 def _read_end_s(path: Path) -> float | None:
-    from cryptography import x509  # only where a certificate is shown
+    from cryptography import x509  # loaded only if certificates are configured
 
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError):
-        return None  # the link tells of it
+        return None  # the link reports it
     return found.not_valid_after_utc.timestamp()

@@ -1,7 +1,6 @@
-"""The identities that the proxy's operator admitted, in SQLite; read from memory.
+"""Identities admitted by the proxy's operator, in SQLite; read from memory.
 
-Commands admit and revoke beside a running proxy, which asks `changed()` from time to time: one
-pragma as long as nothing has.
+Commands change it beside a running proxy, which polls `changed()`: one pragma if nothing did.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ CREATE TABLE roster (epoch INTEGER NOT NULL, lineage TEXT NOT NULL) STRICT;
 INSERT INTO roster VALUES (0, lower(hex(randomblob(16))));
 """
 
-# From each version to the next one.
+# Steps from each version to the next.
 _STEPS = {
     1: """
 ALTER TABLE roster ADD COLUMN lineage TEXT NOT NULL DEFAULT '';
@@ -61,7 +60,7 @@ class RegistryError(EdgeVeilError):
 
 @dataclass(frozen=True)
 class AdmittedDevice:
-    """One identity. `note` is the operator's own; times are seconds since 1970."""
+    """An identity, with the operator's `note`; times are seconds since 1970."""
 
     device_id: str
     identity: VerifyKey
@@ -77,7 +76,7 @@ class AdmittedDevice:
 
 @dataclass(frozen=True)
 class MovedDevice:
-    """A device that was moved, to this cell (`here`) or away from it; `order` grows with each."""
+    """A device moved to this cell (`here`) or away; `order` grows with each move."""
 
     enrolment: Enrolment
     note: str
@@ -86,7 +85,7 @@ class MovedDevice:
 
 
 class Registry:
-    """At most `limit` devices are active. For one thread. Methods may raise RegistryError."""
+    """At most `limit` active devices, for one thread; methods may raise RegistryError."""
 
     def __init__(
         self, path: Path, *, limit: int = 100_000, now_s: Callable[[], float] = time.time
@@ -98,7 +97,7 @@ class Registry:
             raise RegistryError(
                 f"cannot be opened ({error.strerror})", where=str(path), fix="check state_dir"
             ) from error
-        # Several processes open it, the first two maybe at once: that a write-ahead log cannot.
+        # A write-ahead log cannot be created by two processes at once, which may happen here.
         self._file = SqliteFile(
             path,
             "the registry of devices",
@@ -108,9 +107,9 @@ class Registry:
             version=_VERSION,
             steps=_STEPS,
         )
-        self._room = 0  # for further devices, while some are admitted
+        self._room = 0  # number of further devices, within a transaction
         self._seen_version = self._seen_epoch = self._epoch = -1
-        self.lineage = ""  # 32 hexadecimal digits: a registry that is rebuilt has others
+        self.lineage = ""  # 32 hexadecimal digits, new if the registry is rebuilt
         self._entries: dict[str, AdmittedDevice] = {}
         self.changed()
 
@@ -118,7 +117,6 @@ class Registry:
         self._file.close()
 
     def verify_key(self, device_id: str) -> VerifyKey | None:
-        """The identity key of an active device, or None."""
         entry = self._entries.get(device_id)
         return entry.identity if entry and entry.active else None
 
@@ -130,19 +128,18 @@ class Registry:
         return self._epoch
 
     def roster(self) -> tuple[int, bytes]:
-        """Epoch (grows with every change) and all active sealing keys, sorted, 32 bytes each."""
+        """Return the epoch, which grows with every change, and all active sealing keys, sorted."""
         keys = [entry.sealing.to_bytes() for entry in self._entries.values() if entry.active]
         return self._epoch, b"".join(sorted(keys))
 
     def roster_expires_s(self) -> float:
-        """Until when a roster of this moment counts, in seconds since 1970."""
         return self._now_s() + ROSTER_VALID_S
 
     def admitted(self) -> Collection[str]:
         return [device for device, entry in self._entries.items() if entry.active]
 
     def changed(self) -> bool:
-        """Look for changes of any process; True when there are some since the last call."""
+        """Load changes of any process; return whether there were some since the last call."""
         with self._file.guard() as db:
             version = int(db.execute("PRAGMA data_version").fetchone()[0])
             if version != self._seen_version:
@@ -153,13 +150,12 @@ class Registry:
         return news
 
     def devices(self, *, revoked: bool = False) -> tuple[AdmittedDevice, ...]:
-        """Active identities, oldest first; with `revoked` those that were taken out as well."""
+        """Return active identities (default) or all, oldest first."""
         entries = sorted(self._entries.values(), key=lambda e: (e.admitted_s, e.device_id))
         return tuple(entry for entry in entries if entry.active or revoked)
 
     def admit(self, enrolment: Enrolment, note: str = "", *, again: bool = False) -> bool:
-        """Admit a device, with `again` also a revoked one; False when it is active already. Raises
-        EnrolmentError for a bad signature, an unusable or foreign key, a long note, no room."""
+        """Admit a device, a revoked one only with `again`; return whether it was inactive."""
         return self.admit_many([enrolment], note, again=again) == 1
 
     def admit_many(
@@ -170,7 +166,7 @@ class Registry:
         again: bool = False,
         notes: Mapping[str, str] | None = None,
     ) -> int:
-        """Admit all or none; how many were not active. Raises EnrolmentError."""
+        """Admit all or none; return the number admitted. Raises EnrolmentError."""
         own = notes or {}
         if any(len(text) > NOTE_CHARACTERS for text in (note, *own.values())):
             raise EnrolmentError(f"the note is over {NOTE_CHARACTERS} characters", fix="shorten it")
@@ -180,8 +176,8 @@ class Registry:
         admitted = 0
         with self._change() as db:
             for enrolment in devices:
-                said = own.get(enrolment.device_id, note)
-                admitted += self._admit(db, enrolment, said, again=again)
+                own_note = own.get(enrolment.device_id, note)
+                admitted += self._admit(db, enrolment, own_note, again=again)
         return admitted
 
     def _admit(
@@ -219,7 +215,7 @@ class Registry:
         return True
 
     def renew_sealing(self, device_id: str, sealing: SealingKey, number: int) -> bool:
-        """Store a newer sealing key of an active device; False if it cannot be one."""
+        """Store a newer sealing key of an active device; return False if not possible."""
         try:
             seal(sealing, ENROLMENT, b"")
         except CryptoError:
@@ -239,7 +235,7 @@ class Registry:
             if changed:
                 query = "UPDATE roster SET epoch = epoch + 1 RETURNING epoch"
                 epoch = int(db.execute(query).fetchone()[0])
-        if changed and epoch == self._epoch + 1:  # one device's matter costs no look at all
+        if changed and epoch == self._epoch + 1:  # a single renewal need not reload all devices
             self._epoch = epoch
             self._entries[device_id] = replace(self._entries[device_id], sealing=sealing)
         elif changed:
@@ -247,7 +243,7 @@ class Registry:
         return changed
 
     def revoke(self, device_id: str) -> bool:
-        """Take a device out from now on; False when it was out. EnrolmentError if unknown."""
+        """Revoke a device; return False if it was. Raises EnrolmentError if unknown."""
         out = self.revoke_many([device_id])
         if device_id not in self._entries:
             what = f"there is no device '{device_id[:64]}'"
@@ -255,20 +251,21 @@ class Registry:
         return bool(out)
 
     def revoke_many(self, device_ids: Iterable[str]) -> int:
-        """Take devices out in one transaction; how many were active. Unknown ones are left."""
+        """Revoke devices in one transaction, ignoring unknown ones; return how many were active."""
         query = "UPDATE device SET revoked_s = ? WHERE id = ? AND revoked_s IS NULL"
         out = [(self._now_s(), device_id) for device_id in device_ids]
         with self._change() as db:
             return max(0, db.executemany(query, out).rowcount)
 
     def followed_moves(self) -> dict[str, int]:
-        """The order of each known device's last move; -1: none."""
+        """Return the order of each known device's last move; the default is -1."""
         with self._file.guard() as db:
             return dict(db.execute("SELECT id, move_order FROM device").fetchall())
 
     def follow_moves(self, moved: Iterable[MovedDevice]) -> int:
-        """Admit who moved here and drop who moved away, all or none; how many changed. Who comes
-        back keeps its newest sealing key; who was revoked here stays out. Raises EnrolmentError."""
+        """Apply moves, all or none; return how many changed. Raises EnrolmentError.
+
+        Returning devices keep their newest sealing key; revoked ones stay revoked."""
         with self._change() as db:
             return sum(self._follow(db, one) for one in moved)
 
@@ -302,7 +299,7 @@ class Registry:
         return changed
 
     def _load(self) -> None:
-        with self._file.transaction("BEGIN") as db:  # one moment for both reads
+        with self._file.transaction("BEGIN") as db:  # a consistent snapshot
             self._epoch, self.lineage = db.execute("SELECT epoch, lineage FROM roster").fetchone()
             rows = db.execute("SELECT * FROM device").fetchall()
         entries = (
@@ -312,11 +309,11 @@ class Registry:
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, and the next epoch where other devices are active after it."""
+        """Run a transaction that increments the epoch if it changes the active devices."""
         query = "SELECT id FROM device WHERE revoked_s IS NULL"
         with self._file.transaction() as db:
             before = set(db.execute(query))
-            self._room = self._limit - len(before)  # for further ones
+            self._room = self._limit - len(before)
             yield db
             if set(db.execute(query)) != before:
                 db.execute("UPDATE roster SET epoch = epoch + 1")

@@ -1,8 +1,4 @@
-"""The proxy put together: its machine, what the machine decides, and the files both stand on.
-
-`build` is the one wiring: the process, simulations, load tests and benches all call it, each with
-a link of its own.
-"""
+"""Construction of the proxy: its machine, host and files; all deployments call `build`."""
 
 from __future__ import annotations
 
@@ -40,11 +36,11 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("edgeveil.proxy")
 _OPENED_KEPT = 64
-MAX_OFFLINE_SHARE = 0.5  # of the admitted devices, before page and `/healthz` warn of it
+MAX_OFFLINE_SHARE = 0.5  # of the admitted devices, for a warning on page and `/healthz`
 
 
 class ProxyRole:
-    """A proxy that is ready to run. Its folder is `site.state_dir`; one process owns it."""
+    """A proxy ready to run; one process owns its folder `site.state_dir`."""
 
     runner: Runner
 
@@ -54,7 +50,7 @@ class ProxyRole:
         key = own_signing_key(site.state_dir, "proxy")  # before anything is written
         self.trust: HeldTrust | None = None
         if site.trust_file:
-            from edgeveil.trust.bundle import HeldTrust  # without a root none of it is loaded
+            from edgeveil.trust.bundle import HeldTrust  # loaded only with a root
 
             self.trust = HeldTrust(site.state_dir, site.trust_file)
         keys = believed_keys(self.trust, cloud=site.cloud_key_file, cell=site.cell)
@@ -65,14 +61,14 @@ class ProxyRole:
         self.registry = Registry(site.state_dir / REGISTRY_FILE, limit=limits.devices)
         self._planned: DevicesFile | None = None
         if site.devices_file is not None:
-            from edgeveil_proxy.devices_file import DevicesFile  # only where a plan has one
+            from edgeveil_proxy.devices_file import DevicesFile  # loaded only if configured
 
             self._planned = DevicesFile(site.devices_file, self.registry, site.cell, self._site_key)
             self._planned.look()
         self.spool = Spool(site.state_dir / SPOOL_FILE)
         self.blobs: StoreBeside | None = None
         if site.blobs is not None:
-            from edgeveil.transport.blob_store import open_store  # as seldom as the root
+            from edgeveil.transport.blob_store import open_store  # loaded only if configured
 
             self.blobs = open_store(site.blobs, site.state_dir)
         self.host = ProxyHost(self.spool, random, self._take, self.registry, self.blobs)
@@ -84,8 +80,8 @@ class ProxyRole:
             machine_settings(site),
             trust=self.trust.metadata.after if self.trust else None,
         )
-        self.plan_problem = ""  # why devices_file could not be taken up
-        self.not_delegated = ""  # why it cannot speak with the key that the root names
+        self.plan_problem = ""  # why devices_file could not be applied
+        self.not_delegated = ""  # why the key that the root names cannot be used
         self.conduct = DeviceConduct(
             ConductLimits(limits.device_messages_per_s),
             lambda device: self.registry.verify_key(device) is not None,
@@ -95,7 +91,6 @@ class ProxyRole:
         )
 
     def look_at_registry(self) -> None:
-        """Tell the cloud where the operator admitted or revoked a device since the last look."""
         if self._planned is not None:
             self._follow(self._planned)
         if self.registry.changed():
@@ -112,11 +107,11 @@ class ProxyRole:
             self.plan_problem = str(error)
 
     def _site_key(self) -> RoleKey | None:
-        said = self.trust.delegated if self.trust else None
-        return said.site if said else None
+        delegated = self.trust.delegated if self.trust else None
+        return delegated.site if delegated else None
 
     def warnings(self) -> list[str]:
-        """`fleet_offline` from `MAX_OFFLINE_SHARE` on; `rounds_declined` where most declined."""
+        """Return `fleet_offline` from `MAX_OFFLINE_SHARE` on, `rounds_declined` over one half."""
         offline, enrolled = len(self.machine.offline or ()), len(self.registry.devices())
         answers, most = self.host.round, MAX_OFFLINE_SHARE
         away = offline > 0 and offline >= most * enrolled
@@ -131,7 +126,7 @@ class ProxyRole:
         return self._believe() if isinstance(taken, PeerKeys) else taken
 
     def _believe(self) -> PeerKeys:
-        """Speak with the key that the root names by now, where this machine has it."""
+        """Return the peer keys; sign with the delegated key from now on if it is here."""
         keys = believed_keys(self.trust, cell=self.site.cell)
         if keys.proxy is not None:
             try:
@@ -153,9 +148,10 @@ def build(
     random: Shuffle | None = None,
     link: Callable[[ProxyRole], Runner],
 ) -> ProxyRole:
-    """A proxy as its site file says. `clock` gives seconds from any zero; `random` permutes a batch
-    (None: by the system's randomness); `link` puts the role where frames reach it, and gives what
-    runs its machine. Raises UsageError, RegistryError, StorageError or CryptoError."""
+    """Build a proxy; `link` connects the role and returns the runner of its machine.
+
+    `random` permutes batches (default: the system's randomness). Raises UsageError, RegistryError,
+    StorageError or CryptoError."""
     role = ProxyRole(site, clock, random or secrets.SystemRandom().shuffle)
     role.runner = link(role)
     return role
@@ -173,7 +169,7 @@ def machine_settings(site: ProxySite) -> rounds.ProxySettings:
 
 
 class ProxyHost:
-    """Stores what the machine says and gathers its reports for the status page."""
+    """Stores the machine's items and collects its reports for the status page."""
 
     def __init__(
         self,
@@ -187,7 +183,7 @@ class ProxyHost:
         self._registry, self._blobs = registry, blobs
         self.online = 0
         self.round: dict[str, Any] = {}
-        self.opened_s: dict[RoundId, float] = {}  # since 1970, of the rounds opened last
+        self.opened_s: dict[RoundId, float] = {}  # when the newest rounds opened, since 1970
 
     def store(self, item: object) -> None:
         if isinstance(item, SealingKeyChanged):
@@ -208,7 +204,7 @@ class ProxyHost:
             case rounds.StreamUploads():
                 return self._spool.streamed(task, self._shuffle)
             case rounds.SumMasks(vectors=vectors, sets=sets, key=key):
-                # Only for this a proxy computes, and loads what that needs.
+                # Imported here, since proxies without masked rounds need no numpy.
                 from edgeveil.protocol.tensors import mask_checks, mask_sums
 
                 if key is not None:
@@ -230,7 +226,7 @@ class ProxyHost:
         return fx.WorkFailed("no_such_work")
 
     def report(self, report: fx.Report) -> None:
-        """Counts only; a device's id is never among them."""
+        """Log a report and update counts; device ids are never logged."""
         data: Mapping[str, Any] = report.data
         if report.what == "devices_online":
             self.online = int(data["count"])

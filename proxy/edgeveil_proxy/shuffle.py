@@ -1,7 +1,7 @@
-"""Split & shuffle on the disk: a round's uploads in, one batch in random order out.
+"""Split & shuffle on disk: a round's uploads in, one batch in random order out.
 
-Of a round under masks `MaskedStream` sends the first uploads on before the last are there; their
-bytes are never copied, where nothing else stands in the uploads."""
+`MaskedStream` forwards masked uploads before the last ones arrive.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgeveil.protocol.transfer import Data, Piece
 from edgeveil.storage import FileData, sync_folder
 
 Shuffle = Callable[[list[int]], None]
-"""Permutes a list in place, uniformly, from the operating system's randomness."""
+"""Permutes a list in place, uniformly, with operating system randomness."""
 
 _BLOCK_BYTES = 1 << 20
 _NAME_BYTES = 32
@@ -37,21 +37,20 @@ _NAME_BYTES = 32
 def shuffle_round(
     task: ShuffleRound, uploads: Path, batch: Path, shuffle: Shuffle
 ) -> ShuffledBatch:
-    """Write `batch` from `uploads`, durably. Memory: a number per segment and two blocks. Raises
-    OSError."""
+    """Write `batch` durably from `uploads`; memory is a number per segment. Raises OSError."""
     groups, order = _places(task, shuffle)
     digest = _written(batch, uploads, _pieces(task.segment_bytes, groups))
     return ShuffledBatch(tuple(map(len, groups)), digest, FileData(batch), order)
 
 
 def batch_order(task: ShuffleRound, shuffle: Shuffle) -> list[list[int]]:
-    """The slots whose segments each group of a batch holds, in the batch's order."""
+    """Return the upload slots of each group's segments, in the batch's order."""
     groups, _ = _places(task, shuffle)
     return [[place // task.slot_bytes for place in places] for places in groups]
 
 
 def _written(batch: Path, uploads: Path, pieces: Iterable[tuple[int, int]]) -> bytes:
-    """Copy these (place, size) into the file `batch`, durably; its digest."""
+    """Copy these (place, size) durably into the file `batch`; return its digest."""
     digest = hashlib.sha256()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     source = os.open(uploads, os.O_RDONLY | os.O_CLOEXEC)
@@ -76,7 +75,6 @@ def _written(batch: Path, uploads: Path, pieces: Iterable[tuple[int, int]]) -> b
 def _pieces(
     segment_bytes: Sequence[int], groups: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, int]]:
-    """(place, size) of what is read at once, in the order of the batch."""
     for size_bytes, places in zip(segment_bytes, groups, strict=True):
         for place in places:
             yield from _cut(place, size_bytes)
@@ -88,7 +86,7 @@ def _cut(place: int, size_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(source: int, pieces: Iterable[tuple[int, int]]) -> Iterator[memoryview]:
-    """The pieces one after the other. A block is good until the next but one is asked for."""
+    """Yield the pieces' bytes; a block is valid until the next but one."""
     now, other = memoryview(bytearray(_BLOCK_BYTES)), memoryview(bytearray(_BLOCK_BYTES))
     filled = 0
     for place, size_bytes in pieces:
@@ -104,15 +102,16 @@ def _blocks(source: int, pieces: Iterable[tuple[int, int]]) -> Iterator[memoryvi
 def _places(
     task: ShuffleRound, shuffle: Shuffle, but: AbstractSet[int] = frozenset()
 ) -> tuple[list[list[int]], tuple[int, ...]]:
-    """Where each group's segments lie, in the batch's order; of a group below the floor, none, and
-    none of those in `but`. With it, which uploads the groups that stay together come from."""
+    """Return each group's offsets in batch order, and the uploads of the `together` groups.
+
+    Groups below the floor, and those in `but`, have none."""
     groups: list[list[int]] = [[] for _ in task.segment_bytes]
     for slot, held in task.uploads:
         place = slot * task.slot_bytes
         for group in held:
             groups[group].append(place)
             place += task.segment_bytes[group]
-    rank = dict[int, int]()  # by slot, of the groups that stay together: an upload has all or none
+    rank = dict[int, int]()  # slot -> rank in `together` groups, of which an upload has all or none
     for group, places in enumerate(groups):
         if group in but:
             places.clear()
@@ -129,7 +128,7 @@ def _places(
 
 
 class PiecedData:
-    """A blob as (place, size) of the file `path`; neighbours are one. Raises OSError."""
+    """A blob as (place, size) of the file `path`, neighbours merged; raises OSError."""
 
     def __init__(self, path: Path, pieces: Iterable[tuple[int, int]] = ()) -> None:
         self._file = FileData(path, 0, 1 << 62)
@@ -168,11 +167,11 @@ class PiecedData:
 
 
 class MaskedStream:
-    """The order in which one round's masked segments go on, upload by upload."""
+    """The order in which one round's masked uploads are forwarded."""
 
     def __init__(self, uploads: Path) -> None:
         self.name = secrets.token_bytes(_NAME_BYTES)
-        self._lock = threading.Lock()  # of a lot and the batch, which are made in threads
+        self._lock = threading.Lock()  # chunks and the batch are made in threads
         self._path = uploads
         self._data = PiecedData(uploads)
         self._digest = hashlib.sha256()
@@ -180,52 +179,54 @@ class MaskedStream:
         self._finished = False
 
     def add(self, task: StreamUploads, shuffle: Shuffle) -> StreamedUploads:
-        """One lot more, unless the batch has it. Raises OSError, and nothing has changed."""
+        """Add a chunk unless the batch is finished; raises OSError and then changes nothing."""
         with self._lock:
             if not self._finished:
                 self._add(task, shuffle)
             return StreamedUploads(self.name, Piece(self._data, 0, len(self._data)))
 
     def finish(self, task: ShuffleRound, batch: Path, shuffle: Shuffle) -> ShuffledBatch:
-        """The last lot, and behind it the other groups. Where there are others all is copied to
-        `batch`: nobody shall find in one place what one device sent of both. Raises OSError."""
+        """Add the last chunk and the other groups; raises OSError.
+
+        With other groups all is copied to `batch`: no file may show one device's segments of both.
+        """
         with self._lock:
             self._finished, known = True, set(self._order)
-            rest = tuple(
+            late = tuple(
                 (index, slot, groups)
                 for index, (slot, groups) in enumerate(task.uploads)
                 if index not in known and task.together.intersection(groups)
             )
-            lot = StreamUploads(
-                task.at, task.segment_bytes, task.slot_bytes, rest, task.together, task.keep_order
+            chunk = StreamUploads(
+                task.at, task.segment_bytes, task.slot_bytes, late, task.together, task.keep_order
             )
-            self._add(lot, shuffle)
+            self._add(chunk, shuffle)
             others, _ = _places(task, shuffle, but=task.together)
             counts = [len(places) for places in others]
             for group in task.together:
                 counts[group] = len(self._order)
-            told = (tuple(self._order),)
+            order = (tuple(self._order),)
             if not any(others):
                 pieces, digest = self._data.pieces, self._digest.digest()
                 data: Data = self._data
-                return ShuffledBatch(tuple(counts), digest, data, *told, pieces, self.name)
+                return ShuffledBatch(tuple(counts), digest, data, *order, pieces, self.name)
             front = (cut for piece in self._data.pieces for cut in _cut(*piece))
             digest = _written(batch, self._path, [*front, *_pieces(task.segment_bytes, others)])
-            return ShuffledBatch(tuple(counts), digest, FileData(batch), *told, stream=self.name)
+            return ShuffledBatch(tuple(counts), digest, FileData(batch), *order, stream=self.name)
 
     def _add(self, task: StreamUploads, shuffle: Shuffle) -> None:
         places = list(range(len(task.uploads)))
         if not task.keep_order:
             shuffle(places)
-        lot = [task.uploads[place] for place in places]
-        pieces = [piece for _, slot, groups in lot for piece in _masked(task, slot, groups)]
+        chunk = [task.uploads[place] for place in places]
+        pieces = [piece for _, slot, groups in chunk for piece in _masked(task, slot, groups)]
         digest = self._digest.copy()
         new = PiecedData(self._path, pieces)
         for start in range(0, len(new), _BLOCK_BYTES):
             digest.update(new[start : start + _BLOCK_BYTES])
         self._data.add(pieces)
         self._digest = digest
-        self._order += [index for index, _, _ in lot]
+        self._order += [index for index, _, _ in chunk]
 
 
 def _masked(task: StreamUploads, slot: int, groups: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,8 @@
-"""The proxy's durable memory: broadcasts, uploads and batches.
+"""The proxy's durable store of broadcasts, uploads and batches.
 
-Ciphertext lies in files of a folder, rows about it in one SQLite file beside that. A file is
-durable before the row that counts on it, and goes after it: a kill in between leaves files without
-a row, swept at the next start. Who sent what is forgotten in the transaction that stores the batch.
+Ciphertext lies in files, their rows in one SQLite file. A file is durable before its row and
+removed after it, so that a crash leaves only files without rows, swept at the next start. The
+transaction that stores a batch deletes which device sent which upload.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY AUTOINCREMENT,
   job BLOB UNIQUE, note BLOB);
 CREATE TABLE IF NOT EXISTS statement (one INTEGER PRIMARY KEY CHECK (one = 1), note BLOB);
 """
-# The last answer of each device to each job; of no job: since when all are known.
+# Last answer of each device to each job; without a job: number from which all are known.
 _ANSWERED = """
 CREATE TABLE answered (device TEXT, job BLOB, number INTEGER, deposit BLOB,
   PRIMARY KEY (device, job)) WITHOUT ROWID;
 """
-# Of rounds that are summed: what opens seeds, the seeds, what each round is unmasked for; and
-# the ended jobs of which something was.
+# Of masked rounds: key of seeds, seeds, the request each round is unmasked for; and ended jobs.
 _MASKS = """
 ALTER TABLE kept ADD COLUMN key BLOB DEFAULT x'';
 ALTER TABLE uploads ADD COLUMN seed BLOB DEFAULT x'';
@@ -55,20 +54,20 @@ CREATE TABLE unmasked (job BLOB, round INTEGER, attempt INTEGER, question BLOB,
   PRIMARY KEY (job, round)) WITHOUT ROWID;
 CREATE TABLE summed (job BLOB PRIMARY KEY) WITHOUT ROWID;
 """
-# Where the bytes of a batch lie in its round's file; empty where it has a file of its own.
+# Ranges of a batch in its round's file; empty if it has its own file.
 _PIECES = """
 ALTER TABLE batches ADD COLUMN pieces BLOB DEFAULT x'';
 """
-# What tells this memory from one that was lost or put back.
+# Random name of this store, to detect a lost or restored one.
 _NAMED = """
 CREATE TABLE memory (one INTEGER PRIMARY KEY CHECK (one = 1), name BLOB);
 INSERT INTO memory VALUES (1, randomblob(16));
 """
-# Devices that look for their stanzas among all.
+# Devices of earlier versions, which search all stanzas.
 _EARLIER = """
 CREATE TABLE earlier (device TEXT PRIMARY KEY) WITHOUT ROWID;
 """
-# What these know; those who were heard of before are of an earlier version until they say hello.
+# Their protocol level; known devices count as earlier ones until their next hello.
 _KNOWING = """
 ALTER TABLE earlier ADD COLUMN knows INTEGER DEFAULT 0;
 INSERT OR IGNORE INTO earlier SELECT DISTINCT device, 1 FROM answered;
@@ -76,7 +75,7 @@ INSERT OR IGNORE INTO earlier SELECT DISTINCT device, 1 FROM answered;
 _STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES, 4: _NAMED, 5: _EARLIER, 6: _KNOWING}
 _DELIVERED = "UPDATE batches SET delivered = 1, seeds = x'', pieces = x''"
 _UNMASKED = "SELECT job, round, attempt, question FROM unmasked WHERE job = ? AND round = ?"
-_SINCE = b""  # in place of a job
+_SINCE = b""  # job of the row with the number from which all answers are known
 ANSWERED_JOBS_KEPT = 256  # of each device
 
 ENDED_KEPT = rounds.ProxySettings.ended_kept
@@ -84,11 +83,9 @@ _encode = msgspec.msgpack.encode
 
 
 class Spool:
-    """`path`, and the folder of the same name without its suffix; one process owns them.
+    """The store at `path` and its folder, owned by one process; all methods raise StorageError.
 
-    `keep` and `shuffled` may run in a thread beside the other methods. Every method raises
-    StorageError when a file cannot be used.
-    """
+    `keep` and `shuffled` may run in another thread."""
 
     def __init__(self, path: Path) -> None:
         self._file = SqliteFile(
@@ -100,9 +97,9 @@ class Spool:
             steps=_STEPS,
         )
         self._together = self._emptied = False
-        self._counted_on: set[str] = set()  # files that rows of this transaction count on
-        self._streams: dict[str, MaskedStream] = {}  # by the file of their uploads
-        with self._told():
+        self._counted_on: set[str] = set()  # files that this transaction's rows need
+        self._streams: dict[str, MaskedStream] = {}  # by file of uploads
+        with self._storage_errors():
             self._files = SpoolFiles(path.with_suffix(""))
 
     def close(self) -> None:
@@ -110,16 +107,15 @@ class Spool:
         self._file.close()
 
     def store(self, item: object) -> None:
-        """Apply an item durably, at once or as `together` ends; a second choice is an error."""
+        """Store an item durably, at once or at the end of `together`; conflicts are errors."""
         with nullcontext() if self._together else self.together():
             self._apply(item)
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Make what is stored inside durable when the block ends, all of it or nothing."""
         self._together = True
         try:
-            with self._told(), self._file.transaction():
+            with self._storage_errors(), self._file.transaction():
                 yield
                 for name in self._counted_on:
                     self._files.sync(name)
@@ -129,7 +125,7 @@ class Spool:
         finally:
             self._together = False
             self._counted_on.clear()
-        with self._told():
+        with self._storage_errors():
             for name in self._files.remove_dropped():
                 self._streams.pop(name, None)
         self._forget()
@@ -207,14 +203,14 @@ class Spool:
         self._files.dropped.add(uploads_of(at))
 
     def _forget(self) -> None:
-        """The write-ahead log still holds the pages from before: who sent which upload."""
+        """Truncate the write-ahead log, which still holds which device sent which upload."""
         if self._emptied:
             with self._file.guard("emptied") as db:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._emptied = False
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _storage_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -225,10 +221,10 @@ class Spool:
             ) from error
 
     def keep(self, task: broadcasts.KeepBroadcast) -> rounds.KeptBroadcast:
-        """Check a broadcast and make it durable. Raises ProtocolError `bad_digest`."""
+        """Verify a broadcast and store it durably; raises ProtocolError `bad_digest`."""
         digest = task.header.blob.digest
         arriving, whole = (self._files.path(name(digest)) for name in (arriving_of, kept_of))
-        with self._told():
+        with self._storage_errors():
             arriving.touch(mode=0o600)  # an empty blob has no parts
             data = FileData(arriving)
             if len(data) != task.header.blob.size_bytes or data.digest() != digest:
@@ -247,7 +243,7 @@ class Spool:
     def take(self, task: TakePut, blocks: Iterable[bytes]) -> PutTaken:
         place = task.offset
         path = self._files.path(uploads_of(task.at))
-        with self._told():
+        with self._storage_errors():
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 for block in blocks:
@@ -259,16 +255,15 @@ class Spool:
         return PutTaken()
 
     def shuffled(self, task: rounds.ShuffleRound, shuffle: Shuffle) -> rounds.ShuffledBatch:
-        """Write a round's batch from its uploads; of a streamed one the rest."""
         names = (uploads_of(task.at), batch_of(task.at))
-        with self._told():
+        with self._storage_errors():
             uploads, batch = (self._files.path(name) for name in names)
             if task.streamed:
                 return self._stream(task.at).finish(task, batch, shuffle)
             return shuffle_round(task, uploads, batch, shuffle)
 
     def streamed(self, task: rounds.StreamUploads, shuffle: Shuffle) -> rounds.StreamedUploads:
-        with self._told():
+        with self._storage_errors():
             try:
                 return self._stream(task.at).add(task, shuffle)
             finally:
@@ -281,19 +276,18 @@ class Spool:
         return known or self._streams.setdefault(name, MaskedStream(self._files.path(name)))
 
     def answered(self, asked: proxy.FindAnswered) -> proxy.Answered:
-        """The jobs that a device answered lately; no more than `most`, the earliest first."""
+        """Return the jobs that a device answered lately: at most `most`, oldest first."""
         query = "SELECT number, job, deposit FROM answered WHERE device = ? AND number > ?"
         with self._file.guard() as db:
             newer = (asked.device, asked.since)
             rows = db.execute(f"{query} AND job <> x'' ORDER BY number", newer).fetchall()
             since = db.execute(f"{query} AND job = x''", (asked.device, -1)).fetchone()
-        told = rows[: asked.most]
-        number = told[-1][0] if len(told) < len(rows) else asked.known
-        jobs = tuple(m.JobDeposit(job, deposit) for _number, job, deposit in told)
+        sent = rows[: asked.most]
+        number = sent[-1][0] if len(sent) < len(rows) else asked.known
+        jobs = tuple(m.JobDeposit(job, deposit) for _number, job, deposit in sent)
         return proxy.Answered(number, jobs, since is not None and since[0] <= asked.since)
 
     def _keep(self, db: sqlite3.Connection, kept: rounds.KeptBroadcast) -> None:
-        """Store a broadcast; of a job only the newest of each kind stays."""
         header, job_id = kept.header, kept.header.at.job_id
         kind = header.kind
         if kind == "round":
@@ -310,7 +304,7 @@ class Spool:
         self._files.dropped.discard(kept_of(header.blob.digest))
 
     def _drop_key(self, db: sqlite3.Connection, at: m.RoundId) -> None:
-        """A committed round takes no more seeds; the next one's may be there already."""
+        """Delete the key of a committed round, but not of a next one."""
         query = "SELECT digest, signed FROM kept WHERE job = ? AND key <> x''"
         for digest, signed in db.execute(query, (at.job_id,)).fetchall():
             _, header = _signed(signed)
@@ -344,7 +338,7 @@ class Spool:
         db.execute(f"DELETE {old}", (ENDED_KEPT,))
 
     def put_back(self) -> None:
-        """Change a spool from a backup: no seeds, no known job is summed again, a new name."""
+        """Prepare a restored spool: drop seeds, forbid unmasking known jobs, and rename it."""
         with self._file.transaction() as db:
             for table in ("kept", "uploads", "batches", "unmasked", "ended"):
                 db.execute(f"INSERT OR IGNORE INTO summed SELECT DISTINCT job FROM {table}")  # noqa: S608 - constants
@@ -356,8 +350,8 @@ class Spool:
         self._forget()
 
     def load(self) -> rounds.ProxyMemory:
-        """The memory as it was when the last process ended; what it left half done is swept."""
-        with self._told():
+        """Return the stored state and sweep the remains of incomplete writes."""
+        with self._storage_errors():
             with self._file.guard() as db:
                 memory = self._load(db)
             known = {kept_of(digest) for digest in memory.kept}
@@ -443,7 +437,7 @@ def _add_answer(db: sqlite3.Connection, kept: rounds.UploadKept) -> None:
         " ORDER BY number DESC LIMIT 1 OFFSET ?",
         (kept.device, ANSWERED_JOBS_KEPT),
     ).fetchone()
-    if oldest is not None:  # what goes is not known any more
+    if oldest is not None:  # answers up to it become unknown
         gone = (kept.device, oldest[0])
         db.execute("DELETE FROM answered WHERE device = ? AND number <= ? AND job <> x''", gone)
         row = (kept.device, _SINCE, oldest[0], b"")
@@ -455,14 +449,13 @@ def _run(db: sqlite3.Connection, statement: str, at: m.RoundId) -> None:
 
 
 class BroadcastSink:
-    """Takes a broadcast's bytes in their order into its file. Raises OSError."""
+    """Writes a broadcast's bytes in order to its file; raises OSError."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
 
     def restart(self) -> None:
-        """From the beginning: the digest tells whether it is the same blob."""
         self._file.seek(0)
 
     def write(self, data: memoryview, /) -> None:
@@ -470,13 +463,12 @@ class BroadcastSink:
             data = data[self._file.write(data) or 0 :]
 
     def finish(self) -> bytes:
-        """Close it; `Spool.keep` makes it durable."""
         self._file.close()
         return b""
 
 
-def _of_round(what: str) -> Callable[[m.RoundId], str]:
-    return lambda at: f"{what}-{at.job_id.hex()}-{at.round}-{at.attempt}"
+def _of_round(kind: str) -> Callable[[m.RoundId], str]:
+    return lambda at: f"{kind}-{at.job_id.hex()}-{at.round}-{at.attempt}"
 
 
 uploads_of, batch_of = _of_round("uploads"), _of_round("batch")
@@ -491,7 +483,7 @@ def kept_of(digest: bytes) -> str:
 
 
 class SpoolFiles:
-    """Files in `folder`, made with mode 0600. Used by one thread. Every method raises OSError."""
+    """Files in `folder`, made with mode 0600, for one thread; all methods raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -505,15 +497,14 @@ class SpoolFiles:
         return self.folder / name
 
     def write(self, name: str, offset: int, data: bytes) -> None:
-        """Put bytes in their place; durable with the next `sync`."""
         if name not in self._open:
             self._made |= not self.path(name).exists()
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             self._open[name] = os.open(self.path(name), flags, 0o600)
-        rest = memoryview(data)
-        while rest:
-            written = os.pwrite(self._open[name], rest, offset)
-            offset, rest = offset + written, rest[written:]
+        remaining = memoryview(data)
+        while remaining:
+            written = os.pwrite(self._open[name], remaining, offset)
+            offset, remaining = offset + written, remaining[written:]
         self._dirty.add(name)
 
     def sync(self, name: str) -> None:
@@ -525,7 +516,6 @@ class SpoolFiles:
             self._made = False
 
     def remove_dropped(self) -> set[str]:
-        """Remove what was dropped; the names."""
         gone, self.dropped = self.dropped, set()
         for name in gone:
             self.close(name)
@@ -534,13 +524,11 @@ class SpoolFiles:
         return gone
 
     def sweep(self, known: Collection[str]) -> None:
-        """Remove what a killed process left behind: every file that is not known."""
         for path in self.folder.iterdir():
             if path.name not in known:
                 path.unlink()
 
     def close(self, name: str) -> None:
-        """Let a file go; it stays on the disk."""
         self._dirty.discard(name)
         descriptor = self._open.pop(name, None)
         if descriptor is not None:

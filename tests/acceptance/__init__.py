@@ -1,1 +1,1 @@
-"""The acceptance suite of a restructuring: what must come out the same before and after it."""
+"""Acceptance suite of a restructuring: results that must be the same before and after."""

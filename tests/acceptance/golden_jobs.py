@@ -44,7 +44,7 @@ NORMS_AGREE = 1e-4
 
 
 def processor() -> str:
-    """Return what floating-point results depend on: the processor's model and torch's version."""
+    """Return the processor's model and torch's version, on which floating-point results depend."""
     import torch
 
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
@@ -164,7 +164,7 @@ def _figures(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def differs(found: dict[str, Any], kept: dict[str, Any], same_processor: bool) -> str:
-    """Return how a result differs from the recorded one; "" where it does not."""
+    """Return how a result differs from the recorded one; "" if equal."""
     if "failed" in found or "failed" in kept:
         return "" if found.get("failed") == kept.get("failed") else str(found)
     if found["figures"] != kept["figures"] and same_processor:
@@ -188,7 +188,6 @@ def differs(found: dict[str, Any], kept: dict[str, Any], same_processor: bool) -
 
 
 def main() -> int:
-    """Run as a command; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", help="jobs whose name holds this")
     parser.add_argument("--write", action="store_true", help="record the results")

@@ -80,4 +80,4 @@ async def test_a_flood_leaves_the_loop_its_turns(taken):
             await asyncio.sleep(0)
         longest = max(after - before for before, after in itertools.pairwise(seen))
         assert longest <= 2 * 2 * _PACKETS_PER_TURN
-        assert taken or (link.overflows, link._inbox._held) == (0, 0)
+        assert taken or (link.overflows, link._inbox._queued_bytes) == (0, 0)

@@ -1,1 +1,1 @@
-"""A real site under faults drawn from a seed: what the parties hold afterwards is compared."""
+"""A real site under faults drawn from a seed, after which the parties' data are compared."""

@@ -1,8 +1,7 @@
-"""`python -m tests.chaos`: kill, cut and spoil while jobs run, then check what was lost.
+"""`python -m tests.chaos`: inject faults while jobs run, then check for losses.
 
 OUT gets `chaos.json` and `logs/`. Exit code 0: every check holds; 1: a violation; 130: Ctrl-C, with
-everything ended.
-"""
+everything ended."""
 
 import argparse
 import shutil
@@ -98,7 +97,7 @@ def _play(asked, out):
 
 
 def _result(chaos, found):
-    """Plain values for JSON; times in seconds since the run's beginning."""
+    """Return plain values for JSON; times in seconds since the run's beginning."""
     facts, ends = chaos.facts(), chaos.site.supervisor.ends
     return {
         "kills": chaos.kills,

@@ -1,7 +1,7 @@
-"""What must hold after a chaos run: each check is a pure function of the evidence.
+"""Checks after a chaos run; each is a pure function of the evidence.
 
-A check yields the number of things it looked at, and a string for each violation.
-"""
+A check yields the number of things it examined, and a string for each violation. Its docstring is
+printed with its result."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _PROMISED = ("held", "counted", "missing")
 
 @dataclass(frozen=True)
 class ChaosFacts:
-    """What the run itself saw. `begun_at`: zero of its clock, in seconds since 1970; the faults
-    began at `up_s` and were over at `quiet_s`. `touched`: number of things hit, by kind."""
+    """Observations of the run itself; `touched`: number of things hit, by kind.
+
+    `begun_at` is the zero of its clock, in seconds since 1970; faults lasted from `up_s` to
+    `quiet_s`."""
 
     faults: Sequence[Fault] = ()
     up_s: float = 0.0
@@ -46,7 +48,7 @@ class ChaosFacts:
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """`looked`: number of things that the check looked at."""
+    """`looked`: number of things that the check examined."""
 
     name: str
     about: str
@@ -59,7 +61,7 @@ class CheckOutcome:
 
 
 def jobs_complete(found, facts):
-    """every job came to its end"""
+    """Every job completed."""
     if facts.stalled is not None:
         yield f"nothing moved any more at {facts.stalled.get('at_s', 0.0):.0f} s, see `stalled`"
     if not found.jobs:
@@ -71,7 +73,7 @@ def jobs_complete(found, facts):
 
 
 def rounds_intact(found, _facts):
-    """committed rounds without a gap, each with as many uploads as it may have, of each cell too"""
+    """Committed rounds have no gap, and as many uploads as allowed, of each cell too."""
     senders = _senders(found)
     for job in found.jobs:
         wanted = len(job.plan.all_rounds) if job.status == "completed" else len(job.commits)
@@ -102,7 +104,7 @@ def _senders(found):
 
 
 def _parts_intact(job, commit, senders, low):
-    """The batch of a cell is an anonymity set of its own, and one left out counts nowhere."""
+    """Check that each cell's batch is an anonymity set of its own, and none else is counted."""
     known = {one.number: one.cell for mark in commit.accepted if (one := senders.get(mark))}
     devices = Counter(known.values())
     if not commit.cells:
@@ -115,7 +117,7 @@ def _parts_intact(job, commit, senders, low):
 
 
 def counted_once(found, _facts):
-    """no update counted twice, and none that no device had priced and stored"""
+    """No update is counted twice, or without a device having priced and stored it."""
     places = {}
     for job in found.jobs:
         for commit in job.commits:
@@ -131,8 +133,7 @@ def counted_once(found, _facts):
 
 
 def acknowledged_counted(found, _facts):
-    """every upload that a proxy acknowledged stands in the record of its round, if its cell does;
-    of one with wrong masks nothing that is masked"""
+    """Every acknowledged upload is in its round's record, if its cell is; wrong masks never."""
     for job, device, receipt, commit in _promised(found):
         if device.cell not in commit.cells:
             continue
@@ -151,7 +152,7 @@ def acknowledged_counted(found, _facts):
 
 
 def _promised(found):
-    """Uploads that a proxy acknowledged in the attempt that was committed."""
+    """Yield the uploads acknowledged by a proxy in the committed attempt."""
     commits = {
         (job.wire, commit.index, commit.attempt): (job, commit)
         for job in found.jobs
@@ -166,7 +167,7 @@ def _promised(found):
 
 
 def faults_met(found, facts):
-    """rounds were committed while the faults went on"""
+    """Rounds were committed during the faults."""
     count = rounds_during_faults(found, facts)
     yield count
     kills = sum(fault.kind == "kill" for fault in facts.faults)
@@ -175,13 +176,13 @@ def faults_met(found, facts):
 
 
 def rounds_during_faults(found, facts):
-    """How many rounds were committed between the first fault and the quiet time."""
+    """Return the number of rounds committed between the first fault and the quiet time."""
     times_s = [c.committed_s - facts.begun_at for job in found.jobs for c in job.commits]
     return sum(facts.up_s <= at_s <= facts.quiet_s for at_s in times_s)
 
 
 def unmasked_once(found, _facts):
-    """each cell's part of a round under masks unmasked for one choice, in the committed attempt"""
+    """Each cell's part of a masked round was unmasked for one choice, in the committed attempt."""
     choices = defaultdict(set)
     for one in found.unmasked:
         choices[one.cell, one.job, one.round].add((one.attempt, one.question))
@@ -201,7 +202,7 @@ def unmasked_once(found, _facts):
 
 
 def ledgers_exact(found, _facts):
-    """each release priced once, as the job says; nothing stored or sent without a price"""
+    """Each release is priced once, as the job requires; nothing is stored or sent unpriced."""
     jobs = {job.wire.hex(): job for job in found.jobs}
     for device in found.devices:
         for fault in device.faults:
@@ -227,7 +228,7 @@ def ledgers_exact(found, _facts):
 
 
 def models_same(found, _facts):
-    """states and releases whole and finite, the last release the same at cloud and devices"""
+    """States and releases are whole and finite; the last release is the same everywhere."""
     for job in found.jobs:
         yield 1
         for fault in job.faults:
@@ -245,7 +246,7 @@ def models_same(found, _facts):
 
 
 def processes_sound(_found, facts):
-    """no process ended but by a kill, a fault that excuses it, or the clean stop"""
+    """No process ended but by a kill, a fault that excuses it, or the clean stop."""
     for end in facts.ends:
         yield 1
         if not _excused(end, facts):
@@ -256,7 +257,7 @@ def processes_sound(_found, facts):
 
 
 def logs_silent(found, _facts):
-    """no password, no token and no device's name in a log"""
+    """No log contains a password, a token or a device's name."""
     names = [f"box-{device.number}" for device in found.devices]
     for log, text in sorted(found.logs.items()):
         lines = text.splitlines()
@@ -306,8 +307,9 @@ _RELATIVE, _ABSOLUTE = 1e-5, 1e-7
 
 
 def uploads_of(found, job):
-    """The tensor behind each mark, from the ledgers of the devices that sealed it. Raises
-    EdgeVeilError or ValueError where a ledger's tensors are not those of the receipt."""
+    """Return the tensor behind each mark, from the ledgers of the devices that sealed it.
+
+    Raises EdgeVeilError or ValueError if a ledger's tensors do not match the receipt."""
     uploads = {}
     for device in found.devices:
         for receipt in device.receipts:
@@ -323,7 +325,7 @@ def uploads_of(found, job):
 
 
 def sums_right(found, _facts):
-    """the cloud's state is that of the mean of the uploads it lists; under masks, bit for bit"""
+    """The cloud's state is that of the mean of the uploads it lists; under masks, bit for bit."""
     for job in found.jobs:
         try:
             yield from _job(job, uploads_of(found, job))
@@ -357,7 +359,7 @@ def _job(job, uploads):
 
 
 def _groups(plan, round, commit, uploads):
-    """The training segments that a commit lists, by name; a name of which none is listed too."""
+    """Return the training segments that a commit lists, by name, with empty names too."""
     found = defaultdict(list)
     for spec in plan.cloud.segments(round):
         found[spec.name] = []
@@ -369,7 +371,7 @@ def _groups(plan, round, commit, uploads):
 
 
 def _mean(arrays):
-    """Of integers the exact sum, divided once, as the cloud does with what it unmasked."""
+    """Return the exact sum of integers divided once, as in the cloud after unmasking."""
     whole = np.stack(arrays)
     exact = np.int64 if np.issubdtype(whole.dtype, np.integer) else np.float64
     total = np.asarray(np.sum(whole, axis=0, dtype=exact), np.float64)
@@ -408,7 +410,7 @@ def check_all(found, facts):
 
 
 def all_hold(found, *kept):
-    """Every one of these checks has looked, and found nothing."""
+    """Assert that each of these checks examined something and found no violation."""
     for check in kept:
         seen = outcome(check, check(found, ChaosFacts()))
         assert seen.looked and not seen.violations, seen

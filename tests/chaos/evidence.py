@@ -1,4 +1,4 @@
-"""Content of the disks of a stopped site, read past the code under test where possible."""
+"""Content of a stopped site's disks, read without the code under test where possible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOUD_STORE = Path("state") / "cloud" / "cloud.sqlite"
 
 @dataclass(frozen=True)
 class CommittedRound:
-    """`committed_s`: seconds since 1970. `cells`: those whose batches or sums it is made of."""
+    """`committed_s`: seconds since 1970. `cells`: those whose batches or sums are in it."""
 
     index: int
     attempt: int
@@ -41,7 +41,7 @@ class CommittedRound:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """One job of the cloud's store. `faults`: those of its model files."""
+    """One job of the cloud's store; `faults` are those of its model files."""
 
     id: str
     status: str
@@ -59,7 +59,8 @@ class JobFacts:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """`links`: (job, round) of each release in the ledger's chain; `releases`: its tensors;
+    """`links`: (job, round) of each release in the ledger's chain; `releases`: its tensors.
+
     `release`: job on the wire (hex) and digest of the model in use."""
 
     number: int
@@ -97,7 +98,7 @@ class Evidence:
 
 
 def collect(site, logs, wrong_masks=()):
-    """Read the files of a stopped site. `wrong_masks`: devices whose masks are wrong."""
+    """Read the files of a stopped site; `wrong_masks`: devices whose masks are wrong."""
     folder, plan = site.spec.folder, site.spec
     texts = {path.stem: path.read_text("utf-8", "replace") for path in logs.glob("*.log")}
     for path in folder.glob("broker-*/broker.log"):
@@ -215,8 +216,8 @@ def _graph_fault(onnx):
     return ""
 
 
-# --- taps: triggers in the databases of the parties that copy each row in the same transaction, so
-# that no kill can part the two ---
+# --- taps: triggers in the parties' databases, which copy each row in the same transaction, so that
+# no kill can separate the two ---
 
 _BUSY_S = 10.0
 _TAP_LEDGER = """
@@ -248,24 +249,24 @@ WHERE job = ? AND exchange = ? AND attempt = ? AND batches."index" = exchange OR
 
 
 def tap_ledger(ledger):
-    """Keep every release of a device. Raises sqlite3.Error without a ledger."""
+    """Keep every release of a device; raises sqlite3.Error without a ledger."""
     _tap(ledger, _TAP_LEDGER)
 
 
 def tap_spool(spool):
-    """Keep every choice that a proxy unmasks, also one that its table passes over or replaces."""
+    """Keep every choice that a proxy unmasks, also if its table ignores or replaces it."""
     _tap(spool, _TAP_SPOOL)
 
 
 def tap_site(plan):
-    """Keep both of a site of one cell."""
+    """Tap ledger and spool of a site of one cell."""
     tap_spool(spool_of(plan, ""))
     for number in range(1, plan.devices + 1):
         tap_ledger(plan.edge_state(number) / LEDGER_FILE)
 
 
 def tap_store(store):
-    """Keep which batch of which cell the cloud opened; a commit deletes these rows."""
+    """Keep which cell's batches the cloud opened, since a commit deletes these rows."""
     _tap(store, _TAP_STORE)
 
 
@@ -280,7 +281,7 @@ def _tapped(db, table):
 
 
 def unmasked_choices(spool, cell=""):
-    """All that the proxy ever unmasked, in order; () without a tap."""
+    """Return all choices that the proxy unmasked, in order; () without a tap."""
     with closing(sqlite3.connect(f"file:{spool}?mode=ro", uri=True)) as db:
         if not _tapped(db, "chaos_unmasked"):
             return ()
@@ -289,12 +290,12 @@ def unmasked_choices(spool, cell=""):
 
 
 def _cells_in(db, job, round, attempt):
-    """Cells whose batches a commit is made of; without a tap the one that has no name."""
+    """Return the cells whose batches a commit contains; without a tap the unnamed one."""
     if not _tapped(db, "chaos_opened"):
         return ("",)
     return tuple(cell for (cell,) in db.execute(_CELLS_IN, (job, round, attempt)))
 
 
 def tapped_releases(db):
-    """All tensors that were ever released, by (job on the wire in hex, round)."""
+    """Return the tensors of all releases, by (job on the wire in hex, round)."""
     return {(job, round): bytes(payload) for job, round, payload in db.execute(_ALL_RELEASES)}

@@ -1,4 +1,4 @@
-"""The schedule of faults: a pure function of the seed."""
+"""The schedule of faults, a pure function of the seed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Kind = Literal["kill", "broker", "cut", "delay", "corrupt", "duplicate", "disk"]
 
 COMPUTE = "compute"
 """Target of a kill: one of the workers that open batches. The cloud starts others itself."""
-_START_SHARE = 0.25  # share of kills that hit the process which was killed last, while it starts
+_START_SHARE = 0.25  # share of kills that hit the last killed process, while it restarts
 _START_S = (0.1, 3.0)
-_REST_SHARE = 0.3  # share of kills with a rest before them, so that rounds are hit midway
+_REST_SHARE = 0.3  # share of kills after a pause, so that rounds are hit midway
 _LASTS_S = {
     "broker": (0.0, 2.0),
     "cut": (0.2, 3.0),
@@ -34,8 +34,7 @@ _AMOUNT = {
 
 @dataclass(frozen=True)
 class FaultTargets:
-    """Supervised processes, and links and brokers of each cell; `compute`: workers that open
-    batches as well."""
+    """Supervised processes, and each cell's links and brokers; `compute`: batch workers too."""
 
     processes: Sequence[str]
     cells: Sequence[str] = ("",)
@@ -43,7 +42,7 @@ class FaultTargets:
 
     @property
     def links(self):
-        """From a party to a side's broker: `proxy-edge`, of a named cell `proxy-edge-north`."""
+        """Return the links from parties to brokers: `proxy-edge`, of a cell `proxy-edge-north`."""
         ways = ("devices-edge", "proxy-edge", "proxy-cloud")
         return (*(of_cell(way, cell) for cell in self.cells for way in ways), "cloud-cloud")
 
@@ -60,15 +59,16 @@ class FaultTargets:
 
 
 def broker_of(link):
-    """The broker at the end of a link."""
+    """Return the broker at the end of a link."""
     _, side, *cell = link.split("-", 2)
     return of_cell(side, *cell) if side == "edge" and cell else side
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`at_s`: seconds after the site is up. `target`: a process, a link or a broker. `amount`:
-    seconds that a packet waits (`delay`), share of the publications that are hit."""
+    """`at_s`: seconds after the site is up; `target`: a process, a link or a broker.
+
+    `amount`: seconds that a packet waits (`delay`), or the share of publications hit."""
 
     at_s: float
     kind: Kind
@@ -82,7 +82,7 @@ class Fault:
 
     @property
     def cut_off(self):
-        """First parts of the names of the processes whose broker is out of reach."""
+        """Return name prefixes of the processes whose broker is unreachable."""
         if self.kind == "broker":
             side, _, cell = self.target.partition("-")
             return (of_cell("proxy", cell), "worker") if side == "edge" else ("proxy", "cloud")
@@ -93,8 +93,9 @@ class Fault:
 
 
 def schedule(seed, kills, targets, every_s=1.5):
-    """All faults, by time: `kills` kills, about `every_s` apart, and half as many others. Every
-    kind of fault is among them; no two of one kind on one target overlap."""
+    """Return all faults, by time: `kills` kills, about `every_s` apart, and half as many others.
+
+    Every kind of fault occurs; no two of one kind on one target overlap."""
     rng = random.Random(seed)
     found = _kills(rng, kills, targets.of("kill"), every_s)
     end_s = max((fault.at_s for fault in found), default=every_s)

@@ -15,13 +15,13 @@ _WAITING_PACKETS = 256
 
 
 def asked_version(first, body):
-    """The protocol version that a CONNECT asks for, 4 or 5; None for any other packet."""
+    """Return the protocol version of a CONNECT, 4 or 5; None for any other packet."""
     at = 2 + int.from_bytes(body[:2], "big")
     return body[at] if first >> 4 == CONNECT and at < len(body) else None
 
 
 class Relay:
-    """One link from `port` to `target_port`. Runs on the loop of `Relays`."""
+    """One link from `port` to `target_port`, on the event loop of `Relays`."""
 
     def __init__(self, name, port, target_port, seed):
         self.port, self._target_port = port, target_port
@@ -51,7 +51,7 @@ class Relay:
             writer.transport.abort()
 
     def _amount(self, kind):
-        """Strength of the fault under way, None without one."""
+        """Return the strength of the current fault; None without one."""
         until_s, amount = self._faults.get(kind, (0.0, 0.0))
         return amount if time.monotonic() < until_s else None
 
@@ -73,7 +73,7 @@ class Relay:
             task.add_done_callback(self._tasks.discard)
 
     async def _pass(self, reader, writer, back, version):
-        """One direction until either end closes; then the other direction ends too."""
+        """Relay one direction until either end closes, then end the other direction."""
         waiting = asyncio.Queue(_WAITING_PACKETS)
         sender = asyncio.create_task(_send(waiting, writer))
         packets = PacketCutter()
@@ -97,7 +97,7 @@ class Relay:
             back.close()
 
     def _spoiled(self, first, body, version):
-        """The packet itself, with one bit of its payload flipped, or twice."""
+        """Return the packet itself, with one bit of its payload flipped, or twice."""
         self.counts["packets"] += 1
         if first >> 4 != PUBLISH:
             return (packet(first, body),)
@@ -115,13 +115,13 @@ class Relay:
 
 
 async def _send(waiting, writer):
-    """Each packet at its time, in order, until an empty one; into a broken link none."""
+    """Send each packet at its time, in order, until an empty one; none into a broken link."""
     broken = False
     while True:
         due_s, data = await waiting.get()
         if not data:
             return
-        if broken:  # taken all the same, so that the reader comes to its end
+        if broken:  # still consumed, so that the reader can end
             continue
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         try:
@@ -132,7 +132,7 @@ async def _send(waiting, writer):
 
 
 class Relays:
-    """All relays of a site, on one thread. `ports`: name -> (port to listen on, broker's port)."""
+    """All relays of a site, on one thread; `ports`: name -> (port to listen on, broker's port)."""
 
     def __init__(self, ports, seed):
         self.links = {name: Relay(name, *pair, seed) for name, pair in ports.items()}
@@ -140,7 +140,7 @@ class Relays:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="relays")
 
     def start(self):
-        """Listen on all ports. Raises OSError where one is taken."""
+        """Listen on all ports; raises OSError if one is in use."""
         self._thread.start()
         for relay in self.links.values():
             asyncio.run_coroutine_threadsafe(relay.start(), self._loop).result(10.0)

@@ -1,4 +1,4 @@
-"""One chaos run: a site, jobs one after the other, faults, a quiet time."""
+"""One chaos run: a site, successive jobs, faults, a quiet time."""
 
 import threading
 import time
@@ -20,9 +20,10 @@ _ENDED_HERE = ("broker", "disk")  # a relay ends its faults itself
 
 
 class Director:
-    """Brings each fault at its time and takes it back, on a thread for each. `now_s` counts from
-    the moment that the schedule counts from. Faults of one kind on one target are brought in order:
-    a broker has come back before it is stopped again."""
+    """Injects each fault at its time and ends it, each on a thread; `now_s` is the clock.
+
+    Faults of one kind on one target follow in order: a broker is back before it is stopped
+    again."""
 
     def __init__(self, site, faults, now_s):
         self._site, self._now_s = site, now_s
@@ -39,13 +40,13 @@ class Director:
             thread.start()
 
     def over(self):
-        """Whether every fault has come and gone. Raises BrokerError: one did not come back."""
+        """Return whether every fault has ended; raises BrokerError if a broker did not return."""
         if self._errors:
             raise self._errors[0]
         return not any(one.is_alive() for one in self._threads)
 
     def stop(self):
-        """Bring no more faults; returns when none is being brought."""
+        """Inject no more faults; returns when none is being injected."""
         self._stop.set()
         for thread in self._threads:
             if thread.ident is not None:
@@ -66,9 +67,10 @@ class Director:
 
 
 class CloudJobs:
-    """The jobs of one cloud, over its HTTP control, which may be away at any moment. `known` is
-    read anew at every look: the answer to a submission may be lost. Paused jobs are resumed; while
-    `feeding` a new one follows the last."""
+    """The jobs of one cloud, over its HTTP control, which may be unreachable at any moment.
+
+    `known` is read anew each time, since the answer to a submission may be lost. Paused jobs are
+    resumed; while `feeding`, a new job follows the last."""
 
     def __init__(self, connect, job_yaml):
         self._connect, self._yaml = connect, job_yaml
@@ -78,7 +80,7 @@ class CloudJobs:
         self.feeding = False
 
     def look(self):
-        """Ask for the state of all jobs; False while the cloud does not answer."""
+        """Read the state of all jobs; returns False if the cloud does not answer."""
         with suppress(EdgeVeilError):
             cloud = self._connect()
             self.known = cloud.list()
@@ -103,13 +105,13 @@ class CloudJobs:
 
     @property
     def mark(self):
-        """Changes whenever a job gets on; a resumption alone does not count."""
+        """Return a value that changes with a job's progress, but not with a resumption."""
         return len(self.known), sum(bool(job["ended_at"]) for job in self.known), self.committed
 
 
 START_S = 120.0
 _RELEASES_S = 60.0
-_STALL_S = 120.0  # a quiet site whose jobs stand still for so long has hung
+_STALL_S = 120.0  # a quiet site whose jobs make no progress for so long has hung
 _LOOK_S = 0.4
 _LINE_EVERY_S = 10.0
 _START_ENDS = 3  # so many ends by themselves, and the site will not start
@@ -122,8 +124,9 @@ _TOUCHES = {  # by kind of fault, counters of the relays
 
 
 class ChaosRun:
-    """`run` once, then `stop`; its results are on the site's disks. `say` prints a line. `engine`:
-    of workers that open batches; None: no workers."""
+    """Call `run` once, then `stop`; the results are on the site's disks.
+
+    `say` prints a line; `engine` runs batch workers (default: none)."""
 
     def __init__(self, job, run, kills, seed, engine, folder, logs, say, cells=1):
         self.kills, self.seed, self._logs, self._say = kills, seed, logs, say
@@ -139,8 +142,9 @@ class ChaosRun:
         self._said = ("", 0.0)
 
     def run(self):
-        """Until everything has come back, or nothing moves any more (`stalled`). Raises
-        BrokerError, or JobFailed where the site did not even start."""
+        """Run until everything has recovered, or nothing progresses any more (`stalled`).
+
+        Raises BrokerError, or JobFailed if the site does not start."""
         self.site.start()
         self._until(self._all_online, START_S, "the site did not start")
         self.site.tap()
@@ -195,7 +199,7 @@ class ChaosRun:
     # --- waiting ---
 
     def _progress(self, holds, doing):
-        """Wait for a state of the jobs; False, with `stalled` set, where they stand still."""
+        """Wait for a state of the jobs; returns False and sets `stalled` if they hang."""
         self._moved = (self.now_s(), ())
         while not (self._look(doing) and holds()):
             if self.jobs.mark != self._moved[1]:
@@ -220,7 +224,7 @@ class ChaosRun:
         return self._online() == self.site.site.spec.devices and self.jobs.look()
 
     def _releases_there(self):
-        """Every device holds the release of the last completed job."""
+        """Return whether every device has the release of the last completed job."""
         if not self.jobs.completed:
             return False
         wanted = wire_id(self.jobs.completed[-1]).hex()
@@ -233,7 +237,7 @@ class ChaosRun:
     # --- looking ---
 
     def _look(self, doing):
-        """Look at all jobs; whether the cloud answers."""
+        """Read the state of all jobs; return whether the cloud answers."""
         time.sleep(_LOOK_S)
         answers = self.jobs.look()
         said, at_s = self._said
@@ -254,7 +258,7 @@ class ChaosRun:
         return 0
 
     def _pages(self):
-        """Status of every proxy. Raises OSError."""
+        """Return the status of every proxy; raises OSError."""
         plan = self.site.site.spec
         return {
             path.stem: get_json(
@@ -264,7 +268,7 @@ class ChaosRun:
         }
 
     def _picture(self):
-        """State of all parties, for a run in which nothing moves any more."""
+        """Return the state of all parties, for a run that hangs."""
         alive = self.site.supervisor.alive()
         found = {
             "at_s": self.now_s(),
@@ -284,7 +288,7 @@ class ChaosRun:
 
 
 def release_in_use(state):
-    """Job on the wire (hex) of the release that a device uses; empty without one."""
+    """Return the job on the wire (hex) of the release that a device uses; empty without one."""
     with suppress(DataError):
         held = ReleaseStore(state / "releases").current()
         return "" if held is None else str(held.meta.get("job_id"))

@@ -43,8 +43,9 @@ _ON_RAY = ("ray::IDLE", "ray::task")
 
 
 class ComputeWorkers:
-    """Kills workers that open batches. With Ray, a cluster of the run's own that outlives the
-    cloud's lives, as an operator's would. Raises UsageError where none can be started."""
+    """Kills batch workers; raises UsageError if none can be started.
+
+    With Ray, the run's own cluster outlives the cloud's restarts, as an operator's would."""
 
     def __init__(self, engine, seed):
         self._random = random.Random(f"{seed} compute")
@@ -58,7 +59,7 @@ class ComputeWorkers:
         self.killed = 0
 
     def kill(self):
-        """Suspend one of them, if one is there, and SIGKILL it a moment later."""
+        """Suspend a worker, if there is one, and SIGKILL it a moment later."""
         there = sorted(self._there(), key=lambda process: process.pid)
         with suppress(psutil.Error):
             if there:
@@ -117,7 +118,7 @@ class ChaosSite:
         self._lock = threading.Lock()
 
     def start(self):
-        """Start brokers, relays, processes, in this order; wait for the brokers alone."""
+        """Start brokers, relays, processes, in this order; wait only for the brokers."""
         for broker in self.brokers.values():
             broker.start()
         self.relays.start()
@@ -160,7 +161,7 @@ class ChaosSite:
             self.relays.begin(fault)
 
     def end(self, fault):
-        """Take back what does not end by itself. Raises BrokerError."""
+        """End a fault that does not end by itself; raises BrokerError."""
         if fault.kind == "disk":
             self.supervisor.fill(fault.target, False)
         elif fault.kind == "broker":
@@ -168,7 +169,7 @@ class ChaosSite:
                 self.brokers[fault.target].start_again()
 
     def stop(self):
-        """End everything, the brokers last; names of the processes that had to be killed."""
+        """End everything, the brokers last; return the processes that had to be killed."""
         late = self.supervisor.stop()
         if self.compute is not None:
             self.compute.stop()

@@ -1,4 +1,4 @@
-"""Supervised processes: restarted at once when they end, every end is recorded."""
+"""Supervised processes, which are restarted at once; every end is recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEPT_TRACES = 20
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """`at_s` counts from the supervisor's beginning; `said` is the last line."""
+    """`at_s` counts from the supervisor's start; `said` is the last output line."""
 
     name: str
     at_s: float
@@ -38,7 +38,7 @@ class ProcessEnd:
 
 @dataclass
 class _Supervised:
-    """One process and all its lives. The lock of the supervisor guards it."""
+    """One process and its restarts, guarded by the supervisor's lock."""
 
     name: str
     arguments: Sequence[str]
@@ -58,7 +58,7 @@ class _Supervised:
             signal_group(self.process, number)
 
     def limit_files(self):
-        """Fit the limit on the size of its files to `full`; False: no process is there."""
+        """Set the file size limit according to `full`; returns False if no process runs."""
         with suppress(psutil.Error, OSError):
             if self.alive:
                 process = psutil.Process(self.process.pid)
@@ -69,8 +69,9 @@ class _Supervised:
 
 
 class Supervisor:
-    """Starts processes and keeps them running until `stop`. Logs go to `folder/<name>.log`. Output
-    goes through a pipe, so that a full disk of a process does not silence it."""
+    """Starts processes and keeps them running until `stop`; logs go to `folder/<name>.log`.
+
+    Output goes through a pipe, so that a process with a full disk can still log."""
 
     def __init__(self, folder, now_s):
         self._folder, self._now_s = folder, now_s
@@ -89,15 +90,16 @@ class Supervisor:
         kept.keeper.start()
 
     def kill(self, name):
-        """SIGKILL; a process that is just being started again gets it at once."""
+        """Send SIGKILL, also to a process that is just restarting."""
         kept = self._all[name]
         with self._lock:
             kept.doomed += 1
             kept.send(signal.SIGKILL)
 
     def fill(self, name, full):
-        """Let writes of this process and its successors fail as on a full disk, or no more. A limit
-        on the size of files: `EFBIG` stands for `ENOSPC`."""
+        """Make writes of this process and its successors fail as on a full disk, or end that.
+
+        A limit on the size of files has this effect, with `EFBIG` in place of `ENOSPC`."""
         kept = self._all[name]
         with self._lock:
             kept.full = full
@@ -108,7 +110,7 @@ class Supervisor:
             return {kept.name: kept.alive for kept in self._all.values()}
 
     def stop(self):
-        """End all by SIGTERM; names of those that had to be killed. May be called twice."""
+        """End all by SIGTERM; return the names of those killed. May be called twice."""
         with self._lock:
             self._stopping = True
             for kept in self._all.values():
@@ -128,7 +130,7 @@ class Supervisor:
         return late
 
     def _keep(self, kept):
-        """The lives of one process, one after the other."""
+        """Run a process again and again."""
         with (self._folder / f"{kept.name}.log").open("ab", buffering=0) as log:
             while True:
                 with self._lock:

@@ -1,7 +1,6 @@
-"""Run `edgeveil` with devices that mask their numbers with one seed and seal another to the proxy.
+"""Run `edgeveil` with devices that send the proxy another seed than that of their masks.
 
-Such a device is sound in all else: it is selected, pays, answers, and its segments open.
-"""
+Such a device is otherwise correct: it is selected, pays, answers, and its segments open."""
 
 import sys
 
@@ -12,7 +11,7 @@ from edgeveil_tools.cli import main
 
 
 def seal_another(_seed, manifest, device, round_key):
-    """A seed that nothing is masked with, in place of the one of the masks."""
+    """Seal a seed that masks nothing, in place of the masks' seed."""
     return seal_seed(MaskSeed.generate(), manifest, device, round_key)
 
 

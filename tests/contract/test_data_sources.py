@@ -11,7 +11,7 @@ import pytest
 
 from edgeveil.config.data import DataSource
 from edgeveil.errors import DataError
-from edgeveil.parts.own_records import devices_records, held_records, origin_of
+from edgeveil.parts.own_records import all_device_records, held_records, origin_of
 from edgeveil.parts.sources import SOURCES, brings_its_test, load_records, published_files
 from edgeveil.parts.sources.source import Origin
 from edgeveil_lab.audit.record_guard import FORMS, PYTHON_MODULE, SIDE, RecordTable
@@ -120,10 +120,10 @@ def test_what_the_cloud_tests_on_is_not_among_the_devices_records(name, tmp_path
     source, origin = made(name, tmp_path)
     whole = load_records(source, origin)
     if brings_its_test(name):
-        rest = devices_records(source, replace(origin, test_records=3))
+        rest = all_device_records(source, replace(origin, test_records=3))
         assert len(whole) - len(rest) == {"digits": 3 - 360}.get(name, 0)
         return
-    rest = devices_records(source, replace(origin, test_share=0.4))
+    rest = all_device_records(source, replace(origin, test_share=0.4))
     shown = {key: value for key, value in vars(origin).items() if key in DataSource.model_fields}
     held = held_records(DataSource(name="own", source=source, **{**shown, "test_share": 0.4}))
     assert 0 < len(held) < COUNT

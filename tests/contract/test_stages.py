@@ -140,7 +140,7 @@ def reason(names, *, unproven):
     """What is said against stages in this order; empty where nothing is."""
     first, second = (ALL[name] for name in names)
     if names[0] == names[1]:
-        return "stands twice"
+        return "occurs twice"
     if first.protects and second.protects:
         return "would each spend all of privacy.epsilon"
     if second.leads:

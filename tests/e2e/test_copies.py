@@ -12,7 +12,7 @@ from tests.kits.live_site import LiveSite, wait_for
 
 pytestmark = pytest.mark.drill
 DEVICES = 5
-SOUGHT = "older than what the proxy knows"
+SOUGHT = "older than the proxy's"
 
 
 class CopiedSite(LiveSite):

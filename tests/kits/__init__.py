@@ -1,1 +1,1 @@
-"""What tests of several rooms use; a kit of one room lies beside its tests."""
+"""Test helpers shared by several rooms; helpers of one room are beside its tests."""

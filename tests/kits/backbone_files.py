@@ -7,7 +7,7 @@ node = helper.make_node
 
 
 def model(nodes, inputs, outputs, constants=None, opset=17, ir_version=8):
-    """An ONNX model; inputs and outputs are {name: shape}, all float32."""
+    """Build an ONNX model; inputs and outputs are {name: shape}, all float32."""
     values = [
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s)) for n, s in part.items()]
         for part in (inputs, outputs)
@@ -20,7 +20,6 @@ def model(nodes, inputs, outputs, constants=None, opset=17, ir_version=8):
 
 
 def small_backbone(side=8, features=6, seed=0, batch="N", opset=17):
-    """Convolution, batch normalisation by fixed statistics, ReLU, pooling, a linear layer."""
     rng = np.random.default_rng(seed)
 
     def values(*shape):
@@ -49,7 +48,7 @@ def small_backbone(side=8, features=6, seed=0, batch="N", opset=17):
 
 
 def centring_backbone(values, batch="N"):
-    """The record less its mean: what it computes first is a sum over all values of the record."""
+    """Build a model that subtracts the record's mean, a sum over all values of the record."""
     nodes = [
         node("ReduceMean", ["record"], ["mean"], axes=[1], keepdims=1),
         node("Sub", ["record", "mean"], ["features"]),

@@ -1,4 +1,4 @@
-"""Three nodes of a broker that form one cluster, as processes that end with the tests."""
+"""A cluster of three broker nodes, as processes that end with the tests."""
 
 import os
 import signal
@@ -18,10 +18,10 @@ _ACCEPTED = bytes([0x20, 2, 0, 0])  # CONNACK of MQTT 3.1.1
 
 
 class BrokerCluster(ABC):
-    """Nodes 0 to 2, whose files lie in `folder`. `users`: side -> user -> password."""
+    """Nodes 0 to 2 with files in `folder`; `users` maps side -> user -> password."""
 
     def __init__(self, folder, users, ports):
-        """`ports`: how many each node needs, MQTT's first."""
+        """Reserve `ports` ports for each node, MQTT's first."""
         self.folder, self.users = folder, users
         every = free_ports(NODES * ports)
         self.ports = [every[node * ports : (node + 1) * ports] for node in range(NODES)]
@@ -29,11 +29,11 @@ class BrokerCluster(ABC):
 
     @abstractmethod
     def user_name(self, side, user):
-        """What the user of a side logs in as."""
+        """Return the login name of a side's user."""
 
     @abstractmethod
     def command(self, node):
-        """What runs the node, whose files are written by then."""
+        """Return the command that runs the node, after its files are written."""
 
     def environment(self, _node):
         return {}
@@ -43,14 +43,14 @@ class BrokerCluster(ABC):
         return [f"mqtt://127.0.0.1:{ports[0]}" for ports in self.ports]
 
     def start(self):
-        """All nodes; returns once every one of them takes clients of both sides."""
+        """Start all nodes; returns once each accepts clients of both sides."""
         self.folder.mkdir(parents=True)
         for node in range(NODES):
             self.start_node(node)
         self.wait_ready()
 
     def start_node(self, node):
-        """Start it, again with what it kept on the disk; it may take a while to take clients."""
+        """Start a node with its files on disk; it may take a while to accept clients."""
         command = self.command(node)
         self._nodes[node] = self.spawn(f"{node}.log", command, self.environment(node))
 
@@ -62,7 +62,7 @@ class BrokerCluster(ABC):
             self.kill(node)
 
     def wait_ready(self):
-        """Until each node that runs has taken a client of each side."""
+        """Wait until each running node has accepted a client of each side."""
         end_s = time.monotonic() + _READY_S
         waiting = {(node, side) for node in self._nodes for side in self.users}
         while waiting := {(node, side) for node, side in waiting if not self._takes(node, side)}:
@@ -93,7 +93,7 @@ class BrokerCluster(ABC):
 
 
 def end(process):
-    """`kill -9` of what `spawn` started."""
+    """Kill (SIGKILL) what `spawn` started."""
     process.send_signal(signal.SIGKILL)
     process.wait()
     if process.stdin is not None:
@@ -101,7 +101,7 @@ def end(process):
 
 
 def _connect(client_id, user, password):
-    """CONNECT of MQTT 3.1.1: a clean session with user name and password."""
+    """Return a CONNECT of MQTT 3.1.1: a clean session with user name and password."""
     texts = [text.encode() for text in (client_id, user, password)]
     body = b"\x00\x04MQTT\x04\xc2\x00\x3c"
     body += b"".join(len(text).to_bytes(2, "big") + text for text in texts)

@@ -1,8 +1,7 @@
-"""A real browser for tests of pages: what a person would see, and what the console says of it.
+"""A real browser for tests of pages, with access to its console.
 
-Tests that need it are skipped where Chromium, its driver or selenium is missing, and those that
-look for barriers where axe-core cannot be had (npm brings it, once, pinned by its digest).
-"""
+Tests are skipped if Chromium, its driver or selenium is missing; tests of accessibility also if
+axe-core is neither cached nor available by npm (pinned by its digest)."""
 
 import hashlib
 import io
@@ -58,13 +57,13 @@ return found.slice(0, 5);
 
 
 class Browser:
-    """One Chromium window; `driver` is selenium's, for all that is not asked of here."""
+    """One Chromium window; `driver` is selenium's."""
 
     def __init__(self, driver):
         self.driver = driver
 
     def open(self, url, size=DESK, *, dark=False):
-        """Load a page at a width and height in CSS pixels, as a phone's or a desk's screen."""
+        """Load a page at a width and height in CSS pixels."""
         self.resize(size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -75,11 +74,11 @@ class Browser:
         self._devtools("Emulation.setDeviceMetricsOverride", metrics)
 
     def run(self, script, *arguments):
-        """What a function body of JavaScript returns."""
+        """Run a JavaScript function body and return its value."""
         return self.driver.execute_script(script, *arguments)
 
     def wait(self, condition, timeout_s=20.0):
-        """What a JavaScript expression comes to, once it is true. Raises selenium's timeout."""
+        """Return a JavaScript expression's value once it is true; raises selenium's timeout."""
         from selenium.webdriver.support.ui import WebDriverWait
 
         def look(_driver):
@@ -92,8 +91,9 @@ class Browser:
         return " ".join(str(self.run("return document.body.innerText")).split())
 
     def wrong(self):
-        """Script errors, refused promises and breaches of the content policy since it opened, and
-        errors of the console, but for what the page before asked of a server that is gone."""
+        """Return script errors, rejected promises, content policy violations and console errors.
+
+        Requests of the previous page to a server that has stopped are left out."""
         console = self.driver.get_log("browser")
         errors = [str(line["message"]) for line in console if line["level"] == "SEVERE"]
         here = str(self.run("return location.origin"))
@@ -101,7 +101,7 @@ class Browser:
         return [*self.run("return window.__wrong || []"), *own]
 
     def barriers(self):
-        """What axe-core finds that keeps people from using the page, one line a rule."""
+        """Return axe-core's accessibility violations, one line per rule."""
         self._devtools("Runtime.evaluate", {"expression": axe_source()})
         found = self.driver.execute_async_script(
             "axe.run({resultTypes: ['violations']}).then((r) => arguments[0](r.violations))"
@@ -126,7 +126,7 @@ class Browser:
 
 @contextmanager
 def browser():
-    """A browser of its own, without a window; skips the test where there is none."""
+    """Yield a headless browser; skips the test if none is installed."""
     selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     program = next(filter(None, map(shutil.which, _BROWSERS)), None)
     driver_program = shutil.which("chromedriver")
@@ -148,7 +148,7 @@ def browser():
 
 @cache
 def axe_source():
-    """axe-core's script, from a cache or by npm; skips the test where it cannot be had."""
+    """Return axe-core's script from a cache or npm; skips the test if unavailable."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgeveil-tests"
     kept = folder / f"{AXE}.js"
     raw = kept.read_bytes() if kept.exists() else b""

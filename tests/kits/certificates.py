@@ -1,4 +1,4 @@
-"""Certificates that a test's own authority signs, as PEM files."""
+"""Certificates signed by a test's own authority, as PEM files."""
 
 import datetime
 import ipaddress
@@ -12,7 +12,7 @@ HOUR = datetime.timedelta(hours=1)
 
 
 def issue(folder, name, *, issuer=None, hosts=(), begins=-HOUR, ends=HOUR):
-    """A key and a certificate (PEM), valid between these from now; without `issuer`, a CA."""
+    """Return a key and a certificate (PEM) valid for this period; without `issuer`, a CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -47,15 +47,13 @@ def issue(folder, name, *, issuer=None, hosts=(), begins=-HOUR, ends=HOUR):
 
 
 class Authority:
-    """A certificate authority in a folder of its own."""
-
     def __init__(self, folder):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.cert_file = folder, folder / "ca.crt"
         self._issuer = issue(folder, "ca")
 
     def issue(self, name):
-        """Certificate and key of `name`, which is also the host that it is good for."""
+        """Return certificate and key for host `name`."""
         issue(self.folder, name, issuer=self._issuer, hosts=[name])
         return self.folder / f"{name}.crt", self.folder / f"{name}.key"
 

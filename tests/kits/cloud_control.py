@@ -1,4 +1,4 @@
-"""A cloud's control without its machine and its broker: what it says of submitted jobs."""
+"""A cloud's control without its machine and broker: its answers to submitted jobs."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ def idle_control(store, *, python_models=False):
 
 
 class StoreControl:
-    """What a control does of a store alone."""
+    """A control that uses only a store."""
 
     def __init__(self, store):
         self.store, self.cancel, self.resume = store, store.cancel, store.resume
@@ -47,7 +47,7 @@ class StoreControl:
 
 
 class PlainControl(StoreControl):
-    """Queues any text that begins with `job:`, and runs nothing."""
+    """A control that queues any text beginning with `job:`, and runs nothing."""
 
     def check(self, job_yaml):
         if not job_yaml.startswith("job:"):
@@ -60,7 +60,7 @@ class PlainControl(StoreControl):
 
 @contextmanager
 def served(state_dir, at=None, clients=None):
-    """(url, store) of a control that a thread serves there; its tokens lie in `state_dir`."""
+    """Yield (url, store) of a control served by a thread; its tokens are in `state_dir`."""
     store, ready = Store(), threading.Event()
     found = {}
 

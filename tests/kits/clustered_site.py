@@ -13,7 +13,7 @@ Start = Callable[[Path, Mapping[str, Mapping[str, str]]], BrokerCluster]
 
 
 class ClusteredSite(LiveSite):
-    """Cloud, proxy and devices; each link has the addresses of all nodes, its own first."""
+    """Cloud, proxy and devices; each link has all nodes' addresses, its own node first."""
 
     def __init__(self, folder, devices=5, cluster=NatsCluster, silence_s=600):
         super().__init__(folder, devices=devices)
@@ -32,7 +32,7 @@ class ClusteredSite(LiveSite):
         self.cluster.stop()
 
     def begin(self):
-        """Every device in a process of its own; returns when all have said hello."""
+        """Start each device in its own process; returns when all have sent their hello."""
         self.start("cloud", self.site.cloud)
         self.start("proxy", self.site.proxy)
         for number, edge in enumerate(self.site.edges, 1):
@@ -40,12 +40,12 @@ class ClusteredSite(LiveSite):
         self.wait_ready()
 
     def clients(self):
-        """One for each link, as `node_of` takes them."""
+        """Return one client name per link, as `node_of` takes them."""
         edges = [name for name in self.processes if name.startswith("edge")]
         return ["cloud", "proxy edge", "proxy cloud", *edges]
 
     def node_of(self, client):
-        """The node that a client connected to last: `cloud`, `edge-1`, `proxy edge`, …"""
+        """Return a client's last node; clients are `cloud`, `edge-1`, `proxy edge` and so on."""
         name, _, hop = client.partition(" ")
         lines = [line for line in self.log(name).splitlines() if "broker_connected" in line]
         at = [line for line in lines if not hop or f"hop={hop}" in line][-1]
@@ -65,7 +65,7 @@ class ClusteredSite(LiveSite):
             self.stop(name)
 
     def _address_cluster(self, path, number):
-        """So that the links of different processes begin at different nodes."""
+        """Make the links of different processes begin at different nodes."""
         settings = yaml.safe_load(path.read_text())
         ((role, block),) = settings.items()
         sides = {"cloud": {"broker": "cloud"}, "edge": {"broker": "edge"}}

@@ -1,4 +1,4 @@
-"""Bare Debian roots with Python, and EdgeVeil's wheel, for what must run where nothing else is."""
+"""Bare Debian roots with Python and EdgeVeil's wheel, for tests without other packages."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
 
 
 def need(*programs):
-    """Skip where one of them is not installed (`make rootfs` installs them), or without root."""
+    """Skip the test unless it runs as root and these roots are installed (`make rootfs`)."""
     for program in programs:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -25,7 +25,7 @@ def need(*programs):
 
 
 def run(*command, **options):
-    """It must succeed; what it said is shown where it does not."""
+    """Run a command that must succeed; its output is shown if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done
@@ -53,7 +53,7 @@ def debian_root(folder, *packages):
 
 
 def foreign_files(folder, processor):
-    """The files of such a Debian for another processor; nothing in it is set up."""
+    """Unpack such a Debian for another processor architecture, without configuring it."""
     got = folder.with_name(folder.name + "-packages")
     command = ("debootstrap", f"--arch={processor}", "--variant=minbase", "--include=python3")
     run(*command, "--download-only", SUITE, got)

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Before devices numbered their answers: its hellos and uploads end before those fields.
+# Before devices numbered their answers: its hellos and uploads lack those fields.
 EARLIER = "67360939fccd63985d46d83a97254c63a7b3c70f"
-# Before knobs, commands and second ways were halved: its site files have 211 keys.
+# Before settings and commands were halved: its site files have 211 keys.
 BEFORE_HALF = "4bc41794"
 SOURCES = ("edgeveil", "edge_client", "cloud_server", "proxy", "tools")
 
 
 def earlier_code(folder, commit=EARLIER):
-    """The environment of a process that runs it; skips where the history is not there."""
+    """Return the environment of a process that runs it; skips if the history is missing."""
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", commit, *SOURCES]
     made = subprocess.run(command, capture_output=True)
     if made.returncode:

@@ -1,4 +1,4 @@
-"""A small fleet over digits, and a short job for it: real hosts, real encryption, virtual time."""
+"""A small fleet over digits and a short job: real hosts, real encryption, virtual time."""
 
 import json
 import time
@@ -14,11 +14,11 @@ from edgeveil_tools.local.job import local_job, site_of
 from tests.kits.memory_fleet import MemoryFleet
 
 PACKET_BYTES = 16384
-LOOK_S = 0.1  # between two looks at a store, each of which takes milliseconds
+LOOK_S = 0.1  # between two reads of a store, each of which takes milliseconds
 
 
 class Fleet(MemoryFleet):
-    """`devices` boxes on digits, one proxy, one cloud; names of boxes begin with `secret-`."""
+    """`devices` devices on digits, one proxy, one cloud; device names begin with `secret-`."""
 
     def __init__(self, folder, devices, *, policy=None, infer_only=0, floor=3, seed=7, **options):
         sites = device_sites(
@@ -56,14 +56,16 @@ def small_job(**changes):
 
 
 def committed(fleet, job):
-    """What was told of each committed round of a job."""
+    """Return the event of each committed round of a job."""
     events = fleet.store.events_after(0, job)
     return [dict(event.data) for event in events if event.type == "exchange_committed"]
 
 
 def played_by_all_parties(path, folder, overrides):
-    """A job file's local run, played by the parties themselves in memory, not encrypted: the job's
-    status, its model as ONNX and safetensors, its events, and what the owners are told."""
+    """Play a job file's local run by the parties themselves in memory, unencrypted.
+
+    Returns the job's status, its model as ONNX and safetensors, its events, and the owners'
+    messages."""
     job, run = local_job(path, overrides)
     site = site_of(job, run, folder)
     devices = device_sites(
@@ -94,7 +96,7 @@ def played_by_all_parties(path, folder, overrides):
         looked_s = time.monotonic()
         return fleet.settled(job_id)
 
-    torch.set_num_threads(1)  # the last bits of a product depend on how many compute it
+    torch.set_num_threads(1)  # the last bits of a product depend on the number of threads
     with threadpool_limits(1):
         job_id = fleet.submit(job)
         fleet.net.run(settled, float("inf"))

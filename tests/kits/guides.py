@@ -1,4 +1,4 @@
-"""The blocks of the guides' commands, and how a test plays them as they stand."""
+"""The command blocks of the guides, played by tests unchanged."""
 
 import os
 import re
@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def blocks(page, kind):
-    """Of a page below the repository's root; `kind` is what stands behind its opening fence."""
+    """Return the blocks of a page below the repository's root; `kind` is the fence's language."""
     text = (ROOT / page).read_text("utf-8")
     return re.findall(rf"^```{re.escape(kind)}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def await_free(*ports):
-    """A guide names its ports: wait for those of a guide before, say which is taken for good."""
+    """Wait until a guide's ports are free; fails with the ports that stay in use."""
     for port in ports:
         wait_for(lambda port=port: _free(port), f"that port {port} is free", limit_s=20)
 
@@ -33,7 +33,7 @@ def _free(port):
 
 @contextmanager
 def started(script, folder):
-    """`bash -e` on the script, what it says in `folder/log`; all that it started ends with it."""
+    """Run `bash -e` on the script, output in `folder/log`; ends all that the script started."""
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(

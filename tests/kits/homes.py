@@ -1,4 +1,4 @@
-"""A made-up table whose label is a number, and a job that learns to tell it."""
+"""A made-up table with a numeric label, and a job that predicts the number."""
 
 import csv
 
@@ -19,7 +19,7 @@ LOCAL = {"devices": 5, "simulate": True, "data": {"source": "csv", "path": "home
 
 
 def homes(count=400):
-    """Rows: more rooms cost more, and the town more than the country."""
+    """Return rows: more rooms cost more, and the town more than the country."""
     rng = np.random.default_rng(5)
     rows = []
     for _ in range(count):
@@ -36,7 +36,7 @@ def write_homes(path, rows=None):
 
 
 def homes_job(folder, **changes):
-    """The job's file, beside `homes.csv`. Blocks in `changes` stand in place of those here."""
+    """Write the job's file beside `homes.csv`; blocks in `changes` replace those here."""
     plain = {
         "job": "homes",
         "data": {"source": "homes", "nominal_records": 60, "schema": SCHEMA},

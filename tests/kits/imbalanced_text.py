@@ -1,11 +1,10 @@
-"""Short messages, made by a rule: 86 in 100 ordinary, 14 unwanted, as counts of hashed words.
+"""Short messages, made by a rule: 86 % ordinary, 14 % unwanted, as counts of hashed words.
 
     python -m tests.kits.imbalanced_text FILE.csv [SEED]
 
-Words are drawn by Zipf's law. An unwanted message has longer text and, for some of its words, ones
-out of a list that ordinary messages seldom use. Each word is counted at one of 256 places by its
-SHA-256, so that places are shared. The rule was fixed before any setting of a job was chosen on it.
-"""
+Words follow Zipf's law. An unwanted message is longer and takes some of its words from a list that
+ordinary messages seldom use. Each word is counted at one of 256 places by its SHA-256, so places
+are shared. The rule was fixed before any job was tuned on it."""
 
 import csv
 import hashlib
@@ -22,7 +21,7 @@ _TELLING_SHARE = (0.02, 0.40)  # of their words
 
 
 def messages(seed, count=MESSAGES):
-    """Counts (count, PLACES) int64, and labels (count,): 1 unwanted."""
+    """Return counts (count, PLACES) int64, and labels (count,): 1 unwanted."""
     random = np.random.default_rng(seed)
     labels = (random.random(count) < UNWANTED_SHARE).astype(np.int64)
     place = np.array([_place(f"word {of}") for of in range(_WORDS + _TELLING)])

@@ -1,4 +1,4 @@
-"""Seconds of a device's inference service for one record, over its socket."""
+"""Latency of a device's inference service for one record, over its socket."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def digits_model():
 
 
 def latencies_s(requests):
-    """Seconds of each request, from the connection to the whole answer."""
+    """Return the seconds of each request, from the connection to the whole answer."""
     with tempfile.TemporaryDirectory() as folder:
         ReleaseStore(Path(folder) / "releases").install("digits", digits_model(), {})
         context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""A command that is ended by Ctrl-C once it said something, and must leave no process behind."""
+"""A command that is interrupted by Ctrl-C and must leave no process behind."""
 
 import signal
 import subprocess
@@ -7,7 +7,7 @@ import psutil
 
 
 def interrupted(command, *, after, processes):
-    """Ctrl-C after a line with `after`: 130, a word, and all its `processes` or more ended."""
+    """Send Ctrl-C after a line with `after`; check exit code 130 and that `processes` ended."""
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     for line in run.stdout:
@@ -16,7 +16,7 @@ def interrupted(command, *, after, processes):
     children = psutil.Process(run.pid).children(recursive=True)
     assert len(children) >= processes, [child.cmdline() for child in children]
     run.send_signal(signal.SIGINT)
-    said = run.stdout.read()
+    output = run.stdout.read()
     assert run.wait(60) == 130
-    assert "Interrupted" in said
+    assert "Interrupted" in output
     assert psutil.wait_procs(children, timeout=10)[1] == []

@@ -1,4 +1,4 @@
-"""Events of a job as the cloud tells them, and what a run knows beside them."""
+"""Events of a job as the cloud sends them, and the facts of its run."""
 
 FACTS = {
     "job": "digits",
@@ -16,7 +16,7 @@ FACTS = {
 
 
 def committed(round, number, seq, uploads=18, **more):
-    """A commit: round `number`, or a preparation round where that is 0."""
+    """Return a commit event of round `number`; 0 is a preparation round."""
     data = {
         "exchange": round,
         "phase": "train" if number else "centre",
@@ -42,7 +42,7 @@ def broadcast(label, seq, selected=20):
 
 
 def course(rounds):
-    """A job with one preparation round and so many rounds, not ended."""
+    """Return the events of a running job with one preparation round and so many rounds."""
     found = []
     for round in range(1, rounds + 2):
         number = round - 1

@@ -1,4 +1,4 @@
-"""A provisioned site with real brokers and every process started for real."""
+"""A provisioned site with real brokers and real processes."""
 
 import os
 import re
@@ -28,7 +28,7 @@ for name in ("torch", "onnx", "sqlalchemy", "aiohttp"):
 
 
 def wait_for(condition, what, limit_s=WAIT_S, every_s=0.05):
-    """Poll until it holds; the failure names what never came."""
+    """Poll until true; the failure names the condition."""
     end = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end:
@@ -40,8 +40,9 @@ _JOB = Path(__file__).with_name("site_job.yaml")
 
 
 def site_job(devices, *, rounds, every=0, min_batch=None, nominal_records=100):
-    """The text of a job over so many digit boxes, with noise on each device and no masks, of which
-    five suffice for a round; it evaluates `every` so many rounds (0: never)."""
+    """Return a job over so many digit devices, with local noise and no masks.
+
+    Five devices suffice for a round; it evaluates `every` so many rounds (0: never)."""
     text = _JOB.read_text("utf-8").format(
         devices=devices, min_batch=min_batch or min(5, devices), nominal_records=nominal_records
     )
@@ -50,21 +51,22 @@ def site_job(devices, *, rounds, every=0, min_batch=None, nominal_records=100):
 
 
 class LiveSite:
-    """Two brokers, a cloud, a proxy and devices, as processes of their own."""
+    """Two brokers, a cloud, a proxy and devices, each in its own process."""
 
     def __init__(
         self, folder, devices=5, engine="mosquitto", *, policy=None, enforced=None, cells=0, **plan
     ):
-        """`enforced` by the brokers; without it they enforce the links' own `profile`. So many
-        `cells`, named `cell-1` and on, each with an edge broker and a proxy; 0: one without name.
-        `plan`: further fields of `SiteSpec`."""
+        """Plan the site; unless `enforced` by the brokers, the links enforce their own `profile`.
+
+        Each of `cells`, named `cell-1` and on, has an edge broker and a proxy; 0: one unnamed cell.
+        `plan` has further fields of `SiteSpec`."""
         self.spec = SiteSpec(
             folder / "site",
             devices=devices,
             ports=Ports(*free_ports(6)),
             cells={f"cell-{number}": CellPorts(*free_ports(3)) for number in range(1, cells + 1)},
             engine=engine,
-            # Little more room than digits need, so that a slow machine too has time for trials.
+            # Little more room than digits need, so that trials are fast on slow machines too.
             policy=(policy or Policy(max_inference_epsilon=500)).with_room(500 // devices),
             **plan,
         )
@@ -101,11 +103,10 @@ class LiveSite:
             broker.stop()
 
     def start(self, name, *configs, blocked=None, files=None, begins_with=BLOCK_TORCH):
-        """`edgeveil cloud|proxy|edge --config …`; its output goes to a log of that name.
+        """Run `edgeveil cloud|proxy|edge --config …`; its output goes to a log of that name.
 
-        `files` are soft and hard limit of what it may open; `blocked` is a folder for what its
-        interpreter `begins_with`.
-        """
+        `files` are the soft and hard limit of open files; `blocked` is a folder for
+        `begins_with`."""
         command = [sys.executable, "-m", "edgeveil_tools.cli", name.split("-")[0], "--config"]
         env = dict(os.environ)
         if blocked:
@@ -134,7 +135,7 @@ class LiveSite:
         wait_for(lambda: self.online() == self.spec.devices, "all hellos")
 
     def online(self, *cells):
-        """Devices online in these cells; in all of them where none is named."""
+        """Return the number of devices online in these cells (default: all)."""
         of_it = cells or self.spec.cell_names
         return sum(self.proxy_status(cell).get("online", 0) for cell in of_it)
 
@@ -146,7 +147,7 @@ class LiveSite:
         return True
 
     def proxy_status(self, cell=""):
-        """The status page of a cell's proxy; empty while it does not answer."""
+        """Return the status page of a cell's proxy; empty while it does not answer."""
         import json
         from urllib.error import URLError
         from urllib.request import urlopen
@@ -163,9 +164,9 @@ class LiveSite:
         return Cloud(self.spec.url, self.site.token_file)
 
     def submit(self, rounds=3, every=2, **numbers):
-        """Queue a job over the site's devices with so many rounds, evaluating `every` so many (0:
-        never), and other `numbers` of the file changed by their keys.
-        """
+        """Queue a job over the site's devices; `every`: rounds between evaluations (0: never).
+
+        Other `numbers` of the file are changed by their keys."""
         own = yaml.safe_load((self.spec.folder / "job.yaml").read_text())
         text = site_job(
             self.spec.devices,

@@ -1,7 +1,7 @@
 """A whole fleet in this process, in virtual time.
 
 Cloud, proxy and devices are made by their roles' own `build`, with real stores and ledgers; frames
-go through `MemoryNet`. Chance is seeded, and packages may be sealed otherwise (`PlainSealing`).
+go through `MemoryNet`. Randomness is seeded; `PlainSealing` may replace the encryption.
 
     fleet = MemoryFleet(folder, device_sites(6), test_data=DIGITS)
     job = fleet.submit(load_job(path))
@@ -32,12 +32,11 @@ _NO_LIMIT = 1 << 40
 
 
 class MemoryFleet:
-    """`devices`, one proxy and one cloud in virtual time; `seed` decides all that chance does.
+    """`devices`, one proxy and one cloud in virtual time; `seed` decides all randomness.
 
-    Files lie in `folder`/state: `cloud`, `proxy`, `edge-N`. `cloud` and `proxy` are further keys of
-    their site files, `faults` the fate of each frame; `clock` times what the cloud reports, `say`
-    gets what owners are told.
-    """
+    Files are in `folder`/state: `cloud`, `proxy`, `edge-N`. `cloud` and `proxy` are further keys of
+    their site files, `faults` the fate of each frame; `clock` times the cloud's reports, `say`
+    receives the owners' messages."""
 
     def __init__(
         self,
@@ -98,15 +97,14 @@ class MemoryFleet:
 
     @property
     def store(self):
-        """The cloud's."""
         return self.cloud.store
 
     def enrolled(self):
-        """The cloud knows every admitted key."""
+        """Return whether the cloud knows every admitted key."""
         return len(self.store.enrolled()) == len(self.devices)
 
     def submit(self, job):
-        """Queue and start a job once the roster is there; its id."""
+        """Queue and start a job once the roster has arrived; return its id."""
         self.net.run(self.enrolled)
         for graph in read_artifacts(job).values():
             self.store.put_backbone(graph)
@@ -115,16 +113,15 @@ class MemoryFleet:
         return entry.id
 
     def resume(self, job_id):
-        """Let a paused job go on."""
         self.cloud.control.start(self.store.resume(job_id))
 
     def finish(self, job_id, limit_s=3600.0):
-        """Run until the job has ended or paused, `limit_s` virtual seconds at most; its status."""
+        """Run until the job ends or pauses, or for `limit_s` virtual seconds; return its status."""
         self.net.run(lambda: self.settled(job_id), self.net.now_s + limit_s)
         return self.store.job(job_id).status
 
     def settled(self, job_id):
-        """Nothing more happens to the job by itself."""
+        """Return whether the job makes no more progress by itself."""
         entry = self.store.job(job_id)
         return entry.ended or entry.status == "paused"
 
@@ -135,14 +132,14 @@ class MemoryFleet:
     # --- the parties; each may be started anew, as after the end of its process ---
 
     def start_device(self, number):
-        """Device `number`, from 1, with what its folder holds."""
-        # Answers leave in the order of the numbers: whatever looks at their order repeats exactly.
+        """Start device `number` (from 1) with the content of its folder."""
+        # Answers are sent in the order of the devices' numbers, so that runs repeat exactly.
         site, everybody = self._device_sites[number - 1], len(self._device_sites)
         site.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = self._seeds.split_key(number)
         write_durably(site.state_dir / SPLIT_KEY_FILE, key, mode=0o600)
         DeviceIdentity.load_or_create(site.state_dir)
-        draw = self._seeds.noise(number)  # one stream for all questions of all rounds
+        draw = self._seeds.noise(number)  # one stream for all rounds
         device = build_device(
             site,
             random=DeviceChance(lambda _question: draw, lambda: number / (1 + everybody)),
@@ -154,14 +151,12 @@ class MemoryFleet:
         return device
 
     def start_proxy(self):
-        """The proxy, with what its folder holds."""
         shuffle = self._seeds.shuffle
         self.proxy = build_proxy(
             self._proxy_site, clock=self._clock, random=shuffle, link=self._join
         )
 
     def start_cloud(self):
-        """The cloud, with what its store holds."""
         self.cloud = build_cloud(
             self._cloud_site,
             clock=self._clock,
@@ -179,5 +174,5 @@ class MemoryFleet:
         return self.net.add(role.address, role.machine, role.host)
 
     def _choose(self, keys, count):
-        # Keys are new in every run: only by the devices' numbers does the same seed ask the same.
+        # Keys are new in every run, so the seed selects devices by their numbers.
         return self._seeds.choose(sorted(keys, key=self._order.__getitem__), count)

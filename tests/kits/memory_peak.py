@@ -1,11 +1,11 @@
-"""How much memory a piece of work takes at most: arrays and bytes of Python's own, counted."""
+"""Peak memory of a piece of work, in arrays and Python objects."""
 
 import gc
 import tracemalloc
 
 
 def peak_bytes(work):
-    """The most that was held at once beside what was there before; what `work` returns counts."""
+    """Return the peak memory above the start, including the result of `work`."""
     gc.collect()
     tracemalloc.start()
     try:

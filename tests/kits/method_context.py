@@ -1,4 +1,4 @@
-"""The public facts of a small job, for tests of methods."""
+"""The public context of a small job, for tests of methods."""
 
 from edgeveil.parts.features import Identity, IdentityParameters
 from edgeveil.parts.method_context import MethodContext

@@ -1,9 +1,8 @@
-"""Three nodes of NATS that form one cluster, spoken to in MQTT 3.1.1; accounts are the two sides.
+"""A cluster of three NATS nodes, used by MQTT 3.1.1; its accounts are the two sides.
 
-Topics of one account are not seen in another, so one cluster serves as edge and cloud broker.
-NATS 2.9.10: a node that comes back does not catch up with subscriptions that lasted. Once a second
-one is killed, those have no majority: they hear nothing, and no connection is ended.
-"""
+Topics of one account are invisible to another, so one cluster is both edge and cloud broker. In
+NATS 2.9.10 a node that comes back does not catch up with persistent subscriptions: once a second
+one is killed, these have no majority and receive nothing, while connections stay open."""
 
 import json
 import shutil
@@ -14,7 +13,7 @@ from tests.kits.broker_cluster import BrokerCluster
 
 
 class NatsCluster(BrokerCluster):
-    """A server's user names are of one list, so each begins with its side."""
+    """NATS nodes; all user names are in one list, so each begins with its side."""
 
     def __init__(self, folder, users):
         if shutil.which("nats-server") is None:

@@ -1,7 +1,6 @@
-"""Runs a notebook's cells in this process, and keeps what they show.
+"""Runs a notebook's cells in this process and returns their outputs.
 
-python -m tests.kits.notebooks docs/examples/quickstart.ipynb
-"""
+python -m tests.kits.notebooks docs/examples/quickstart.ipynb"""
 
 import ast
 import contextlib
@@ -12,7 +11,7 @@ from pathlib import Path
 
 
 def run_cells(notebook):
-    """The outputs of each code cell, run one after the other in one namespace."""
+    """Return the outputs of each code cell, run in order in one namespace."""
     names = {"__name__": "__main__"}
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return [_outputs("".join(cell["source"]), names, n) for n, cell in enumerate(cells, start=1)]

@@ -1,4 +1,4 @@
-"""Operators of graphs, in each variant that has a kernel, and special values for them."""
+"""Graph operators in each variant that has a kernel, and special values for them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class OperatorVariant:
         return f"{self.operator} ({about})" if about else self.operator
 
     def graph(self):
-        """An ONNX model y = operator(x, …) for x float32 of any shape of four axes."""
+        """Return an ONNX model y = operator(x, …) for x float32 with four axes."""
         from onnx import helper, numpy_helper
 
         nodes, constants, inner = [], [], "x"
@@ -57,7 +57,7 @@ class OperatorVariant:
         if self.operator == "Constant":
             inputs = []
         nodes.append(helper.make_node(self.operator, inputs, ["raw"], **self.attributes))
-        # Whatever its type: float at the end, as a model's answer is.
+        # Cast to float at the end, as a model's output is.
         nodes.append(helper.make_node("Cast", ["raw"], ["y"], to=_FLOAT))
         x = helper.make_tensor_value_info("x", _FLOAT, list(SHAPE))
         y = helper.make_tensor_value_info("y", _FLOAT, None)
@@ -84,7 +84,7 @@ _PAIRS = ("Add", "Sub", "Mul", "Div", "Max", "Min")
 
 
 def variants():
-    """Every allowed operator, and what stands beside it in doubt."""
+    """Yield every allowed operator in each of its variants."""
     yield from (OperatorVariant(name) for name in _ELEMENTWISE)
     yield from (OperatorVariant(name, kind=_DOUBLE) for name in _DOUBLE_TOO)
     yield from _of_pairs()
@@ -158,7 +158,7 @@ def _of_shape():
 
 
 def families(shape=SHAPE):
-    """Values of one shape, by what is special about them."""
+    """Return arrays of one shape by kind of value, from `ones` to special floats."""
     chance, one = np.random.default_rng(0), np.ones(shape, np.float32)
     info = np.finfo(np.float32)
     normal = chance.normal(size=shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A job's model in the user's own code, checked as the cloud checks it."""
+"""A job's model in the user's own code, checked as in the cloud."""
 
 from edgeveil.parts.method_context import network_of
 from edgeveil.parts.methods.own_code import check_own_code

@@ -1,7 +1,6 @@
-"""`python -m tests.kits.page_pictures`: draws docs/images/page-*.png, the pages at two widths.
+"""`python -m tests.kits.page_pictures`: draws docs/images/page-*.png at two widths.
 
-What they show is made up: a store of jobs as a cloud would have left them.
-"""
+The pages show a made-up store of jobs."""
 
 import io
 import time
@@ -29,7 +28,7 @@ _PAUSED = (
 
 
 def made_up_facts():
-    """What a cloud with two cells knows of itself, and of the folder this runs in."""
+    """Return the status facts of a cloud with two cells."""
     moved = {"in": 48_211_200, "out": 9_120_300}
     one = SimpleNamespace(connected=True, connections=1, unacknowledged=0, bytes=moved)
     ends = {"snapshot": 12, "delegations": 140, "root": 1700}  # days
@@ -42,7 +41,7 @@ def made_up_facts():
 
 
 def filled(cloud):
-    """Jobs in every state; by name the views that are drawn."""
+    """Fill a store with jobs in every state; return the views to draw by name."""
     for cell, count in (("north", 12), ("south", 8)):
         keys = {bytes([ord(cell[0]), k]) * 16 for k in range(count)}
         cloud.store.set_enrolled(keys, cell)
@@ -57,7 +56,7 @@ def filled(cloud):
 
 
 def draw(window, path, tallest):
-    """The page as it stands, in few colours; its bytes."""
+    """Return the current page as PNG bytes with few colours."""
     height = min(tallest, int(window.run("return document.documentElement.scrollHeight")))
     width = int(window.run("return innerWidth"))
     window.resize((width, height))

@@ -1,4 +1,4 @@
-"""A cloud's pages without its machine: a store with jobs as a cloud would have left them."""
+"""A cloud's pages without its machine: a store with jobs as a cloud leaves them."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ _ROUNDS = {"queued": 0, "running": 9, "paused": 5, "failed": 7}
 
 
 def played(store, name, plan, rounds, *, end=False):
-    """Store a job with so many committed rounds as a cloud does; returns its id."""
+    """Store a job with so many committed rounds as a cloud does; return its id."""
     entry = store.submit_job(name, plan.job.canonical(), plan.job.digest(), queue_limit=10**6)
     store.set_status(entry.id, "running")
     for index in range(1, rounds + 1):
@@ -33,7 +33,7 @@ def played(store, name, plan, rounds, *, end=False):
 
 
 def commit(store, job, plan, index):
-    """Store one round with its three events; past the job's last one as many as wanted."""
+    """Store one round with its three events; `number` may exceed the job's rounds."""
     round, whole = plan.round(1 + (index - 1) % len(plan.all_rounds)), len(plan.all_rounds)
     phase, number = (round.phase, round.number) if index <= whole else ("train", index)
     label = round.label if index <= whole else f"round {index}"
@@ -49,7 +49,7 @@ def commit(store, job, plan, index):
 
 
 class PagedCloud:
-    """Used as a context; its store may be asked and changed from here."""
+    """A context manager; its store may be read and changed."""
 
     def __init__(self, facts=None):
         self.store, self._facts = Store(), facts

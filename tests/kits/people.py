@@ -19,7 +19,7 @@ SCHEMA = {
 
 
 def people(count=400):
-    """Rows: who is older and works for the state has a high income, mostly."""
+    """Return rows in which older people who work for the state mostly have a high income."""
     rng = np.random.default_rng(5)
     rows = []
     for k in range(count):

@@ -1,4 +1,4 @@
-"""Plug-ins built as wheels and installed into a folder of their own, as pip does it."""
+"""Plug-ins built as wheels and installed into their own folder, as by pip."""
 
 import os
 import re
@@ -12,7 +12,7 @@ BLOCK = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.M | re.S)
 
 
 def files_of(page):
-    """The files that a page shows, by the name beside their language."""
+    """Return the files shown on a page, by the name beside their language."""
     return dict(BLOCK.findall(page.read_text("utf-8")))
 
 
@@ -25,7 +25,7 @@ def written(files, folder):
 
 
 def laid_out(folder, name, points, files):
-    """A distribution as an installer leaves it in `folder`, without building a wheel."""
+    """Lay a distribution out in `folder` as an installer does, without building a wheel."""
     lines = "\n".join(f"{point} = {target}" for point, target in points.items())
     info = f"{name.replace('-', '_')}-1.0.dist-info"
     metadata = {
@@ -50,7 +50,7 @@ def install(source, target):
 
 
 def edgeveil(*arguments, plugins, cwd, code=None):
-    """The command in a process that has the folder's plug-ins; `code`: that code in its place."""
+    """Run the command, or `code`, in a process that has the folder's plug-ins."""
     path = os.pathsep.join([str(plugins), *filter(None, sys.path)])
     command = ["-c", code, *arguments] if code else ["-m", "edgeveil_tools.cli", *arguments]
     return subprocess.run(

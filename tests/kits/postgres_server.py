@@ -1,4 +1,4 @@
-"""A private PostgreSQL server for tests: a folder of its own, a socket in it, no port."""
+"""A private PostgreSQL server for tests: its own folder, a socket in it, no port."""
 
 import os
 import pwd
@@ -32,7 +32,7 @@ class PostgresServer:
         self._ctl("start", "-w", "-o", options, "-l", str(self._folder / "log"))
 
     def stop(self):
-        """As a crash would: connections are cut."""
+        """Stop as in a crash: connections are cut."""
         self._ctl("stop", "-w", "-m", "immediate")
 
     def restart(self):
@@ -62,7 +62,7 @@ def _programs():
 
 
 def _other_user():
-    """The server refuses to run as root; None for anybody else."""
+    """Return a user to run as, since the server refuses root; None unless root."""
     if os.geteuid() != 0:
         return None
     known = {entry.pw_name for entry in pwd.getpwall()}
@@ -71,7 +71,7 @@ def _other_user():
 
 @contextmanager
 def postgres_server():
-    """A running server, removed afterwards; skips the test where PostgreSQL is not installed."""
+    """Yield a running server; skips the test if PostgreSQL is not installed."""
     pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
     programs = _programs()
     if programs is None:
@@ -92,7 +92,6 @@ def postgres_server():
 
 
 def empty(url):
-    """Drop all tables."""
     metadata = sa.MetaData()
     engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     metadata.reflect(engine)

@@ -1,7 +1,6 @@
-"""A broker of ours that holds each connection to a managed service's limits.
+"""A test broker that holds each connection to a managed service's limits.
 
-Stricter than the services: what they delay or drop ends the connection here.
-"""
+It is stricter than the services: it ends connections where they delay or drop."""
 
 import asyncio
 import contextlib
@@ -29,15 +28,14 @@ from edgeveil_tools.site.brokers import BrokerProcess
 _MQTT_3_1_1 = 4
 _SUBSCRIBE, _UNSUBSCRIBE = 8, 10
 _WINDOW_S = 1.0
-_ACKNOWLEDGE_S = 0.05  # of a service some way off; at once, nothing would ever be in flight
+_ACKNOWLEDGE_S = 0.05  # as a distant service; without delay, nothing would be in flight
 BEYOND_PROFILE = "a client was cut off beyond the profile"
 
 
 class ProfileGuard:
-    """Reads what a client of MQTT 3.1.1 sends, and is told what is acknowledged to it.
+    """Checks an MQTT 3.1.1 client's packets against a profile.
 
-    A message of QoS 0 is never in flight, since nobody acknowledges it.
-    """
+    A QoS 0 message is never in flight, since it is not acknowledged."""
 
     def __init__(self, profile, clock=time.monotonic):
         self._profile, self._clock = profile, clock
@@ -48,11 +46,11 @@ class ProfileGuard:
         self._in_flight = {}  # packet id, bytes
 
     def acknowledged(self, packet_id):
-        """The broker sends the acknowledgement of this message now."""
+        """Record the acknowledgement of a message."""
         self._in_flight.pop(packet_id, None)
 
     def received(self, data):
-        """The limit that these bytes of the client break, in words; None: none."""
+        """Return the limit that the client's bytes exceed; None if none."""
         try:
             for first, body in self._cutter.feed(data):
                 if (broken := self._judge(first, body)) is not None:
@@ -131,7 +129,7 @@ def _above(value, limit):
 
 
 def _texts(body, after):
-    """The sized texts that follow one another, each with `after` bytes behind it."""
+    """Return the consecutive sized texts, each followed by `after` bytes."""
     found, at = [], 0
     while at < len(body):
         end = at + 2 + int.from_bytes(body[at : at + 2], "big")
@@ -141,8 +139,7 @@ def _texts(body, after):
 
 
 class LateAcknowledgements(WriterAdapter):
-    """Writes as `writer` does, but acknowledges a message as late as a distant service, and tells
-    the guard then."""
+    """A writer that delays acknowledgements as a distant service does, and records them."""
 
     def __init__(self, writer, guard):
         self._writer, self._guard = writer, guard
@@ -179,7 +176,7 @@ class LateAcknowledgements(WriterAdapter):
 
 
 class GuardedReader(ReaderAdapter):
-    """Reads as `reader` does, and ends the connection beyond the profile."""
+    """A reader that ends the connection beyond the profile."""
 
     def __init__(self, reader, guard):
         self._reader, self._guard = reader, guard
@@ -198,7 +195,7 @@ class GuardedReader(ReaderAdapter):
 
 
 class GuardedBroker(BoundedBroker):
-    """Enforces the profile that its process was started with."""
+    """A broker that enforces the profile its process was started with."""
 
     async def external_connected(self, reader, writer, listener_name):
         guard = ProfileGuard(PROFILES[os.environ["PROFILE"]])

@@ -1,4 +1,4 @@
-"""One half of a published data set, read as a run would."""
+"""One half of a published data set, read as in a run."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from edgeveil.parts.sources import SOURCES, Origin
 def read_published(
     name: str, folder: Path | None, half: str, max_bytes: int = MAX_BYTES
 ) -> Records:
-    """Raises DataError that names the file and the fault."""
+    """Read it; raises DataError that names the file and the fault."""
     part = SOURCES[name]
     read = part.read if half == "train" else part.test
     assert read is not None

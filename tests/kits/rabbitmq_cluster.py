@@ -1,8 +1,7 @@
-"""Three nodes of RabbitMQ in one cluster, with its MQTT plug-in; virtual hosts are the sides.
+"""A cluster of three RabbitMQ nodes with the MQTT plug-in; virtual hosts are the sides.
 
-Nothing of the machine's own RabbitMQ is used but its programs: ports, names, cookie, port mapper
-and files are the cluster's. Users, permissions and topic permissions are those of docs/brokers.md.
-"""
+It shares only the programs with the machine's RabbitMQ: ports, names, cookie, port mapper and files
+are its own. Users, permissions and topic permissions are those of docs/brokers.md."""
 
 import base64
 import hashlib
@@ -19,13 +18,13 @@ from tests.kits.broker_cluster import NODES, BrokerCluster, end
 
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # /usr/sbin has a wrapper that changes user and folder
 _SALT_BYTES = 4
-_LEFT_MS = 600_000  # a queue without a client goes: a lost node brings those of before back
+_LEFT_MS = 600_000  # queues without a client expire, since a lost node restores old ones
 _ANY_LEVEL = r"[^.#]+"  # of a routing key: of a subscription, `*` too
 _CLIENT = r"[.0-9a-z-]*"  # what stands behind a user's name in its client ids
 
 
 class RabbitCluster(BrokerCluster):
-    """Users of both sides are of one list, so each begins with its side, and its host with it."""
+    """RabbitMQ nodes; all users are in one list, so each begins with its side and host."""
 
     def __init__(self, folder, users):
         if not (PROGRAMS / "rabbitmq-server").exists():
@@ -47,7 +46,7 @@ class RabbitCluster(BrokerCluster):
         cookie.chmod(0o400)
         mapper = ["epmd", "-address", "127.0.0.1", "-port", str(self._mapper_port)]
         self._mapper = self.spawn("epmd.log", mapper, {})
-        for node in range(NODES):  # at the same time, 3.10 may elect nobody to watch client ids
+        for node in range(NODES):  # started together, 3.10 may elect no leader for client ids
             self.start_node(node)
             self.wait_ready()
 
@@ -117,7 +116,7 @@ def _name(node):
 
 
 def _allowed(side, user, access):
-    """The routing keys of the topics that the side's access list gives this user."""
+    """Return the routing keys of the topics that the side's access list gives this user."""
     topics = [
         rule.topic.replace("%u", user)
         for rule in rules_for(side) or ()

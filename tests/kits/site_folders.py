@@ -1,4 +1,4 @@
-"""A fleet's site folder, its plan changed, and what a folder holds."""
+"""A fleet's site folder, with a changed plan, and the folder's content."""
 
 import yaml
 from cryptography import x509
@@ -9,7 +9,7 @@ from edgeveil_tools.site.fleet_spec import FLEET_FILE
 
 
 def planned(folder, devices=3, *options):
-    """A new site's folder with its plan."""
+    """Create a new site's folder with its plan."""
     assert main(["site", "init", str(folder), "--devices", str(devices), *options]) == 0
     return folder
 
@@ -23,7 +23,7 @@ def shown(path):
 
 
 def plan(folder, **changes):
-    """Change blocks of the plan by their keys, other values as a whole."""
+    """Change blocks of the plan by their keys, and replace other values."""
     said = yaml.safe_load((folder / FLEET_FILE).read_text())
     for key, value in changes.items():
         block = said["fleet"].setdefault(key, {})

@@ -1,4 +1,4 @@
-"""The smallest network, its context and one record: steps that can be computed by hand."""
+"""The smallest network, its context and one record, with steps computable by hand."""
 
 import numpy as np
 

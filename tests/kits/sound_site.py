@@ -1,4 +1,4 @@
-"""What a sound site of one completed job leaves on its disks, for checks to find nothing wrong."""
+"""The disks of a correct site after one completed job, on which checks find no fault."""
 
 from hashlib import sha256
 
@@ -54,7 +54,7 @@ def tensors(device, index):
 
 
 def state_of(counted, only=None, devices=DEVICES):
-    """As the cloud itself makes it; `only`: all `devices` count but in this round."""
+    """Return the state as the cloud computes it; rounds other than `only` count all `devices`."""
     state = PLAN.cloud.initial_state()
     for index in ROUNDS:
         chosen = counted if only in (None, index) else range(devices)

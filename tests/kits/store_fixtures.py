@@ -1,8 +1,7 @@
-"""Stores of this version, kept for all later ones: `python -m tests.kits.store_fixtures FOLDER`.
+"""Stores of this version, kept for later ones: `python -m tests.kits.store_fixtures FOLDER`.
 
-A real site runs a job to its end and has another one under way; then cloud, proxy and one device
-are backed up. Keep a version's files as they are: later programs must open them.
-"""
+A real site completes one job and begins another; then cloud, proxy and one device are backed up. A
+version's files are never changed: later programs must open them."""
 
 import gzip
 import json
@@ -32,7 +31,7 @@ def make(folder, scratch):
         wait_for(lambda: _has_release(device), "its release on the device")
         live.stop("edge")
         live.stop("proxy")
-        # The cloud hears nothing of it, and starts the second job.
+        # The cloud is not notified, and starts the second job.
         revoked = live.site.device_ids[-1]
         assert main(["proxy", "revoke", "--config", str(live.site.proxy), revoked]) == 0
         waiting = live.submit(rounds=2, every=0)

@@ -1,4 +1,4 @@
-"""`trust.json` of a root with one key, for whatever keys speak for the roles."""
+"""`trust.json` of a root with one key, for any role keys."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -30,10 +30,9 @@ def trust_file(
     now: datetime | None = None,
     **more: Any,
 ) -> Path:
-    """The root names `keys` for their roles, any others for the rest, for so many days.
+    """Return a root that delegates to `keys` for so many days; other roles get new keys.
 
-    `more`: further fields of the delegations, as `cells`.
-    """
+    `more` are further fields of the delegations, such as `cells`."""
     now = now or now_utc()
     root = make_root(1, [ROOT.public()], 1, datetime(2100, 1, 1, tzinfo=now.tzinfo))
     nobody = SigningKey(bytes([78]) * 32).public()

@@ -1,4 +1,4 @@
-"""Windows of eight readings that lie on a line and noise, some of them out of order, as a table."""
+"""A table of windows of eight readings: a line with noise, some out of order."""
 
 import numpy as np
 import yaml
@@ -14,7 +14,7 @@ KINDS = ("ok", "leak", "stall")
 
 
 def windows(count=1500, seed=0):
-    """(readings (n, 8), labels): nine in ten `ok`, a third of all without a label."""
+    """Return (readings (n, 8), labels): nine in ten `ok`, a third of all unlabelled."""
     chance = np.random.default_rng(seed)
     t = np.linspace(-1, 1, 8)
     kinds = chance.choice(3, count, p=[0.9, 0.05, 0.05])
@@ -31,7 +31,7 @@ def write_windows(path, count=1500):
 
 
 def windows_job(folder, **changes):
-    """A job that learns what is normal of `windows.csv` in the folder; no box plays it for real."""
+    """Write an anomaly-detection job on `windows.csv` in the folder."""
     data, own = {"source": "windows", "schema": SCHEMA}, {"source": "csv", "path": "windows.csv"}
     given = {
         "job": "windows",

@@ -1,1 +1,1 @@
-"""Small flaws where privacy is decided, each planted alone and found by a test."""
+"""Small flaws in privacy-critical code, each planted alone and found by a test."""

@@ -1,8 +1,7 @@
-"""Plant each mutant in a copy of the checkout, and see a test find it.
+"""Plant each mutant in a copy of the checkout, and run the test that must find it.
 
 A mutant is killed if its test fails with it and passes without it. An import or syntax error, a
-wrong name or a test that takes too long is no find. Exits with 1 where a mutant is not killed.
-"""
+wrong name or a timeout is no find. Exits with 1 if a mutant is not killed."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from tests.mutants.flaws import MUTANTS
 from tests.mutants.planting import ROOTS, Mutant, PlantingError, plant
 
 LIMIT_S = 120.0
-TOGETHER = 10  # tests of one run without a mutant: most of a run of one is its start
+TOGETHER = 10  # tests per run without a mutant, since most of a run is its start
 NO_FIND = (
     "ImportError",
     "ModuleNotFoundError",
@@ -41,7 +40,7 @@ NO_FIND = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a test run ended: `passed`, `failed`, or `broken` where it says nothing; and why."""
+    """Result of a test run: `passed`, `failed`, or `broken` without a verdict; and the reason."""
 
     status: str
     why: str
@@ -50,7 +49,7 @@ class Outcome:
 
 @dataclass
 class Row:
-    """What became of one mutant: `killed`, `survived` or `broken`."""
+    """Result of one mutant: `killed`, `survived` or `broken`."""
 
     mutant: Mutant
     verdict: str
@@ -82,7 +81,7 @@ class Place:
             self._changed = path, path.read_bytes(), before
             self._planted += 1
             path.write_bytes(content)
-            # Bytecode is told by whole seconds: no two plantings may share one.
+            # Bytecode files are compared by whole seconds, so no two plantings may share one.
             os.utime(path, (before.st_mtime + self._planted, before.st_mtime + self._planted))
         self._report.unlink(missing_ok=True)
         environment = {
@@ -104,7 +103,7 @@ class Place:
         self._since = time.monotonic()
 
     def ended(self) -> Outcome | None:
-        """How the test ended, and the copy as it was before; None while it runs."""
+        """Return the outcome and restore the copy; None while the test runs."""
         assert self._running is not None
         seconds = time.monotonic() - self._since
         code = self._running.poll()
@@ -118,7 +117,7 @@ class Place:
         return Outcome(*self._read(code), seconds)
 
     def stop(self) -> None:
-        """End what runs, and all that it started; take the mutant out."""
+        """End the test and its children, and remove the mutant."""
         if self._running is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._running.pid, signal.SIGKILL)
@@ -156,13 +155,13 @@ class Place:
 
 
 def _named(case: ElementTree.Element) -> str:
-    """The test of a case, by its node's name without parameters."""
+    """Return the test of a case, by its node's name without parameters."""
     file = (case.get("classname") or "").replace(".", "/")
     return f"{file}.py::{(case.get('name') or '').partition('[')[0]}"
 
 
 def _files(checkout: Path) -> Iterable[str]:
-    """What git has or would take of the checkout."""
+    """Return the checkout's files that git tracks or would add."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=checkout,
@@ -281,7 +280,6 @@ def main(
     mutants: Sequence[Mutant] = MUTANTS,
     checkout: Path = Path(__file__).parents[2],
 ) -> int:
-    """The command; returns the exit code."""
     asked = _parser().parse_args(arguments)
     chosen = _chosen(asked.only, mutants)
     if asked.list:

@@ -1,7 +1,6 @@
-"""The flaws that `make mutants` plants, by what is decided there.
+"""The flaws that `make mutants` plants, by the decision that they break.
 
-A new mechanism, method or update stage brings its own (`docs/extending.md`).
-"""
+A new mechanism, method or update stage adds its own (`docs/extending.md`)."""
 
 from __future__ import annotations
 
@@ -1239,7 +1238,7 @@ MUTANTS = (
     Mutant(
         name="reading-ends-what-keeps-records",
         decides="form",
-        where="edgeveil_edge.compute_worker:ComputeServer.learn",
+        where="edgeveil_edge.compute_worker:ComputeServer.change_state",
         find="read_in_fork(lambda: computer.records(*reading), limit_s)",
         put="computer.records(*reading)",
         killed_by="tests/unit/edgeveil_edge/test_compute_process.py::test_records_that_cannot_be_read_make_no_answer_wait",

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOTS = (".", "edge_client", "cloud_server", "proxy", "tools")  # where packages lie, as for pytest
+ROOTS = (".", "edge_client", "cloud_server", "proxy", "tools")  # import roots, as for pytest
 
 
 class PlantingError(Exception):
@@ -18,10 +18,9 @@ class Mutant:
     """One small flaw, and the test that must fail with it.
 
     `where` is `module:qualname` of a function, class or assignment; `find` is an expression in it
-    as source text, compared as a syntax tree, and `put` replaces it. Where `find` occurs several
-    times, `nth` says which (from 1, in the order of the text). `decides` names what is decided
-    there, `of` the mechanisms, methods and update stages whose flaw it is, by their YAML names.
-    """
+    as source text, compared as a syntax tree, and `put` replaces it; `nth` selects one of several
+    (from 1, in source order). `decides` names the decision, `of` the mechanisms, methods and update
+    stages that it belongs to, by their YAML names."""
 
     name: str
     decides: str
@@ -34,10 +33,9 @@ class Mutant:
 
 
 def plant(mutant: Mutant, checkout: Path) -> tuple[Path, bytes]:
-    """The file that the mutant changes, and its whole changed content; writes nothing.
+    """Return the file that the mutant changes, and its changed content; writes nothing.
 
-    Raises `PlantingError` unless the expression is there exactly once, or `nth` tells which.
-    """
+    Raises `PlantingError` unless the expression occurs exactly once, or `nth` selects it."""
     module, _, qualname = mutant.where.partition(":")
     path = _file_of(module, checkout, mutant)
     source = path.read_bytes()
@@ -51,7 +49,7 @@ def plant(mutant: Mutant, checkout: Path) -> tuple[Path, bytes]:
     found.sort(key=lambda node: (node.lineno, node.col_offset))
     if not found or (mutant.nth is None and len(found) > 1) or len(found) < (mutant.nth or 1):
         raise PlantingError(
-            f"{mutant.name}: '{mutant.find}' stands {len(found)} times in {mutant.where}"
+            f"{mutant.name}: '{mutant.find}' occurs {len(found)} times in {mutant.where}"
             + (", nth does not fit" if mutant.nth else ", say which by nth" if found else "")
         )
     node = found[(mutant.nth or 1) - 1]
@@ -74,7 +72,7 @@ def _file_of(module: str, checkout: Path, mutant: Mutant) -> Path:
 
 
 def _defined(tree: ast.AST, names: list[str]) -> ast.AST | None:
-    """The definition of a qualified name: a function, a class, or an assignment."""
+    """Return the definition of a qualified name: a function, a class, or an assignment."""
     scope: ast.AST | None = tree
     for name in names:
         scope = next((node for node in _body(scope) if name in _names(node)), None)
@@ -84,7 +82,7 @@ def _defined(tree: ast.AST, names: list[str]) -> ast.AST | None:
 
 
 def _body(scope: ast.AST | None) -> list[ast.AST]:
-    """Statements of a scope, those under `if`, `with` and `try` too."""
+    """Return the statements of a scope, also those under `if`, `with` and `try`."""
     found: list[ast.AST] = []
     waiting = list(ast.iter_child_nodes(scope)) if scope is not None else []
     while waiting:

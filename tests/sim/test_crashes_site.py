@@ -87,7 +87,7 @@ class CrashSite(Fleet):
         self.net.forget(node)
         if isinstance(node.address, fx.CloudAddress):
             self.start_cloud()
-            self.cloud.control.tell_ends()
+            self.cloud.control.repeat_ends()
         elif isinstance(node.address, fx.ProxyAddress):
             self.start_proxy()
             self.net.post(self.proxy.runner, fx.Command("started"))

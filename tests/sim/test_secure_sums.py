@@ -193,7 +193,7 @@ def test_a_clip_norm_moves_by_the_sum_of_the_devices_bits(tmp_path, books):
     assert clip is not None
     norm = 1e-3
     for sums in books.sums.values():
-        before, norm = norm, clip.moved(norm, float(sums[WITHIN][0]) / DEVICES)
+        before, norm = norm, clip.next_norm(norm, float(sums[WITHIN][0]) / DEVICES)
         assert norm != before
     assert state(fleet, done)[CLIP_NORM][0] == norm
 

@@ -10,7 +10,7 @@ from edgeveil_tools.cli.common import Subparsers, command
 
 _LOAD_ABOUT = """\
 Plays thousands of devices, with the real protocol and real encryption, and measures connections,
-uploads, latency, loss, and what each process spends. Without --broker or --site it starts two
+uploads, latency, loss, and the use of each process. Without --broker or --site it starts two
 brokers, a cloud and a proxy of its own on this machine, with --cells N an edge broker and a proxy
 for each cell. The job uploads noise: no record is read.
 """
@@ -25,7 +25,6 @@ CAPACITY = {"selected": 100, "rounds": 2, "upload_bytes": 65536, "package_bytes"
 
 
 def add(commands: Subparsers) -> None:
-    """Add the commands of this file."""
     for one in (_add_reproduce, _add_load, _add_capacity, _add_privacy):
         one(commands)
 
@@ -34,12 +33,12 @@ def _add_reproduce(commands: Subparsers) -> None:
     made = command(
         commands,
         "reproduce",
-        "run a text's experiment, its figures beside ours",
+        "run a paper's experiment, its figures beside ours",
         about=(
-            "Simulates the rows of a text's table or figure and writes reproduction.md, .json,\n"
-            ".png and .svg to DIR: the text's figure, ours, privacy as claimed and as proven,\n"
-            "seconds. Runs that have completed are kept: the same command goes on. Without NAME:\n"
-            "lists the experiments. Rows without files of their data set are left out."
+            "Simulates the rows of a paper's table or figure and writes reproduction.md, .json,\n"
+            ".png and .svg to DIR: the paper's figure, ours, privacy as claimed and as proven,\n"
+            "seconds. Completed runs are kept: the same command continues. Without NAME: lists\n"
+            "the experiments. Rows without files of their data set are left out."
         ),
         examples=(
             "edgeveil reproduce laplace-inference\n"
@@ -82,8 +81,8 @@ def _reproduce(args: argparse.Namespace) -> int:
 
 
 def _add_load(commands: Subparsers) -> None:
-    what = "measure how much a site carries"
-    load = command(commands, "loadtest", what, about=_LOAD_ABOUT, examples=_LOAD_EXAMPLES)
+    text = "measure a site's capacity with simulated devices"
+    load = command(commands, "loadtest", text, about=_LOAD_ABOUT, examples=_LOAD_EXAMPLES)
     load.add_argument("--scenario", type=Path, metavar="FILE", help="YAML file of these options")
     load.later = _add_load_options
     load.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -118,11 +117,11 @@ def _add_capacity(commands: Subparsers) -> None:
     made = command(
         commands,
         "capacity",
-        "play a fleet of any size, and say what each party bears",
+        "simulate a fleet of any size and report each party's load",
         about=(
             "Plays the real cloud and proxy, with their stores, in virtual time; the devices that\n"
-            "a round asks are real too, all others only listen. No broker runs and nothing is\n"
-            "encrypted. Says for each phase who bears most of it."
+            "a round selects are real too, all others only receive. No broker runs and nothing\n"
+            "is encrypted. Reports the busiest party of each phase."
         ),
         examples="edgeveil capacity --devices 1000,10000,100000 --out out/capacity",
     )
@@ -178,8 +177,8 @@ def _add_privacy(commands: Subparsers) -> None:
         "attack a recorded job",
         about=(
             "Reads what the cloud saw of a job (edgeveil run --record), rebuilds records from\n"
-            "uploads (DLG, iDLG, cosine similarity) and infers who was a member, with the noise\n"
-            "as it was and without. Writes pictures and attack.json to DIR."
+            "uploads (DLG, iDLG, cosine similarity) and infers membership, with the recorded\n"
+            "noise and without. Writes pictures and attack.json to DIR."
         ),
         examples=(
             "edgeveil run configs/jobs/attack_demo.yaml --record --out out/attack\n"

@@ -36,11 +36,10 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "lines.markersize": 4.5,
 }
-"""For `matplotlib.rc_context`, around all that makes a figure."""
+"""Parameters for `matplotlib.rc_context`."""
 
 
 def saved(figure: Figure, kind: str, *, transparent: bool = False) -> bytes:
-    """The figure as a file of format `kind`, png or svg."""
     raw = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
     figure.savefig(raw, format=kind, dpi=160, metadata=metadata, transparent=transparent)
@@ -48,7 +47,7 @@ def saved(figure: Figure, kind: str, *, transparent: bool = False) -> bytes:
 
 
 def inline_svg(figure: Figure) -> str:
-    """The figure for an HTML page whose text colour it takes."""
+    """Return the figure as inline SVG in the text colour of its HTML page."""
     svg = saved(figure, "svg", transparent=True).decode()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     return svg.replace(INK, "currentColor")

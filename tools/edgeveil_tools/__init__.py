@@ -1,1 +1,1 @@
-"""The command line, the local run, a site's files, reports: what people use the library with."""
+"""Command line, local runs, site files and reports for users of the library."""

@@ -1,5 +1,6 @@
-"""`edgeveil check`: problems, prices, schemas and faults of files and records before anything runs.
-What is found in a device's own records is printed on its owner's console alone."""
+"""`edgeveil check`: validate files and records, and price jobs, before anything runs.
+
+Findings about a device's own records are printed only on its owner's console."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ from edgeveil.protocol.transfer import part_bytes
 from edgeveil.registry import nearest
 from edgeveil_tools.backbone.command import NAME, ensure_for_jobs, file_lines, weight_facts
 from edgeveil_tools.backbone.command import facts as backbone_facts
-from edgeveil_tools.cli.common import say_next
+from edgeveil_tools.cli.common import print_next
 from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, local_job_schema
 from edgeveil_tools.result import PlainTable
 
@@ -55,15 +56,15 @@ if TYPE_CHECKING:
 
 KINDS = ("job", *SITES, "policy", "fleet")
 DEFAULT_SHARE = 0.1
-SOON_DAYS = 30  # what of a bundle ends within these is a problem
-_MOST_CLASSES = 64  # that are counted one by one; a number has thousands
+SOON_DAYS = 30  # a certificate or trust that ends sooner is a problem
+_MOST_CLASSES = 64  # counted one by one; numeric labels have thousands
 
 # --- the command ---
 
 
 @dataclass
 class CheckedFile:
-    """What was found in one file: `lines` for a person, `fields` for JSON, `code` to exit with."""
+    """Findings of one file: `lines` for people, `fields` for JSON, `code` for the exit."""
 
     path: Path
     kind: str = ""
@@ -76,7 +77,6 @@ class CheckedFile:
 
 
 def command(args: argparse.Namespace) -> int:
-    """`edgeveil check`: every problem of every file; what each is, its content decides."""
     plan = "fleet.yaml"
     files = [one / plan if (one / plan).is_file() else one for one in args.files]
     yaml_files = [one for one in files if _other_kind(one) == ""]
@@ -110,15 +110,14 @@ def command(args: argparse.Namespace) -> int:
         ]
         print(json.dumps({"command": "check", "ok": not codes and not failed, "files": rows}))
     elif len(jobs) == len(files) == 1 and not (codes or failed):
-        unplanned = args.estimate or jobs[0].measure != ACCURACY  # which `--estimate` refuses
+        unplanned = args.estimate or jobs[0].measure != ACCURACY  # refused by `--estimate`
         then = "run" if unplanned else "check"
-        say_next(f"edgeveil {then} {files[0]}{'' if unplanned else ' --estimate'}")
+        print_next(f"edgeveil {then} {files[0]}{'' if unplanned else ' --estimate'}")
     order = (ConfigError.exit_code, DataError.exit_code, 1)
     return next((code for code in order if code in codes), JobFailed.exit_code if failed else 0)
 
 
 def _other_kind(path: Path) -> str:
-    """`records`, `backbone`, `weights` or `bundle` by what a path is; empty: a YAML file."""
     if path.is_dir():
         return "bundle" if (path / "inventory.json").exists() else "records"
     if path.suffix == ".onnx" or (str(path) == NAME and not path.exists()):
@@ -131,7 +130,6 @@ def _other_kind(path: Path) -> str:
 def _checked(
     path: Path, limits: BroadcastLimits | None, records: Sequence[Path], *, show: bool
 ) -> CheckedFile:
-    """A YAML file of any kind: a job with the records that it or the command line names."""
     one = CheckedFile(path)
     try:
         one.kind, found, notes = _sound(path, limits, records)
@@ -154,7 +152,6 @@ def _checked(
 
 
 def _check_device(one: CheckedFile, site: EdgeSite, jobs: Sequence[Job]) -> None:
-    """Whether this box can do the device's work, with its records as each job reads them."""
     from edgeveil import plugins
     from edgeveil_edge.self_check import self_check
 
@@ -167,7 +164,7 @@ def _check_device(one: CheckedFile, site: EdgeSite, jobs: Sequence[Job]) -> None
         found = self_check(site, read_records=True, asked=None if job is None else job.data)
         one.problems += [text for text in found if text not in one.problems]
     if not all(text.startswith("data.name: ") for text in one.problems):
-        return  # the records cannot be read, or not yet
+        return  # the records cannot be read
     for job in its_jobs:
         try:
             lines, problems = device_records_check(site, job)
@@ -179,7 +176,7 @@ def _check_device(one: CheckedFile, site: EdgeSite, jobs: Sequence[Job]) -> None
 
 
 def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
-    """A file that is not YAML, or a folder; `alone`: no job says how records are read."""
+    """Check a folder or a file that is not YAML; `alone`: no job defines how to read records."""
     one = CheckedFile(path, _other_kind(path), code=DataError.exit_code)
     try:
         if one.kind == "backbone":
@@ -204,13 +201,12 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
 
 
 def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
-    """Estimate what a sound job comes to; whether even its simulation failed."""
     from edgeveil_tools.prospect import prospect, prospect_lines
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)
 
-    found = prospect(one.path, say, devices=args.devices, seeds=args.seeds)
+    found = prospect(one.path, report, devices=args.devices, seeds=args.seeds)
     one.fields["estimate"] = {**vars(found), "gain": found.gain}
     if not args.json:
         print("\n".join(prospect_lines(found)))
@@ -221,7 +217,7 @@ def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
 
 
 def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | FleetSpec | LocalSpec]:
-    """Read a file; returns its kind (`KINDS`) and content, of a job also the plan. ConfigError."""
+    """Return a file's kind (`KINDS`) and content, for a job with its plan; raises ConfigError."""
     kind = kind_of(parsed(read(path), str(path)).value)
     if kind == "job":
         return kind, load_local_job(path)
@@ -246,8 +242,7 @@ def load(path: Path) -> tuple[str, tuple[LocalJob, Plan] | Site | Policy | Fleet
 def _sound(
     path: Path, limits: BroadcastLimits | None = None, records: Sequence[Path] = ()
 ) -> tuple[str, Any, list[str]]:
-    """The same; of a job that was also played on made-up records, with notes on its records, or on
-    those of the files `records`. ConfigError."""
+    """Load a file as `load`; rehearse a job, and return notes on its records or on `records`."""
     kind, found = load(path)
     if not isinstance(found, tuple):
         return kind, found, []
@@ -257,8 +252,9 @@ def _sound(
 
 
 def validate(path: str | Path) -> list[ConfigProblem]:
-    """Return every problem of a configuration file of any kind. A job is also played on made-up
-    records, and the records that its `local_run` names are read where they are there."""
+    """Return every problem of a configuration file of any kind.
+
+    A job is also rehearsed on made-up records, and its `local_run`'s own are read if present."""
     try:
         _sound(Path(path))
     except ConfigError as error:
@@ -267,8 +263,7 @@ def validate(path: str | Path) -> list[ConfigProblem]:
 
 
 def record_notes(job: LocalJob, path: Path, data: Path | None = None) -> list[str]:
-    """Return what learning would drop or clip of the records of the job, or of the file `data`;
-    for their owner's console. ConfigError where the job cannot learn from them."""
+    """Return notes on records that learning would drop or clip; raises ConfigError if it fails."""
     from edgeveil_tools.local.data import check_data, run_on
 
     run = job.local_run or LocalRun()
@@ -282,7 +277,6 @@ def record_notes(job: LocalJob, path: Path, data: Path | None = None) -> list[st
 
 
 def _at_line(path: Path, key: str, what: str, fix: str) -> ConfigError:
-    """The error in the form of all problems of a file, on one line."""
     text = f"{path}:{line_of(path, key)} {key}: {what}{'; ' * bool(fix)}{fix}"
     return ConfigError([" ".join(text.split())])
 
@@ -295,9 +289,10 @@ def rehearse(
     limits: BroadcastLimits | None = None,
     needed: bool = True,
 ) -> None:
-    """Play the job on made-up records; ConfigError where it would fail. `limits`: of its cloud,
-    None the usual ones; `devices`: their half too. Without the cloud's libraries
-    ModuleNotFoundError, or nothing unless `needed`."""
+    """Play the job on made-up records; raises ConfigError if it would fail.
+
+    `limits` are the cloud's, by default the usual ones; `devices` plays their half too. Without the
+    cloud's libraries raises ModuleNotFoundError, or returns unless `needed`."""
     try:
         from edgeveil_cloud.rehearsal import RefusedJobError, rehearse_job
     except ModuleNotFoundError:
@@ -314,7 +309,6 @@ def rehearse(
 
 
 def usual_limits() -> BroadcastLimits:
-    """What a cloud takes whose site file says nothing else."""
     from edgeveil_cloud.broadcasts import BroadcastLimits
 
     usual = CloudLimits()
@@ -323,11 +317,11 @@ def usual_limits() -> BroadcastLimits:
 
 
 def site_limits(paths: Iterable[Path]) -> BroadcastLimits | None:
-    """Return the limits of the first sound cloud's file; None without one or its libraries."""
+    """Return limits of the first valid cloud site file; None without one or its libraries."""
     from edgeveil.config.cloud import CloudSite
 
     for path in paths:
-        with suppress(ConfigError, ModuleNotFoundError):  # a fault is told of the file itself
+        with suppress(ConfigError, ModuleNotFoundError):  # the file's own check reports it
             if kind_of(parsed(read(path), str(path)).value) == "cloud":
                 from edgeveil_cloud.role import limits_of
 
@@ -337,7 +331,7 @@ def site_limits(paths: Iterable[Path]) -> BroadcastLimits | None:
 
 
 def schema(kind: str) -> Schema:
-    """JSON Schema (2020-12) of one kind of configuration file, for editors. Raises ConfigError."""
+    """Return the JSON Schema (2020-12) of a kind of configuration file; raises ConfigError."""
     if kind not in KINDS:
         raise ConfigError([f"unknown kind '{kind}', {nearest(kind, list(KINDS))}"])
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
@@ -370,12 +364,10 @@ def schema(kind: str) -> Schema:
 
 @dataclass(frozen=True, repr=False)
 class JobPrice:
-    """What a job costs one device at most: two guarantees, of which neither alone is "the" ε.
+    """The maximal cost of a job to one device: two guarantees, neither alone "the" ε.
 
-    `inference_per_round` is the ε of one upload of inferences, None where it has no noise;
-    `rounds` has a row for each round with the price so far: phase, round, both ε (None where
-    unproven), with shared noise `collusion`, training's if all others collude.
-    """
+    `inference_per_round` is the ε of one upload of inferences, None without noise. `rounds` has the
+    price up to each round: both ε (None if unproven), with shared noise also `collusion`."""
 
     training: Guarantee
     inference: Guarantee
@@ -392,7 +384,7 @@ class JobPrice:
 
 
 def price(job: str | Path | Job) -> JobPrice:
-    """Return what a job costs one device; reads no record. ConfigError, PrivacyError."""
+    """Return the cost of a job to one device; raises ConfigError or PrivacyError."""
     plan = plan_of(job)
     quote, rows = plan.quote(), []
     for round in plan.all_rounds:
@@ -403,13 +395,12 @@ def price(job: str | Path | Job) -> JobPrice:
         if quote.training.if_colluding is not None:
             row["collusion"] = training.collusion_epsilon if training.proven else None
         rows.append({**row, "inference": inference.epsilon if inference.proven else None})
-    said = {f"training: {quote.training}", f"inference: {quote.inference}"}
-    notes = tuple(note for note in job_notes(plan) if note not in said)
+    shown = {f"training: {quote.training}", f"inference: {quote.inference}"}
+    notes = tuple(note for note in job_notes(plan) if note not in shown)
     return JobPrice(quote.training, quote.inference, plan.softmax_epsilon, rows, notes)
 
 
 def plan_of(job: str | Path | Job) -> Plan:
-    """The plan of a job file, or of a job as it was loaded. Raises ConfigError."""
     if not isinstance(job, Job):
         ensure_for_jobs([Path(job)])
         return load_plan(Path(job))
@@ -417,7 +408,7 @@ def plan_of(job: str | Path | Job) -> Plan:
 
 
 def job_notes(plan: Plan) -> tuple[str, ...]:
-    """What a person should read of a job before it runs: scales, claims, what its shuffle earns."""
+    """Return notes to read before a job runs: scales, claims and the credit of its shuffle."""
     found = [*plan.notes, *filter(None, (plan.aggregation_note,))]
     with suppress(ModuleNotFoundError):  # the clone bound is computed with scipy
         found += [f"after the shuffle, {credit}" for credit in shuffled(plan)]
@@ -428,7 +419,7 @@ def job_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[str], list[str]]:
-    """Lines about the device's records, read as its site file and the job say, and problems."""
+    """Return lines about a device's records, read as site file and job define, and problems."""
     from edgeveil_tools.local.data import column_problems, form_of, places
 
     key_file = site.state_dir / SPLIT_KEY_FILE

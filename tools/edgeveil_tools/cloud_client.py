@@ -1,4 +1,4 @@
-"""A cloud from afar, by its HTTP control; for a desk that has the core's libraries alone."""
+"""Client of a cloud's HTTP control, with the core's libraries only."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ JsonRows = list[JsonObject]
 
 
 class CloudAway(UsageError):  # noqa: N818 - the state's name
-    """The cloud, or the database behind it, does not answer now."""
+    """The cloud, or its database, does not answer."""
 
 
 class Cloud:
     """A running cloud at `url`: `http://127.0.0.1:8701`, `https://HOST:PORT` or `unix:PATH`.
 
-    `token` is a secret of its HTTP control: the text, or the path of one of the token files in the
-    cloud's state folder, `http-read.token`, `http-submit.token` or `http.token`; None where the
-    cloud knows this client by its certificate, `cert_file` with `key_file` (PEM), over https.
-    `ca_file` vouches for the cloud's own certificate; None: the system's authorities do. Over plain
-    HTTP the token goes to this machine alone, or anywhere with `insecure_http`, and only to who has
-    proved to know it. Reads are repeated for `patience_s` while nothing answers. Each method raises
-    UsageError or ConfigError with the fix, CloudAway where nothing answers; all are thread-safe.
+    `token` is the text or the path of a token file in the cloud's state folder, `http-read.token`,
+    `http-submit.token` or `http.token`; None if the client authenticates over https by `cert_file`
+    with `key_file` (PEM). `ca_file` is the authority of the cloud's certificate (default: the
+    system's). Over plain HTTP the token is sent only on this machine, unless `insecure_http`, and
+    only to a server that has proved to know it. Reads are retried for `patience_s` without an
+    answer. Each method raises UsageError or ConfigError with the fix, CloudAway without an answer;
+    all are thread-safe.
 
         cloud = Cloud("http://127.0.0.1:8701", Path("site/state/cloud/http.token"))
         job = cloud.submit("configs/jobs/quickstart.yaml")
@@ -103,37 +103,37 @@ class Cloud:
         self._token = None if token is None else _token(token)
 
     def submit(self, job: str | Path | Job) -> str:
-        """Queue a job, by its file or as loaded; returns its id. ConfigError has all problems."""
+        """Queue a job file or a loaded job; returns its id, raises ConfigError."""
         plan = plan_of(job)
         rehearse(plan, None if isinstance(job, Job) else Path(job), needed=False)
         return self.submit_yaml(submitted(plan.job), read_artifacts(plan.job).values())
 
     def submit_yaml(self, job_yaml: bytes, backbones: Iterable[bytes] = ()) -> str:
-        """Queue a job's text, with the `backbones` (ONNX) that it names by digest. ConfigError."""
+        """Queue a job's text with its `backbones` (ONNX); returns its id, raises ConfigError."""
         for graph in backbones:
             self._json("PUT", "/backbones", graph, timeout_s=UPLOAD_S)
-        # A model's code may have to be imported there, torch with it.
+        # The cloud may have to import a model's code, and torch.
         found = self._json("POST", "/jobs", job_yaml, holds=("id",), timeout_s=UPLOAD_S)
         return str(found["id"])
 
     def job(self, job: str) -> JsonObject:
-        """One job with its committed rounds, by id."""
+        """Return a job with its committed rounds."""
         return self._json("GET", _at("jobs", job), holds=_OF_A_JOB)
 
     def content(self, job: str) -> bytes:
-        """The job itself, as canonical JSON: `Job.from_canonical` reads it."""
+        """Return the job as canonical JSON, for `Job.from_canonical`."""
         return self._request("GET", _at("jobs", job, "/job.json"))
 
     def cancel(self, job: str) -> JsonObject:
-        """Cancel a job that has not ended; returns it."""
+        """Cancel a job that has not ended, and return it."""
         return self._json("POST", _at("jobs", job, "/cancel"))
 
     def resume(self, job: str) -> JsonObject:
-        """Let a paused job go on at the round where it stood; returns it."""
+        """Resume a paused job at its round, and return it."""
         return self._json("POST", _at("jobs", job, "/resume"))
 
     def events(self, job: str, after: int = 0, wait_s: float = 0.0) -> JsonRows:
-        """Events after number `after`; waits up to `wait_s` for the first."""
+        """Return events after number `after`, waiting up to `wait_s` for the first."""
         if not 0 <= wait_s <= MAX_WAIT_S:
             what = f"must be seconds from 0 to {MAX_WAIT_S:g}, got {wait_s}"
             raise UsageError(what, where="wait_s")
@@ -141,10 +141,10 @@ class Cloud:
         return self._rows(path, "events", ("seq", "type"), TIMEOUT_S + wait_s)
 
     def watch(self, job: str, poll_s: float = POLL_S) -> Iterator[JsonObject]:
-        """Yield all events of a job from its beginning until it has ended; a pause ends nothing."""
+        """Yield all events of a job from its beginning until it has ended, through pauses."""
         after = 0
         while True:
-            # Asked before the events: what came up to the end is then among them.
+            # Asked first, so that the events include all up to the end.
             ended = self.job(job)["ended_at"] is not None
             found = self.events(job, after, 0.0 if ended else poll_s)
             yield from found
@@ -154,7 +154,7 @@ class Cloud:
                 return
 
     def wait(self, job: str) -> JsonObject:
-        """Wait until a job has ended; returns it. JobFailed unless it was completed."""
+        """Wait until a job has ended and return it; raises JobFailed unless it completed."""
         for _ in self.watch(job):
             pass
         found = self.job(job)
@@ -163,12 +163,12 @@ class Cloud:
         return found
 
     def model(self, job: str, kind: str = "onnx") -> bytes:
-        """The final model's file, `onnx` or `safetensors`."""
+        """Return the final model's file, `onnx` or `safetensors`."""
         path = _at("jobs", job, f"/model.{kind}")
         return self._request("GET", path, None, UPLOAD_S, "application/octet-stream")
 
     def fetch(self, job: str, out: str | Path | None = None) -> Path:
-        """Write the final model to `out` (.onnx or .safetensors; default ID.onnx); the path."""
+        """Write the final model to `out` (.onnx or .safetensors; default ID.onnx)."""
         path = Path(out) if out is not None else Path(f"{job}.onnx")
         kind = path.suffix.removeprefix(".")
         if kind not in MODEL_KINDS:
@@ -181,32 +181,30 @@ class Cloud:
         return path
 
     def status(self) -> JsonObject:
-        """What the cloud does now: its state, job and round, counts of devices and jobs."""
+        """Return the cloud's state, job and round, with counts of devices and jobs."""
         return self._json("GET", "/status")
 
     def metrics(self) -> str:
-        """Its metrics in Prometheus' text form."""
         found = self._request("GET", "/metrics", None, TIMEOUT_S, "text/plain")
         return found.decode("utf-8", "replace")
 
     def list(self) -> JsonRows:
-        """All jobs, oldest first: id, status, reason, submitted_at, ended_at, …"""
+        """Return all jobs, oldest first: id, status, reason, submitted_at, ended_at and others."""
         return self._rows("/jobs", "jobs", ("id", "status"))
 
     def releases(self) -> JsonRows:
-        """All releases, oldest first: job, stage, reason, counts of reports, …"""
+        """Return all releases, oldest first: job, stage, reason, counts of reports and others."""
         return self._rows("/releases", "releases", _OF_A_RELEASE)
 
     def release(self, job: str) -> JsonObject:
-        """The release of one job."""
         return self._json("GET", _at("releases", job), holds=_OF_A_RELEASE)
 
     def withdraw(self, job: str) -> JsonObject:
-        """Have all devices leave the release of this job; returns it."""
+        """Withdraw this job's release from all devices, and return it."""
         return self._json("POST", _at("releases", job, "/withdraw"), holds=_OF_A_RELEASE)
 
     def promote(self, job: str) -> JsonObject:
-        """Bring the release of this job to all devices now; returns it."""
+        """Promote this job's release to all devices now, and return it."""
         return self._json("POST", _at("releases", job, "/promote"), holds=_OF_A_RELEASE)
 
     def _rows(
@@ -233,7 +231,7 @@ class Cloud:
 
     def _no_cloud(self) -> UsageError:
         return UsageError(
-            "what answers there is no cloud", where=self.url, fix="check the address and its port"
+            "the server is not a cloud", where=self.url, fix="check the address and its port"
         )
 
     def _request(
@@ -244,7 +242,7 @@ class Cloud:
         timeout_s: float = TIMEOUT_S,
         content_type: str = "application/json",
     ) -> bytes:
-        """One request; a GET is tried again while the cloud is away, for `patience_s`."""
+        """Return a response's content; a GET is retried for `patience_s`."""
         end = time.monotonic() + (self._patience_s if method == "GET" else 0.0)
         while True:
             try:
@@ -267,12 +265,12 @@ class Cloud:
         try:
             with closing(self._address.connection(timeout_s)) as connection:
                 if self._token is not None and self._address.tls is None:
-                    self._have_proof(connection, self._token)
+                    self._require_proof(connection, self._token)
                 connection.request(method, self._address.prefix + path, body, headers)
                 answer = connection.getresponse()
                 return answer, answer.read()
         except ssl.SSLCertVerificationError as error:
-            what = f"its certificate is not to be trusted: {error.verify_message}"
+            what = f"its certificate is not trusted: {error.verify_message}"
             fix = "name its authority by EDGEVEIL_CA_FILE, and the host as in its certificate"
             raise UsageError(what, where=self.url, fix=clock_advice(error) or fix) from error
         except (OSError, HTTPException) as error:
@@ -283,11 +281,11 @@ class Cloud:
             fix = "start it with edgeveil cloud --config FILE, or pass --cloud URL"
             raise CloudAway(what, where=self.url, fix=fix) from error
 
-    def _have_proof(self, connection: HTTPConnection, token: str) -> None:
-        """Make sure that the other end of this connection knows the token, before it is sent."""
+    def _require_proof(self, connection: HTTPConnection, token: str) -> None:
+        """Verify that the server knows the token, before sending it."""
         nonce = secrets.token_hex(32)
         connection.request("GET", f"{self._address.prefix}{PROOF_PATH}?nonce={nonce}")
-        connection.auto_open = 0  # never on to another connection, whose end has proved nothing
+        connection.auto_open = 0  # never reconnect: another server has proved nothing
         answer = connection.getresponse()
         found = _mapping(answer.read(_PROOF_BYTES)) or {}
         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -298,7 +296,7 @@ class Cloud:
         wanted = proof(token, nonce).encode()
         given = (one.encode("utf-8", "replace") for one in proofs if isinstance(one, str))
         if not any(hmac.compare_digest(one, wanted) for one in given):
-            what = "what answers there does not know the token, which was not sent"
+            what = "the server does not know the token, which was not sent"
             fix = "pass a token file of this cloud's state_dir; or something else holds the port"
             raise UsageError(what, where=self.url, fix=fix)
 
@@ -313,8 +311,6 @@ class Cloud:
 
 @dataclass(frozen=True)
 class HttpAddress:
-    """Where an HTTP server is reached, and how; a connection of its own for each request."""
-
     url: str
     host: str = ""
     port: int | None = None
@@ -330,11 +326,11 @@ class HttpAddress:
         cert_file: Path | None = None,
         key_file: Path | None = None,
     ) -> HttpAddress:
-        """`http://host:port`, `https://host:port` or `unix:PATH`. UsageError for anything else."""
+        """Parse `http://host:port`, `https://host:port` or `unix:PATH`; raises UsageError."""
         files = {"CA": ca_file, "CERT": cert_file, "KEY": key_file}
         given = [f"EDGEVEIL_{name}_FILE" for name, path in files.items() if path is not None]
         if given and not url.startswith("https://"):
-            what = f"{given[0]} is of TLS, which this address does not speak"
+            what = f"{given[0]} needs TLS, which this address does not use"
             raise UsageError(what, where=_shown(url), fix="use https://, or leave it out")
         if url.startswith("unix:"):
             path = Path(url.removeprefix("unix:")).expanduser()
@@ -358,11 +354,10 @@ class HttpAddress:
 
     @property
     def is_readable_on_the_way(self) -> bool:
-        """Whether what is sent leaves this machine unencrypted."""
+        """Whether requests leave this machine unencrypted."""
         return self.tls is None and self.socket is None and not is_loopback(self.host)
 
     def connection(self, timeout_s: float) -> HTTPConnection:
-        """A new one, not yet connected."""
         if self.socket is not None:
             return _UnixConnection(self.socket, timeout_s)
         if self.tls is not None:
@@ -386,7 +381,7 @@ def _at(kind: str, job: str, more: str = "") -> str:
 
 
 def _shown(url: str) -> str:
-    return re.sub("//.*@", "//…@", url)  # a password is for no log
+    return re.sub("//.*@", "//…@", url)  # hide a password
 
 
 def _token(token: str | Path) -> str:
@@ -413,16 +408,16 @@ def _holds(found: object, keys: Sequence[str]) -> bool:
 
 
 def own_address(http: Http) -> str:
-    """Where this machine's own clients reach what listens so."""
+    """Return the address for clients on the server's own machine."""
     if http.socket is not None:
         return f"unix:{http.socket}"
-    # What listens on all addresses is asked on this machine's own.
+    # A server on all addresses is reached by the loopback address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(http.host, http.host)  # noqa: S104
     return f"{'http' if http.tls is None else 'https'}://{place(host, http.port)}"
 
 
 def get_json(url: str, page: str) -> dict[str, Any]:
-    """The JSON object of a page that wants no token, as `/status`; OSError when there is none."""
+    """Return the JSON object of a page without token, as `/status`; raises OSError."""
     found = _mapping(get_text(url, page).encode())
     if found is None:
         raise OSError("no JSON object")
@@ -430,7 +425,7 @@ def get_json(url: str, page: str) -> dict[str, Any]:
 
 
 def get_text(url: str, page: str, timeout_s: float = 2.0) -> str:
-    """A page that wants no token, past any proxy of the system; OSError when there is none."""
+    """Return a page without token, bypassing the system's proxy; raises OSError."""
     try:
         address = HttpAddress.parse(url)
         with closing(address.connection(timeout_s)) as connection:

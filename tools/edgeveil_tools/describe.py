@@ -1,6 +1,7 @@
-"""Drafts a schema from a file of records, for a person who judges it. It is marked `origin:
-own_records`, which no job may have: a list or a range that only records say can tell of a single
-one."""
+"""Draft of a schema from a file of records, for a person to judge.
+
+It is marked `origin: own_records`, which no job may have: a list or a range known only from records
+can reveal a single one."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from edgeveil.errors import DataError
 from edgeveil.parts.sources.images import class_folders, pictures_below
 from edgeveil.parts.sources.tables import csv_rows, parquet_rows
 
-OF_NUMBER = "in place of classes"  # what a draft says of a label that is a number
+OF_NUMBER = "in place of classes"  # a draft's remark on a numeric label
 _MISSING = ("?", "NA", "N/A", "NaN", "nan", "null", "None", "-")
 _LABELS = ("label", "class", "target", "y", "outcome", "diagnosis", "income")
 _FEW = 10  # different texts of a label
@@ -32,8 +33,8 @@ _WIDTH = 100
 @dataclass(frozen=True)
 class _Look:
     name: str
-    texts: Counter[str]  # of what is not missing
-    gaps: frozenset[str]  # what stands where a value is missing
+    texts: Counter[str]  # of values that are not missing
+    gaps: frozenset[str]  # texts of a missing value
 
     @property
     def numeric(self) -> bool:
@@ -43,7 +44,6 @@ class _Look:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The least and the greatest number, rounded outwards to what a person may have said."""
         found = [value for text in self.texts if math.isfinite(value := number_in(text))]
         low, high = min(found, default=0.0), max(found, default=1.0)
         step = _step(high - low)
@@ -52,7 +52,7 @@ class _Look:
 
 
 def describe(path: Path, label: str | None = None, devices: int | None = None) -> str:
-    """Draft the YAML of a `data` block from a table or a folder of pictures. DataError."""
+    """Draft the YAML of a `data` block from a table or a picture folder; raises DataError."""
     lines = _of_pictures(path, devices) if path.is_dir() else _of_table(path, label, devices)
     return "\n".join(lines) + "\n"
 
@@ -74,7 +74,7 @@ def _of_table(path: Path, label: str | None, devices: int | None) -> Iterator[st
     elif chosen.numeric:
         yield f"      number: {_ends(chosen.span)}   # {OF_NUMBER}: its range"
     else:
-        remark = f"{len(chosen.texts)} texts stand there: name the classes"
+        remark = f"{len(chosen.texts)} different texts: name the classes"
         yield f'      classes: ["no", "yes"]   # {remark}'
     if not named:
         yield "    # the file has no line that names its columns: these names are made up"
@@ -126,7 +126,7 @@ def _category(look: _Look) -> Iterator[str]:
         yield f"    # {_text(look.name)} is left out: {why}"
         return
     once = sum(count == 1 for count in look.texts.values())
-    remark = f"   # {once} of them stand in one record alone" if once else ""
+    remark = f"   # {once} of them occur in only one record" if once else ""
     yield f"    - name: {_text(look.name)}{remark}"
     yield from _wrapped("      category: ", sorted(look.texts))
 
@@ -168,7 +168,7 @@ def _head(path: Path, records: int, devices: int | None) -> Iterator[str]:
 
 
 def _step(width: float) -> float:
-    """The least of 1, 2, 5 times a power of ten that is a quarter of a range or more."""
+    """Return the least of 1, 2, 5 times a power of ten that is a quarter of a range or more."""
     if width <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(width / 4))
@@ -176,14 +176,12 @@ def _step(width: float) -> float:
 
 
 def _text(name: str) -> str:
-    """A name as YAML: quoted wherever plain text could be read as something else."""
     plain = name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
     reserved = name.casefold() in ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
     return name if plain and name.isascii() and not reserved else json.dumps(name)
 
 
 def _wrapped(lead: str, names: Sequence[str], end: str = "") -> Iterator[str]:
-    """A list in square brackets over as many lines as it takes."""
     line, indent = f"{lead}[", " " * (len(lead) + 1)
     for at, name in enumerate(names):
         item = _text(name) + (", " if at < len(names) - 1 else "")

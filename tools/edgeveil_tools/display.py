@@ -1,4 +1,4 @@
-"""What stands on a terminal while something runs: one picture, drawn again and again."""
+"""Terminal display of a running job, redrawn live."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _REFRESH_PER_S = 4
 
 
 class LiveDisplay(ABC):
-    """Used as a context: drawn where there is a terminal; elsewhere only notes show."""
-
     def __init__(self, console: Console) -> None:
         self.console = console
         self._live: Live | None = None
@@ -52,25 +50,23 @@ class LiveDisplay(ABC):
 
     @abstractmethod
     def picture(self) -> RenderableType:
-        """What to draw, asked for some times a second."""
+        """Return the picture to draw; called several times a second."""
 
 
 class RunDisplay(LiveDisplay):
-    """Listener of a run for a person: live on a terminal, else a line when something happens."""
-
     def __init__(self, stream: IO[str]) -> None:
         super().__init__(Console(file=stream, highlight=False))
         self._view: RunProgress | None = None
-        self._heard_s, self._said = time.monotonic(), ""
+        self._updated_s, self._shown = time.monotonic(), ""
 
     def __call__(self, view: RunProgress) -> None:
-        self._view, self._heard_s = view, time.monotonic()
+        self._view, self._updated_s = view, time.monotonic()
         if view.kind == "note":
             self.note(view.line)
         elif not self.live and (
-            view.kind == "committed" or (view.kind == "doing" and view.line != self._said)
+            view.kind == "committed" or (view.kind == "doing" and view.line != self._shown)
         ):
-            self._said = view.doing
+            self._shown = view.doing
             self.note(f"{view.elapsed_s:6.1f} s  {view.line}")
 
     def lines(self, rows: Iterable[tuple[str, str]]) -> None:
@@ -93,12 +89,11 @@ class RunDisplay(LiveDisplay):
         )
 
     def _lines(self, view: RunProgress) -> tuple[list[str], ...]:
-        """How it goes, what came of it, and what that is read beside; each fits 80 columns."""
         asked = view.devices if view.selected is None else view.selected
         going = [f"{view.online}/{view.devices} online", f"{view.uploads}/{asked} answered"]
         if view.declined:
             going.append(f"{view.declined} declined")
-        elapsed_s = view.elapsed_s + time.monotonic() - self._heard_s
+        elapsed_s = view.elapsed_s + time.monotonic() - self._updated_s
         going += [byte_text(view.memory_bytes), seconds_text(round(elapsed_s))]
         name, value = view.leading
         found = f"{name} {'–' if value is None else leading_text(name, value)}"

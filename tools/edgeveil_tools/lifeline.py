@@ -1,8 +1,7 @@
-"""Children that end when their starter is gone, however it ended.
+"""Children that end when their parent has ended, however it ended.
 
-The starter keeps the writing end of a pipe and passes the reading end on. When the starter dies,
-even by SIGKILL, the child reads the end of the pipe and stops itself.
-"""
+The parent keeps the writing end of a pipe and passes the reading end on. When the parent dies, even
+by SIGKILL, the child reads the end of the pipe and stops itself."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ GRACE_S = 5.0
 
 
 class Lifeline:
-    """The starter's end. Pass `child_fd` with `pass_fds` and `environment` with `env`."""
+    """The parent's end; use `child_fd` in `pass_fds` and `environment` in `env`."""
 
     def __init__(self) -> None:
         self.child_fd, self._own_fd = os.pipe()
@@ -24,21 +23,20 @@ class Lifeline:
         self.closed = False
 
     def close(self) -> None:
-        """Let go: children that still run end."""
         self.closed = True
         for fd in (self.child_fd, self._own_fd):
             os.close(fd)
 
 
 def watch() -> None:
-    """In a child: SIGTERM to oneself when the starter is gone, and after 5 s an end without it."""
+    """Watch the parent from a child: SIGTERM to itself at its end, exit 5 s later."""
     text = os.environ.pop(VARIABLE, "")
     if text.isdecimal():
         threading.Thread(target=_wait, args=(int(text),), daemon=True, name="lifeline").start()
 
 
 def end_with_starter() -> None:
-    """The same in a process of `multiprocessing`, which knows its starter: it ends at once."""
+    """Exit this `multiprocessing` child at once when its parent ends."""
     from multiprocessing import parent_process
 
     def outlive() -> None:

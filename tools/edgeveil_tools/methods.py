@@ -1,7 +1,6 @@
-"""`edgeveil methods`: every name of every table, with what stands behind it.
+"""`edgeveil methods`: every name of every table, with its source and privacy status.
 
-Parts describe themselves (`edgeveil/parts/part.py`), presets are described here.
-"""
+Parts describe themselves (`edgeveil/parts/part.py`), presets are described here."""
 
 from __future__ import annotations
 
@@ -36,11 +35,10 @@ TABLES: tuple[PartTable[Any], ...] = _OURS
 
 @dataclass(frozen=True)
 class Entry:
-    """One name; `family` is the key of a job file that takes it, or what kind of thing it is.
+    """One name; `family` is the key of a job file that takes it, or its kind.
 
-    `privacy` is `proven`, `claimed`, `none`, or null where the name makes no release of its own.
-    `plugin` is the distribution that brought it, null for EdgeVeil's own.
-    """
+    `privacy` is `proven`, `claimed`, `none`, or None if the name itself releases nothing. `plugin`
+    is the distribution that provides it, None for EdgeVeil's own."""
 
     family: str
     name: str
@@ -55,23 +53,28 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """All names, family by family, as their tables list them."""
     parts: list[Part] = [table[name] for table in TABLES for name in table]
-    said = [(part, {one.name: getattr(part, one.name) for one in fields(Part)}) for part in parts]
-    found = [Entry(family=part.key, plugin=_brought(part), **words) for part, words in said]
+    texts = [(part, {one.name: getattr(part, one.name) for one in fields(Part)}) for part in parts]
+    found = [Entry(family=part.key, plugin=_distribution(part), **words) for part, words in texts]
     return found + [
         Entry("preset", name, summary, source, privacy)
-        for name, (source, summary, privacy) in PRESETS_SAID.items()
+        for name, (source, summary, privacy) in PRESET_TEXTS.items()
     ]
 
 
 def command(args: argparse.Namespace) -> int:
-    """`edgeveil methods`: all names, `check NAME…` or `digest NAME…`."""
+    """Run `edgeveil methods`: all names, `check NAME…` or `digest NAME…`."""
     if args.names[:1] == ["check"]:
         return check(args)
     if args.names[:1] == ["digest"]:
         return digests(args)
-    found = _chosen(entries(), args.names)
+    found = entries()
+    known = {entry.name for entry in found} | {entry.family for entry in found}
+    for name in args.names:
+        if name not in known:
+            raise UsageError(f"unknown name '{name[:64]}'", fix=nearest(name[:64], sorted(known)))
+    if args.names:
+        found = [one for one in found if not {one.name, one.family}.isdisjoint(args.names)]
     return answer(args, _listed(found), {"names": [asdict(entry) for entry in found]})
 
 
@@ -88,7 +91,7 @@ def _listed(found: list[Entry]) -> Iterator[str]:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Play the laws of its family on each named part; 1 where one is broken, else 0."""
+    """Check the laws of its family on each named part; returns 1 if one is broken, else 0."""
     from edgeveil.parts.laws import check as verdicts
 
     names = args.names[1:]
@@ -97,7 +100,7 @@ def check(args: argparse.Namespace) -> int:
     found, lines = [], []
     for part in (part for name in names for part in _parts(name)):
         plugin, laws = plugins.plugin_of(part.family, part.name), verdicts(part)
-        one: dict[str, Any] = {"family": part.key, "name": part.name, "plugin": _brought(part)}
+        one: dict[str, Any] = {"family": part.key, "name": part.name, "plugin": _distribution(part)}
         one["sha256"] = None
         lines.append(f"{part.key} {part.name}")
         if plugin is not None:
@@ -111,7 +114,7 @@ def check(args: argparse.Namespace) -> int:
 
 
 def _parts(name: str) -> list[Part]:
-    """The parts of a name, one a family that has it."""
+    """Return the parts of this name, one per family; raises UsageError without one."""
     found = [table[name] for table in TABLES if name in table]
     if not found:
         if refused := plugins.complaints(name):
@@ -122,7 +125,7 @@ def _parts(name: str) -> list[Part]:
 
 
 def digests(args: argparse.Namespace) -> int:
-    """Print what an owner writes to allow each plug-in or `module:function`; imports none."""
+    """Print policy entries that allow each plug-in or `module:function`; imports none."""
     names = args.names[1:]
     if not names:
         fix = "write methods digest, and the name of a part or its distribution"
@@ -157,18 +160,9 @@ def digests(args: argparse.Namespace) -> int:
     return answer(args, lines, {"allowed": allowed})
 
 
-def _brought(part: Part) -> str | None:
-    """The distribution that brought it; None for EdgeVeil's own."""
+def _distribution(part: Part) -> str | None:
     plugin = plugins.plugin_of(part.family, part.name)
     return None if plugin is None else f"{plugin.distribution} {plugin.version}"
-
-
-def _chosen(found: list[Entry], names: list[str]) -> list[Entry]:
-    known = {entry.name for entry in found} | {entry.family for entry in found}
-    for name in names:
-        if name not in known:
-            raise UsageError(f"unknown name '{name[:64]}'", fix=nearest(name[:64], sorted(known)))
-    return [e for e in found if not names or e.name in names or e.family in names]
 
 
 def _shown(entry: Entry, width: int) -> str:
@@ -191,7 +185,7 @@ _DELM = "Cao et al. 2023 (DELM)"
 _INFERENCE = "protected inference results of horizontal federated learning"
 _OPEN = "for owners who accept unprotected updates"
 
-PRESETS_SAID: dict[str, tuple[str, str, PrivacyStatus]] = {
+PRESET_TEXTS: dict[str, tuple[str, str, PrivacyStatus]] = {
     "delm_basic": (
         f"{_DELM}, basic scheme",
         "Functional mechanism on a federated PCA; ε₁:ε₂ = 1:2, p = 0.5, T = 250; see `fm`.",

@@ -1,9 +1,8 @@
-"""`edgeveil health`: whether a process does its work, asked with the standard library and YAML.
+"""`edgeveil health`: check of a process, with the standard library and YAML only.
 
-A cloud, a proxy and each device answer on a socket in their state folder (`HealthSocket`), whatever
-crowd holds their pages; of a broker it is asked whether it listens. 80 ms of a processor and 20 MiB
-are all that a check may cost, so nothing else is imported here, nor `pathlib` or `argparse`.
-"""
+A cloud, a proxy and each device answer on a socket in their state folder (`HealthSocket`),
+independent of load on their pages; a broker must accept a connection. A check may cost 80 ms of a
+processor and 20 MiB, so nothing else is imported here, nor `pathlib` or `argparse`."""
 
 from __future__ import annotations
 
@@ -17,53 +16,52 @@ if TYPE_CHECKING:
     import argparse
 
 SOCKET_FILE = "health.sock"
-LOCK_FILE = "process.lock"  # as transport/process.py has it
+LOCK_FILE = "process.lock"  # as in transport/process.py
 TIMEOUT_S = 5.0
 _REPLY_BYTES = 1 << 16
 _PATH_BYTES = 103
 _PARTIES = ("cloud", "proxy", "edge")
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it is asked instead
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the address to connect to
 
 
 def quick_health(arguments: list[str]) -> int | None:
-    """The exit code of `edgeveil health ARGUMENTS`; None where the whole command is to answer: for
-    other arguments, or a site file that its loader is to judge."""
+    """Return the exit code of `edgeveil health`; None leaves it to the whole command."""
     live = "--live" in arguments
-    rest = [one for one in arguments if one != "--live"]
-    if len(rest) != 2 or rest[0] != "--config":
+    remaining = [one for one in arguments if one != "--live"]
+    if len(remaining) != 2 or remaining[0] != "--config":
         return None
-    found = site_values(rest[1])
+    found = site_values(remaining[1])
     if found is None:
         return None
-    return tell(problem_of(*found, live=live))
+    return print_problem(problem_of(*found, live=live))
 
 
 def command(args: argparse.Namespace) -> int:
-    """`edgeveil health --json`, or of a file that says what is wrong with it."""
+    """Run `edgeveil health` with `--json`, or for an invalid file."""
     from edgeveil.config.site_files import load_site
     from edgeveil.errors import UsageError
     from edgeveil_tools.cli.common import answer
 
     found = site_values(str(args.config))
     if found is None:
-        load_site(args.config)  # which says why
+        load_site(args.config)  # raises the reason
         raise UsageError("names no state_dir or port", where=str(args.config), fix="write it")
     problem = problem_of(*found, live=args.live)
     if not args.json:
-        return tell(problem)
+        return print_problem(problem)
     return answer(args, [], {"problems": [problem] if problem else []}, ok=not problem)
 
 
-def tell(problem: str | None) -> int:
-    """Print what is wrong, or ok; the exit code."""
+def print_problem(problem: str | None) -> int:
+    """Print the problem, or ok; returns the exit code."""
     print(problem or "ok", file=sys.stderr if problem else sys.stdout)
     return 1 if problem else 0
 
 
 def site_values(config: str) -> tuple[str, str, int] | None:
-    """(state folder, host, port) of a site file; without a folder it is a broker's. One that names
-    no `state_dir` has its loader's default, `state/PARTY`. None: the loader is to judge it.
-    """
+    """Return (state folder, host, port) of a site file; a broker's has no folder.
+
+    `state_dir` defaults to the loader's `state/PARTY`. None: the loader must judge the file."""
     import yaml
 
     try:
@@ -83,7 +81,7 @@ def site_values(config: str) -> tuple[str, str, int] | None:
 
 
 def problem_of(state_dir: str, host: str, port: int, *, live: bool = False) -> str | None:
-    """What is wrong, or None; if `live`, only what a new start of the process would mend."""
+    """Return the problem or None; if `live`, only one that a restart would fix."""
     return _listens(host, port) if not state_dir else _answers(state_dir, live)
 
 
@@ -97,10 +95,10 @@ def _listens(host: str, port: int) -> str | None:
 
 def _answers(state_dir: str, live: bool) -> str | None:
     try:
-        told = json.loads(_reply(state_dir))
-        status, parts, alive = told["status"], told.get("reasons", {}), told.get("live", True)
+        reply = json.loads(_reply(state_dir))
+        status, parts, alive = reply["status"], reply.get("reasons", {}), reply.get("live", True)
     except (FileNotFoundError, ConnectionRefusedError):
-        if not _held(state_dir):
+        if not _is_locked(state_dir):
             return "does not run"
         return None if live else "is starting"
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -128,8 +126,8 @@ def _reply(state_dir: str) -> bytes:
         return found
 
 
-def _held(state_dir: str) -> bool:
-    """Whether a process has this state folder for itself."""
+def _is_locked(state_dir: str) -> bool:
+    """Return whether a process has locked this state folder."""
     import fcntl
 
     try:

@@ -1,8 +1,6 @@
-"""`edgeveil check JOB --estimate`: accuracy and cost of a job, before privacy budget is spent.
+"""`edgeveil check JOB --estimate`: accuracy and cost of a job, before budget is spent.
 
-Simulates the job on public records, or on made-up ones of the job's form: no device is asked, and
-no owner's record is read.
-"""
+Simulates the job on public or made-up records, without devices or records of owners."""
 
 from __future__ import annotations
 
@@ -32,16 +30,15 @@ from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 from edgeveil_tools.local.run import play
 
-USEFUL = 0.8  # of what learning without noise gains over guessing
+USEFUL = 0.8  # share of the noise-free gain over guessing
 TEST_RECORDS = 2000
 MADE_UP_ACCURACY = 0.9  # of the best classifier of made-up records
-_SMOOTH = 4  # made-up classes differ in waves of at most so many halves along each axis
+_SMOOTH = 4  # half waves along each axis that tell made-up classes apart
 
 
 @dataclass
 class Prospect:
-    """Estimate of one job: accuracy of the models by seed, of guessing, and of learning without
-    noise (None where no reference can be trained); `failure` says why the job did not complete."""
+    """Estimate of one job: accuracy by seed, of guessing, and without noise (None if unknown)."""
 
     job: str
     devices: int
@@ -63,7 +60,7 @@ class Prospect:
 
     @property
     def gain(self) -> float | None:
-        """Share of what learning without noise gains over guessing; None where unknown."""
+        """Share of the gain of noise-free learning over guessing; None if unknown."""
         best = self.without_noise
         if best is None or best <= self.guessing or not self.accuracies:
             return None
@@ -71,13 +68,9 @@ class Prospect:
 
 
 def prospect(
-    path: Path, say: Callable[[str], None], *, devices: int | None = None, seeds: int = 3
+    path: Path, report: Callable[[str], None], *, devices: int | None = None, seeds: int = 3
 ) -> Prospect:
-    """Simulate the job of the file `path` on public or made-up records, with each seed.
-
-    `devices` of the fleet, None: those of its local_run. Raises ConfigError, UsageError or
-    DataError for a job that cannot be played.
-    """
+    """Simulate a job file with each seed; raises ConfigError, UsageError or DataError."""
     begun_s = time.monotonic()
     job, run = local_job(path, Overrides(devices=devices, simulate=True))
     if job.measure != ACCURACY:
@@ -94,7 +87,7 @@ def prospect(
         job=job.job,
         devices=run.devices,
         nominal_records=job.data.nominal_records,
-        measured_on=records.told,
+        measured_on=records.origin,
         guessing=float(np.bincount(test.y[test.y >= 0]).max() / len(test)),
         privacy=summary_of(plan, len(plan.all_rounds), None)["privacy"],
         notes=price(job).notes,
@@ -109,12 +102,12 @@ def prospect(
         whole = _on_drawn(job, run, folder)
         np.savez(folder / "test.npz", x=test.x, y=test.y)
         for seed in range(1, seeds + 1):
-            say(f"simulating {run.devices} devices, seed {seed} of {seeds}")
+            report(f"simulating {run.devices} devices, seed {seed} of {seeds}")
             wanted = run.devices * job.data.nominal_records
             drawn = records.draw(wanted, np.random.default_rng(seed))
             np.savez(folder / "records.npz", x=drawn.x, y=drawn.y)
             options, out = Overrides(seed=seed, simulate=True), folder / f"seed-{seed}"
-            # One seed's reference is like another's.
+            # The reference hardly depends on the seed.
             result, failure = play(whole, out, options, reference=seed == 1, report=False)
             if isinstance(failure, KeyboardInterrupt):
                 raise failure
@@ -129,9 +122,8 @@ def prospect(
 
 
 def _on_drawn(job: Job, run: LocalRun, folder: Path) -> LocalJob:
-    """The job on `records.npz` and `test.npz` of the folder."""
     given = {name: getattr(job, name) for name in Job.model_fields}
-    # The records are numbers already, as the schema would make them.
+    # The records are already encoded as by the schema.
     given["data"] = job.data.model_copy(update={"schema_": None})
     unread = dict.fromkeys(("labels_path", "label_column", "header", "images"))
     files = {"source": "npz", "path": folder / "records.npz", "test_path": folder / "test.npz"}
@@ -143,19 +135,19 @@ def _on_drawn(job: Job, run: LocalRun, folder: Path) -> LocalJob:
     return LocalJob.model_construct(**given, local_run=run.model_copy(update=changes))
 
 
-# --- records of nobody ---
+# --- records ---
 
 
 class StandIn(NamedTuple):
-    """Public or made-up records: `draw(n, chance)` for devices, `test` to measure models on."""
+    """Public or made-up records: `draw(n, chance)` for devices, `test` to measure models."""
 
     draw: Callable[[int, np.random.Generator], Records]
     test: Records
-    told: str
+    origin: str
 
 
 def stand_in(job: Job, run: LocalRun) -> StandIn:
-    """Records of the public set that the job names, where its files are here; else made-up ones."""
+    """Return records of the job's public set if its files are here, else made-up ones."""
     if not is_published(job, run):
         return _made_up(job)
     pool, test = dealt(job, run)[0], held(job, run)
@@ -170,13 +162,14 @@ def stand_in(job: Job, run: LocalRun) -> StandIn:
             x = (x + chance.normal(0, spread, x.shape)).astype(np.float32)
         return Records(x, pool.y[chosen])
 
-    told = f"the public records of {job.data.source}, drawn again and again for large fleets"
-    return StandIn(draw, Records(test.x[:TEST_RECORDS], test.y[:TEST_RECORDS]), told)
+    origin = f"the public records of {job.data.source}, drawn again and again for large fleets"
+    return StandIn(draw, Records(test.x[:TEST_RECORDS], test.y[:TEST_RECORDS]), origin)
 
 
 def _made_up(job: Job) -> StandIn:
-    """Rows of the schema, or arrays whose classes differ in smooth waves: with so much noise that
-    the nearest mean of a class is right for MADE_UP_ACCURACY of the records."""
+    """Return rows of the schema, or arrays whose classes differ in smooth waves.
+
+    Their noise is such that the nearest class mean is right for MADE_UP_ACCURACY of the records."""
     shape, classes, schema = job.data.input_shape, job.data.classes, job.data.schema_
     table = schema if schema is not None and schema.columns is not None else None
     chance = np.random.default_rng(20)
@@ -203,17 +196,18 @@ def _made_up(job: Job) -> StandIn:
         seen, test = (draw(3000, np.random.default_rng(k), noise) for k in (23, 24))
         right = _nearest_mean_accuracy(seen, test)
         least, most = (noise, most) if right > MADE_UP_ACCURACY else (least, noise)
-    told = (
+    origin = (
         "made-up records of the job's form, of which the nearest mean of a class is right for"
         f" about {MADE_UP_ACCURACY:.0%}: your own may be easier or harder"
     )
     test = draw(TEST_RECORDS, np.random.default_rng(21), least)
-    return StandIn(lambda n, chance: draw(n, chance, least), test, told)
+    return StandIn(lambda n, chance: draw(n, chance, least), test, origin)
 
 
 def _as_encoded(schema: DataSchema, x: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Normal draws (n, width) as what a schema makes of rows; changes x. Numbers stay within their
-    range, of each category or bin the place with the largest draw is 1."""
+    """Turn normal draws (n, width) into rows encoded by a schema; changes `x`.
+
+    Numbers stay in their range; the largest draw of each category or bin becomes 1."""
     at = 0
     for width in (one.width for one in schema.columns or () for _ in one.names):
         place = x[:, at : at + width]
@@ -233,7 +227,6 @@ def _nearest_mean_accuracy(seen: Records, test: Records) -> float:
 
 
 def _wave(shape: Sequence[int], chance: np.random.Generator) -> NDArray[np.float64]:
-    """One smooth function on a grid of this shape."""
     found = np.ones(())
     for size in shape:
         at = (np.arange(size) + 0.5) / size
@@ -242,13 +235,12 @@ def _wave(shape: Sequence[int], chance: np.random.Generator) -> NDArray[np.float
     return np.asarray(found / np.sqrt(np.mean(np.square(found)) + 1e-12), np.float64)
 
 
-# --- what is said of it ---
+# --- output ---
 
 
 def verdict(found: Prospect, plan: Plan) -> list[str]:
-    """The sentences that a person should read before the job is submitted."""
     if found.failure:
-        return [f"The job does not come to its end even in a simulation: {found.failure}"]
+        return [f"The job fails even in a simulation: {found.failure}"]
     gain, epsilon = found.gain, plan.job.privacy.epsilon
     at = f" at ε = {epsilon:g}" if epsilon is not None and plan.adds_noise else ""
     reached = (

@@ -1,8 +1,4 @@
-"""What a run leaves behind: `Result` for Python and notebooks, `result.json` for scripts.
-
-docs/python.md lists the keys of `result.json`. Its numbers are JSON numbers; NaN and infinity never
-occur.
-"""
+"""Results of a run: `Result` for Python, `result.json` (docs/python.md) for scripts."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.privacy.policy import Quote
 from edgeveil.units import byte_text, seconds_text
 
-_ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # of a run
+_ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # events that end a run
 Status = Literal["completed", "failed"]
 SIMULATED = (
     "simulated with seeded noise: this run protects nobody; ε is what a real run of the job costs"
@@ -56,7 +52,7 @@ _MEAN = ("mean", "uploads", "noise_deviation")
 
 @dataclass
 class RunEvents:
-    """A job's course, taken from its events one by one."""
+    """The state of a job, updated event by event."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -68,7 +64,7 @@ class RunEvents:
     privacy: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take the next event; events of unknown types are kept and change nothing."""
+        """Process the next event; events of unknown types are only stored."""
         self.events.append(event)
         kind, data = event["type"], event["data"]
         if kind == "exchange_committed":
@@ -76,7 +72,7 @@ class RunEvents:
             kept = {TRAIN: self.rounds, **dict.fromkeys(EVALUATIONS, self.evaluations)}
             kept.get(data["phase"], self.phases).append(row)
             if data["phase"] in EVALUATIONS and self.rounds and row.get("figures"):
-                self.rounds[-1]["figures"] = row["figures"]  # of the same model, more is known
+                self.rounds[-1]["figures"] = row["figures"]  # more figures of the same model
         elif kind == "broadcast" and data.get("kind") == "round":
             self.asked = self.committed + 1
         elif kind == "all_declined":
@@ -88,7 +84,7 @@ class RunEvents:
 
     @property
     def committed(self) -> int:
-        """Rounds committed so far, preparatory ones and evaluations included."""
+        """Number of committed rounds, with preparatory ones and evaluations."""
         return len(self.rounds) + len(self.phases) + len(self.evaluations)
 
     @property
@@ -102,7 +98,7 @@ PlainTable = list[dict[str, Any]]
 
 
 class Result:
-    """What a run came to: `content` is `result.json`, `folder` where it lies."""
+    """The result of a run: `content` is `result.json`, `folder` the run's folder."""
 
     TABLES = ("rounds", "epsilon", "uploads", "evaluations")
 
@@ -111,7 +107,7 @@ class Result:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """The result of an earlier run, by its folder. Raises UsageError where there is none."""
+        """Return the result of an earlier run by its folder; raises UsageError without one."""
         path = Path(folder) / "result.json"
         try:
             content = json.loads(path.read_bytes())
@@ -125,7 +121,6 @@ class Result:
 
     @property
     def job(self) -> str:
-        """The job's name."""
         return str(self.content["job"])
 
     @property
@@ -135,81 +130,82 @@ class Result:
 
     @property
     def accuracy(self) -> float | None:
-        """Of the final model on the test records, in 0..1; None where nothing was tested."""
+        """Accuracy of the final model on the test records, in 0..1; None without a test."""
         return cast("float | None", self.content["final"]["accuracy"])
 
     @property
     def rmse(self) -> float | None:
-        """Of the final model on the test records, where the label is a number: in its unit."""
+        """RMSE of the final model on the test records, in the unit of a numeric label."""
         return leading_of(RMSE, self.content["final"])
 
     @property
     def auc(self) -> float | None:
-        """Of the final model on the test records, where what is normal is learned."""
+        """AUC of the final model on the test records of an anomaly job."""
         return leading_of(AUC, self.content["final"])
 
     @property
     def reference_accuracy(self) -> float | None:
-        """Of the noise-free reference, where one was trained."""
+        """Accuracy of the noise-free reference, if one was trained."""
         return cast("float | None", self.content["reference"]["accuracy"])
 
     @property
     def privacy(self) -> dict[str, Any]:
-        """Both guarantees {training: {epsilon, …}, inference: {…}}; None: nothing is proven."""
+        """Both guarantees, {training: {epsilon, …}, inference: {…}}; None: nothing is proven."""
         return dict(self.content["privacy"])
 
     @property
     def rounds(self) -> PlainTable:
-        """A row for each committed training round: round, accuracy, loss, uploads, seconds, …"""
+        """Rows of committed training rounds: round, accuracy, loss, uploads, seconds and others."""
         return [_flat(row) for row in self.content["rounds"]]
 
     @property
     def evaluations(self) -> PlainTable:
-        """A row for each federated evaluation: round, the cloud's accuracy, and the figures of the
-        devices' own records, `federated_accuracy`, `federated_accuracy_deviation`, …"""
+        """Rows of federated evaluations.
+
+        Keys are round, the cloud's accuracy, and `federated_…` figures of the devices' own
+        records."""
         return [_flat(row) for row in self.content.get("evaluations", ())]
 
     @property
     def epsilon(self) -> PlainTable:
-        """ε by plan up to and with each round, which is progress; the guarantee is `privacy`.
+        """Planned ε up to each round, as progress; the guarantee is `privacy`.
+
         With shared noise `collusion` is training's ε if all others collude."""
         shared = any("collusion" in row["epsilon"] for row in self._rounds)
-        told = ("training", *["collusion"] * shared, "inference")
+        keys = ("training", *["collusion"] * shared, "inference")
         return [
-            _named(row) | {key: row["epsilon"].get(key) for key in told} for row in self._rounds
+            _named(row) | {key: row["epsilon"].get(key) for key in keys} for row in self._rounds
         ]
 
     @property
     def uploads(self) -> PlainTable:
-        """Per round: how many answers were counted, how many devices declined, the bytes."""
-        told = ("uploads", "declined", "attempt")
+        """Counted answers, declining devices and bytes by round."""
+        keys = ("uploads", "declined", "attempt")
         return [
             _named(row)
-            | {key: row[key] for key in told}
+            | {key: row[key] for key in keys}
             | {f"{hop}_bytes": count for hop, count in row["bytes"].items()}
             for row in self._rounds
         ]
 
     def table(self, name: str = "rounds") -> PlainTable:
-        """One of TABLES by its name. Raises UsageError for another."""
+        """Return one of TABLES by name; raises UsageError for another."""
         if name not in self.TABLES:
             raise UsageError(f"no table '{name}'", fix=f"name one of {', '.join(self.TABLES)}")
         return cast("PlainTable", getattr(self, name))
 
     @property
     def events(self) -> PlainTable:
-        """All events of the job, as the cloud told them."""
         lines = (self.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
     @property
     def model(self) -> Path:
-        """The final model, ONNX: for `edgeveil.predict` and every ONNX runtime."""
+        """The final ONNX model's path, for `edgeveil.predict` and every ONNX runtime."""
         return self.folder / "model.onnx"
 
     @property
     def report(self) -> Path:
-        """The run on one page, HTML."""
         return self.folder / "report.html"
 
     @property
@@ -226,8 +222,8 @@ class Result:
     def __repr__(self) -> str:
         final = self.content["final"]
         name, value = leading(final)
-        told = leading_text(name, value, final.get("figures"))
-        return f"<Result of {self.job}: {self.status}, {name} {told}>"
+        figure = leading_text(name, value, final.get("figures"))
+        return f"<Result of {self.job}: {self.status}, {name} {figure}>"
 
 
 def _named(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +231,6 @@ def _named(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Blocks within a row become keys `block_key`; a list or block in one goes."""
     found: dict[str, Any] = {}
     for key, value in row.items():
         inner = value.items() if isinstance(value, Mapping) else [("", value)]
@@ -252,16 +247,16 @@ def build(
     simulated: bool = False,
     **facts: Any,
 ) -> dict[str, Any]:
-    """The content of `result.json`, from the job's events and what the run itself knows.
+    """Return the content of `result.json`.
 
     Args:
         record: the job's events.
         privacy: price of all rounds that devices were asked for, committed or not.
         reference: the noise-free figure by round.
         published: whether the records are those of a published set.
-        simulated: whether no party was played.
+        simulated: whether the run was simulated.
         facts: job, status, reason, broker, protocol, devices, infer_only, seconds,
-            memory_peak_bytes, bytes; engine, shuffle, aggregation and seen where there are any.
+            memory_peak_bytes, bytes; optionally engine, shuffle, aggregation and seen.
     """
     ideal = [float(value) for value in reference]
     final = record.rounds[-1] if record.rounds else {}
@@ -303,15 +298,13 @@ def build(
 
 
 def _last(rows: Sequence[Mapping[str, Any]], key: str) -> Any:
-    """What the newest of them has under the key; None where none has it."""
     return next((row[key] for row in reversed(rows) if row.get(key)), None)
 
 
 def privacy_of(
     quote: Quote, epsilon_per_round: float | None, inference_unit: Unit = "device"
 ) -> dict[str, Any]:
-    """Both guarantees as `result.json` holds them; `inference_unit` is that of the job's uploads,
-    which an inference guarantee without any release does not know."""
+    """Return both guarantees for `result.json`; `inference_unit` is the unit of uploads."""
     parts = {"training": quote.training.plain, "inference": quote.inference.plain}
     parts["inference"]["epsilon_per_round"] = epsilon_per_round
     if not quote.inference.epsilon:
@@ -320,12 +313,11 @@ def privacy_of(
 
 
 def privacy_of_plan(plan: Plan, quote: Quote) -> dict[str, Any]:
-    """The same of a plan, of which a part may have been played."""
     return privacy_of(quote, plan.epsilon_per_inference, plan.softmax_event().unit)
 
 
 def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A run in a few lines. Training and inference guarantee always stand together."""
+    """Return a run as (name, text) rows; both guarantees always appear together."""
     from edgeveil.jobs.shuffle_amplification import ShuffleCredit
 
     rounds, phases = result["rounds"], result["phases"]
@@ -355,25 +347,25 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     found.append(("bytes", byte_text(sum(hops.values())) if hops else ""))
     if engine := result.get("engine"):
         workers = engine["workers"]
-        told = f", {counted(workers, 'worker')}" if workers else ""
-        found.append(("engine", f"{engine['name']}{told}"))
+        shown = f", {counted(workers, 'worker')}" if workers else ""
+        found.append(("engine", f"{engine['name']}{shown}"))
     found.append(("memory, peak", byte_text(result["memory_peak_bytes"] or 0)))
     return [row for row in (*found, ("time", seconds_text(result["seconds"]))) if row[1]]
 
 
 def reference_of(reference: Mapping[str, Any]) -> float | None:
-    """What leads the figures of a result's `reference`; None where none was trained."""
+    """Return the leading figure of a result's `reference`; None if none was trained."""
     found = (reference.get(key) for key in ("accuracy", "rmse", "auc"))
     return next((value for value in found if value is not None), None)
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:
-    """`balanced accuracy 0.891, macro-F1 0.893, AUC 0.988, calibration error 0.061`; of a number
-    `MAE 41.2, R² 0.474`, of anomalies `average precision 0.913`."""
+    """Return secondary figures as text, such as `balanced accuracy 0.891, macro-F1 0.893`."""
     if "average_precision" in figures:
         shown = ("average_precision", "detection_rate", "false_alarm_rate")
-        told = [f"{k.replace('_', ' ')} {share_text(figures[k])}" for k in shown if k in figures]
-        return ", ".join(told)
+        return ", ".join(
+            f"{k.replace('_', ' ')} {share_text(figures[k])}" for k in shown if k in figures
+        )
     if "rmse" in figures:
         return f"MAE {figures['mae']:.4g}, R² {share_text(figures['r2'])}"
     named = {"balanced accuracy": figures["balanced_accuracy"], "macro-F1": figures["macro_f1"]}
@@ -382,12 +374,10 @@ def figures_text(figures: Mapping[str, Any]) -> str:
 
 
 def share_text(value: float | None) -> str:
-    """An accuracy, or `unknown`."""
     return "unknown" if value is None else f"{value:.3f}"
 
 
 def versions() -> dict[str, str]:
-    """Versions that decide what came out."""
     found = {"python": platform.python_version()}
     for name in ("edgeveil", *LIBRARIES):
         with suppress(metadata.PackageNotFoundError):
@@ -400,7 +390,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, raw: bytes) -> None:
-    """Replace a file in one step, so that a reader never sees a part of it."""
+    """Replace a file atomically: a reader never sees a part of it."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         scratch.write_bytes(raw)
@@ -413,7 +403,7 @@ def write_whole(path: Path, raw: bytes) -> None:
 def writing(
     where: Path, fix: str = "name a folder that you may write to with --out"
 ) -> Iterator[None]:
-    """Within it what cannot be written is a UsageError that names the file, or `where`."""
+    """Raise a UsageError that names the file, or `where`, for an OSError in the context."""
     try:
         yield
     except OSError as error:
@@ -423,7 +413,7 @@ def writing(
 
 
 def finite(value: Any) -> Any:
-    """The same with null for NaN and infinity, which JSON lacks."""
+    """Return the value with None for NaN and infinity, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -432,7 +422,6 @@ def finite(value: Any) -> Any:
 
 
 def round_row(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a committed round, by its event."""
     clusters, averaged = data.get("clusters"), data.get("mean_softmax")
     federated = data.get("federated") or {}
     if clusters and clusters.get("upload") != "sums":
@@ -441,8 +430,8 @@ def round_row(data: Mapping[str, Any]) -> dict[str, Any]:
     if data["phase"] == TRAIN or data["phase"] in EVALUATIONS:
         row["round"] = data["number"]
     if federated:
-        told = ("eval_type", "round")
-        row["federated"] = {key: value for key, value in federated.items() if key not in told}
+        skipped = ("eval_type", "round")
+        row["federated"] = {key: value for key, value in federated.items() if key not in skipped}
     return {
         **row,
         "accuracy": data.get("accuracy"),

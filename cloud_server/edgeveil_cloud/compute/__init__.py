@@ -1,1 +1,1 @@
-"""Where the segments of a batch are opened: in the cloud's own process, its workers, or on Ray."""
+"""Opening of segments: in the cloud's process, its workers, or on Ray."""

@@ -1,7 +1,7 @@
-"""`python -m edgeveil_cloud.compute.on_ray DESCRIPTOR COUNT ADDRESS`: hands slices on to Ray.
+"""`python -m edgeveil_cloud.compute.on_ray DESCRIPTOR COUNT ADDRESS`: runs slices on Ray.
 
-A task gets the sealed bytes of its slice and what opens them, and nothing else of the batch. What
-fails is the starter's to repeat, not Ray's: Ray then keeps no task for it.
+A task gets the sealed bytes of its slice and the opening key, nothing else of the batch. The
+starter repeats failed slices; Ray does not, so it keeps no tasks.
 """
 
 from __future__ import annotations
@@ -23,15 +23,21 @@ from edgeveil.errors import UsageError
 from edgeveil.heap import keep_memory_private
 from edgeveil.ray_cluster import ClusterAway, join_cluster
 from edgeveil.storage import FileData
-from edgeveil_cloud.compute.processes import SliceFailure, WorkerRefusal, hear, hear_file, say
+from edgeveil_cloud.compute.processes import (
+    SliceFailure,
+    WorkerRefusal,
+    receive_file,
+    receive_value,
+    send_value,
+)
 from edgeveil_cloud.open_segments import Place, RoundOpening
 
-ROOM_S = 120.0  # for one slice: its turn on the cluster, its way there and back
-PROBE_S = 20.0  # for a first look at a machine of the cluster, which others may keep busy
+ROOM_S = 120.0  # timeout of a slice: queueing, transfer and work
+PROBE_S = 20.0  # timeout of the version probe, on a cluster that may be busy
 
 
 class Excerpt:
-    """A batch's `edgeveil.protocol.transfer.Data` of which only some places are there."""
+    """Given ranges of a batch, as `edgeveil.protocol.transfer.Data`."""
 
     def __init__(self, places: Iterator[Place], sealed: memoryview) -> None:
         self._sealed, self._starts, size = sealed, dict[int, int](), 0
@@ -47,19 +53,18 @@ class Excerpt:
         return bytes(self._sealed[start : start + part.stop - part.start])
 
 
-def opened(told: Any, packed: bytes, sealed: Any) -> object:
-    """On a machine of the cluster: what a slice comes to."""
-    keep_memory_private()  # it opens what is sealed to a round's key
+def opened(fields: Any, packed: bytes, sealed: Any) -> object:
+    """Open a slice on a machine of the cluster; return its result or SliceFailure."""
+    keep_memory_private()  # it holds a round's key
     try:
         of = pickle.loads(packed)  # noqa: S301 - from the cloud, which the cluster runs code of
-        return of.opened(RoundOpening.heard(told), Excerpt(of.places(), memoryview(sealed)))
+        return of.opened(RoundOpening.from_fields(fields), Excerpt(of.places(), memoryview(sealed)))
     except Exception as error:  # its text could quote what was opened
         return SliceFailure(type(error).__name__)
 
 
 def _task(own: str) -> Callable[..., object]:
-    """What a machine of the cluster is handed. Defined in here it travels by value, and can tell
-    of a machine that has no EdgeVeil, or another one."""
+    """Return the Ray task; a nested function is pickled by value, whatever version is there."""
 
     def task(*work: Any) -> object:
         from importlib import metadata
@@ -78,24 +83,23 @@ def _task(own: str) -> Callable[..., object]:
 
 
 class RayTasks:
-    """The cluster. Raises UsageError as `join_cluster`, or for another EdgeVeil there."""
+    """A cluster; raises UsageError as `join_cluster`, or for another EdgeVeil version there."""
 
     def __init__(self, count: int, address: str | None) -> None:
         self._ray = join_cluster(address, "cloud.compute", count)
         self._own = metadata.version("edgeveil")
         self._task = self._ray.remote(num_cpus=1, max_retries=0)(_task(self._own))
-        with suppress(self._ray.exceptions.RayError):  # busy with others: told when there is work
+        with suppress(self._ray.exceptions.RayError):  # busy: checked with the first slice
             found = self._ray.get(self._task.remote(), timeout=PROBE_S)
             if found != self._own:
                 refused = self._other(found)
                 raise UsageError(refused.what, where=refused.where, fix=refused.fix)
 
-    def result(self, told: Any, of: Any, data: FileData) -> object:
-        """What a slice comes to, or `SliceFailure`, or `WorkerRefusal`."""
+    def result(self, fields: Any, of: Any, data: FileData) -> object:
         sealed = b"".join(data[offset : offset + size] for offset, size in of.places())
         try:
-            # As an array it goes beside the task, in memory that all tasks of a machine share.
-            under_way = self._task.remote(told, pickle.dumps(of), np.frombuffer(sealed, np.uint8))
+            # As an array it is passed in memory shared by all tasks of a machine.
+            under_way = self._task.remote(fields, pickle.dumps(of), np.frombuffer(sealed, np.uint8))
             found: object = self._ray.get(under_way, timeout=ROOM_S)
         except self._ray.exceptions.GetTimeoutError:
             self._ray.cancel(under_way, force=True)
@@ -117,34 +121,34 @@ class RayTasks:
 
 
 def serve(starter: socket.socket, tasks: RayTasks, count: int) -> None:
-    """So many slices at a time. Raises EOFError or OSError at the starter's end."""
-    speaking = threading.Lock()
+    """Serve `count` slices at a time; raises EOFError or OSError when the starter ends."""
+    sending = threading.Lock()
 
-    def do(number: int, told: Any, of: Any, data: FileData) -> None:
+    def do(number: int, fields: Any, of: Any, data: FileData) -> None:
         try:
-            result = tasks.result(told, of, data)
+            result = tasks.result(fields, of, data)
         except Exception as error:
             result = SliceFailure(type(error).__name__)
         data.close()
-        with suppress(OSError), speaking:
-            say(starter, (number, result))
+        with suppress(OSError), sending:
+            send_value(starter, (number, result))
 
     threads = ThreadPoolExecutor(count)
     while True:
-        number, told, of = hear(starter)
-        threads.submit(do, number, told, of, FileData(hear_file(starter)))
+        number, fields, of = receive_value(starter)
+        threads.submit(do, number, fields, of, FileData(receive_file(starter)))
 
 
 def main(starter: socket.socket, count: int, address: str | None) -> None:
-    """Until the starter is gone. Raises EOFError or OSError then."""
-    keep_memory_private()  # what it hands on has a round's key beside it
+    """Serve until the starter ends; raises EOFError or OSError then."""
+    keep_memory_private()  # slices come with a round's key
     try:
         tasks = RayTasks(count, address)
     except UsageError as error:
         away = isinstance(error, ClusterAway)
-        say(starter, WorkerRefusal(error.what, error.where, error.fix, away))
+        send_value(starter, WorkerRefusal(error.what, error.where, error.fix, away))
         return
-    say(starter, None)  # it is there
+    send_value(starter, None)  # ready
     serve(starter, tasks, count)
 
 
@@ -154,4 +158,4 @@ if __name__ == "__main__":
         main(own, int(count), address or None)
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()
-    os._exit(0)  # whatever threads still wait for
+    os._exit(0)  # without waiting for threads

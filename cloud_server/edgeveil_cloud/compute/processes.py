@@ -1,10 +1,9 @@
-"""Processes of the cloud's own that open segments, and what follows when one dies.
+"""The cloud's worker processes that open segments, and recovery when one dies.
 
-Each is a program of its own (`edgeveil_cloud.compute.worker`), started when there is first work
-for it. Nothing of a batch stays in it between two slices, so that another can do what one leaves
-undone. The end of the socket between them tells it of its starter's end. On Ray there is one
-process, which hands slices on to the cluster: Ray ends the process that loses its cluster, and
-that must not be the cloud.
+Each runs `edgeveil_cloud.compute.worker`, started on first use. Workers keep nothing of a batch
+between slices, so that any other can repeat a slice. A worker ends when the socket to its starter
+closes. For Ray one process forwards slices to the cluster: Ray ends a process that loses its
+cluster, which must not be the cloud.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from edgeveil.errors import EdgeVeilError, UsageError
 from edgeveil.ray_cluster import ClusterAway
-from edgeveil_cloud.open_segments import RoundOpening, Slice, ToldOpening
+from edgeveil_cloud.open_segments import OpeningFields, RoundOpening, Slice
 
 if TYPE_CHECKING:  # a worker needs no site file
     from edgeveil.config.cloud import ComputeAt
@@ -38,27 +37,27 @@ _NO_START = (
     "cloud.compute",
     "see what it wrote to the console, or set engine: local and workers: 0",
 )
-_BY_OTHERS = ("SIGKILL", "SIGTERM")  # memory ran out, or somebody's hand: the next one may live
+_BY_OTHERS = ("SIGKILL", "SIGTERM")  # out of memory, or killed: the next one may live
 _END_S = 1.0
 _LENGTH_BYTES, _MARK = 8, b"f"
-START_S = 120.0  # until a worker says that it is there; Ray may have to be started for it
-AWAY_S = 60.0  # for a cluster to come back while a round waits
+START_S = 120.0  # timeout until a worker is ready, which may start Ray
+AWAY_S = 60.0  # how long a round waits for a lost cluster
 
 
 class ComputeError(EdgeVeilError):
-    """Segments could not be opened where `cloud.compute` says; it may be different later."""
+    """Segments could not be opened as configured in `cloud.compute`; the cause may pass."""
 
 
 @runtime_checkable
 class BatchFile(Protocol):
-    """A batch in a file, which whoever is handed `fileno` can read."""
+    """A batch in a file that processes given its `fileno` can read."""
 
     def fileno(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class WorkerRefusal:
-    """A worker cannot work here, or, where `passes`, not now."""
+    """Why a worker cannot work; `passes` if it may later."""
 
     what: str
     where: str
@@ -82,7 +81,6 @@ class _Process:
         return self.socket.fileno()
 
     def end(self) -> str:
-        """End it, and say how it ended."""
         self.process.kill()
         code = self.process.wait()
         self.socket.close()
@@ -90,9 +88,10 @@ class _Process:
 
 
 class WorkerProcesses:
-    """Open slices of a batch side by side, `count` at a time; with `on_ray` on the cluster at
-    `address`, or on one that is started here. For calls from any thread, one batch after the other.
-    Fewer than `least_bytes` of sealed segments are not worth the way to a worker."""
+    """Pool that opens slices of a batch, `count` at a time; thread-safe, one batch at a time.
+
+    `on_ray` uses the cluster at `address` (default: one started here). Batches with fewer than
+    `least_bytes` are opened in the cloud's process."""
 
     def __init__(
         self, count: int, *, on_ray: bool = False, address: str | None = None, least_bytes: int = 0
@@ -107,7 +106,7 @@ class WorkerProcesses:
         return [one.process.pid for one in self._there]
 
     def start(self) -> None:
-        """Start them ahead. Raises UsageError, or ClusterAway where they may work later."""
+        """Start the workers ahead; raises UsageError, or ClusterAway if they may work later."""
         with self._turn:
             self._start()
 
@@ -118,27 +117,24 @@ class WorkerProcesses:
         slices: Sequence[Slice],
         take: Callable[[int, Any], None],
     ) -> None:
-        """Open all of them; `take` gets each one's number and result, in the order of their ends.
-        Raises ComputeError where a slice ended its worker again and again, or nothing can work."""
+        """Open all slices; `take` gets number and result on completion. Raises ComputeError."""
         with self._turn:
             try:
-                _Work(self, opening.told(), data, slices, take).do()
+                _Work(self, opening.to_fields(), data, slices, take).do()
             except BaseException:
-                self._end()  # they would go on with what nobody takes
+                self._end()  # else they would continue with abandoned slices
                 raise
 
     def close(self) -> None:
-        """End them, whatever they do."""
         self._stopping.set()
         for one in list(self._there):
-            one.process.kill()  # who waits for it hears so
+            one.process.kill()  # wakes the thread that waits for it
         with self._turn:
             self._end()
 
     def started(self) -> Sequence[_Process]:
-        """All, the missing ones newly started; waits for a cluster that is away. Raises
-        ComputeError."""
-        begun_s, pause_s, told = time.monotonic(), 0.5, False
+        """Start missing workers, waiting for a lost cluster; raises ComputeError."""
+        begun_s, pause_s, logged = time.monotonic(), 0.5, False
         while True:
             if self._stopping.is_set():
                 raise ComputeError("the cloud is stopping")
@@ -149,8 +145,8 @@ class WorkerProcesses:
                 passes = isinstance(error, ClusterAway)
                 if not passes or time.monotonic() - begun_s > AWAY_S:
                     raise ComputeError(error.what, where=error.where, fix=error.fix) from None
-                if not told:
-                    told = True
+                if not logged:
+                    logged = True
                     LOG.warning("compute_away", extra={"reason": str(error), "wait_s": AWAY_S})
             self._stopping.wait(pause_s)
             pause_s = min(2 * pause_s, 5.0)
@@ -161,7 +157,7 @@ class WorkerProcesses:
 
     def _start(self) -> None:
         for one in list(self._there):
-            # One that had nothing to do for long; of others the end is heard, with what they did.
+            # Idle workers end by themselves; the end of a busy one is noticed on its socket.
             if not one.under_way and one.process.poll() is not None:
                 self.drop(one)
         processes = 1 if self._on_ray else self.count
@@ -170,19 +166,19 @@ class WorkerProcesses:
         for one in new:
             try:
                 one.socket.settimeout(START_S)
-                said = hear(one.socket)
+                answer = receive_value(one.socket)
                 one.socket.settimeout(None)
             except (EOFError, OSError):
                 with suppress(subprocess.TimeoutExpired):
-                    one.process.wait(_END_S)  # how it ended by itself, before it is ended
+                    one.process.wait(_END_S)  # for its own exit code
                 how = self.drop(one)
-                said = WorkerRefusal(
+                answer = WorkerRefusal(
                     f"a worker does not start ({how})", *_NO_START, passes=how in _BY_OTHERS
                 )
-            if isinstance(said, WorkerRefusal):
+            if isinstance(answer, WorkerRefusal):
                 self._end()
-                kind = ClusterAway if said.passes else UsageError
-                raise kind(said.what, where=said.where, fix=said.fix)
+                kind = ClusterAway if answer.passes else UsageError
+                raise kind(answer.what, where=answer.where, fix=answer.fix)
 
     def _launched(self) -> _Process:
         ours, theirs = socket.socketpair()
@@ -193,7 +189,7 @@ class WorkerProcesses:
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()), *more],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the starter, which ends its workers
+                start_new_session=True,  # Ctrl-C must reach only the starter, which ends workers
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -211,7 +207,7 @@ class WorkerProcesses:
 @dataclass
 class _Work:
     pool: WorkerProcesses
-    told: ToldOpening
+    opening: OpeningFields
     data: BatchFile
     slices: Sequence[Slice]
     take: Callable[[int, Any], None]
@@ -229,7 +225,7 @@ class _Work:
             busy: Any = [one for one in there if one.under_way]
             ready: Any = wait(busy)
             for one in ready:
-                self._hear(one)
+                self._receive(one)
             if self._waiting:
                 there = self.pool.started()
 
@@ -238,14 +234,14 @@ class _Work:
             while self._waiting and len(one.under_way) < one.slots:
                 number = self._waiting.popleft()
                 one.under_way.add(number)
-                say(one.socket, (number, self.told, self.slices[number]))
-                say_file(one.socket, self.data.fileno())
+                send_value(one.socket, (number, self.opening, self.slices[number]))
+                socket.send_fds(one.socket, [_MARK], [self.data.fileno()])
         except OSError:
             self._lost(one)
 
-    def _hear(self, one: _Process) -> None:
+    def _receive(self, one: _Process) -> None:
         try:
-            number, result = hear(one.socket)
+            number, result = receive_value(one.socket)
         except (EOFError, OSError):
             self._lost(one)
             return
@@ -277,9 +273,7 @@ class _Work:
 
 
 def workers_of(at: ComputeAt) -> WorkerProcesses | None:
-    """What a site file asks for; None: the cloud's own process. Raises UsageError where Ray is not
-    installed or another one than the cluster's. A cluster that does not answer is waited for when
-    there is work for it."""
+    """Return the configured workers, or None; raises UsageError if Ray is missing or differs."""
     if not at.workers:
         return None
     if at.engine == "local":
@@ -288,18 +282,17 @@ def workers_of(at: ComputeAt) -> WorkerProcesses | None:
     try:
         pool.start()
     except ClusterAway as error:
-        LOG.warning("compute_away", extra={"reason": str(error)})
+        LOG.warning("compute_away", extra={"reason": str(error)})  # awaited at the first batch
     except BaseException:
         pool.close()
         raise
     return pool
 
 
-# --- between the cloud and its workers: pickled values, arrays beside them and never copied ---
+# --- messages between cloud and workers: pickled values, arrays out of band without a copy ---
 
 
-def say(to: socket.socket, value: object) -> None:
-    """Send a value. Raises OSError where nobody is there any more."""
+def send_value(to: socket.socket, value: object) -> None:
     arrays: list[pickle.PickleBuffer] = []
     body = pickle.dumps(value, 5, buffer_callback=arrays.append)
     views = [one.raw() for one in arrays]
@@ -309,8 +302,8 @@ def say(to: socket.socket, value: object) -> None:
         to.sendall(view)
 
 
-def hear(of: socket.socket) -> Any:
-    """The next value. Raises EOFError or OSError where nobody is there any more."""
+def receive_value(of: socket.socket) -> Any:
+    """Return the next value; raises EOFError or OSError if the peer is gone."""
     arrays, body = (int.from_bytes(_bytes_of(of, _LENGTH_BYTES), "big") for _ in range(2))
     lengths = _bytes_of(of, arrays * _LENGTH_BYTES)
     starts = range(0, len(lengths), _LENGTH_BYTES)
@@ -319,13 +312,8 @@ def hear(of: socket.socket) -> Any:
     return pickle.loads(text, buffers=[_bytes_of(of, size) for size in sizes])  # noqa: S301
 
 
-def say_file(to: socket.socket, descriptor: int) -> None:
-    """Hand an open file over. Raises OSError."""
-    socket.send_fds(to, [_MARK], [descriptor])
-
-
-def hear_file(of: socket.socket) -> int:
-    """An open file that was handed over, to be closed here. Raises EOFError or OSError."""
+def receive_file(of: socket.socket) -> int:
+    """Return a received descriptor, which the caller closes; raises EOFError or OSError."""
     mark, descriptors, _, _ = socket.recv_fds(of, len(_MARK), 1)
     if not mark:
         raise EOFError

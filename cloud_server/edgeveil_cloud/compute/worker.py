@@ -1,4 +1,4 @@
-"""`python -m edgeveil_cloud.compute.worker DESCRIPTOR`: opens slices until its starter is gone."""
+"""`python -m edgeveil_cloud.compute.worker DESCRIPTOR`: opens slices until its starter ends."""
 
 from __future__ import annotations
 
@@ -10,39 +10,34 @@ from pathlib import Path
 
 from edgeveil.heap import keep_memory_private
 from edgeveil.storage import FileData
-from edgeveil_cloud.compute.processes import SliceFailure, hear, hear_file, say
+from edgeveil_cloud.compute.processes import SliceFailure, receive_file, receive_value, send_value
 from edgeveil_cloud.open_segments import RoundOpening
 
-IDLE_S = 300.0  # without work it ends; another one is there in half a second
+IDLE_S = 300.0  # idle timeout; a new worker starts in half a second
 
 
 def serve(starter: socket.socket) -> None:
-    """One slice after the other. Raises EOFError or OSError at the starter's end."""
-    say(starter, None)  # it is there
+    """Open one slice after another; raises EOFError or OSError when the starter ends."""
+    send_value(starter, None)  # ready
     while True:
         starter.settimeout(IDLE_S)
-        number, told, of = hear(starter)
+        number, fields, of = receive_value(starter)
         starter.settimeout(None)
-        data = FileData(hear_file(starter))
+        data = FileData(receive_file(starter))
         try:
-            result = of.opened(RoundOpening.heard(told), data)
+            result = of.opened(RoundOpening.from_fields(fields), data)
         except Exception as error:  # its text could quote what was opened
             result = SliceFailure(type(error).__name__)
         data.close()
-        say(starter, (number, result))
+        send_value(starter, (number, result))
         del result
 
 
-def stand_back() -> None:
-    """Leave signals to the starter, and be the first to go where memory runs out."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
-    keep_memory_private()  # it opens what is sealed to a round's key
-
-
 if __name__ == "__main__":
-    stand_back()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the starter handles signals
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")  # killed first when memory runs out
+    keep_memory_private()  # it holds a round's key
     with suppress(EOFError, OSError), socket.socket(fileno=int(sys.argv[1])) as own:
         serve(own)

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the revisions on the connection, and in the transaction, it is handed."""
+"""Alembic's entry point: runs revisions on the caller's connection and transaction."""
 
 from alembic import context
 

@@ -1,1 +1,1 @@
-"""The cloud's own pages in a browser, and the JSON and the stream of changes behind them."""
+"""The cloud's own web pages, and the JSON and event stream behind them."""

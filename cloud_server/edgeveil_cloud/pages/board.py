@@ -1,9 +1,7 @@
-"""What those who watch the cloud's pages are shown, read from the store once however many they are.
+"""Data of the cloud's pages, read from the store once for all watchers.
 
-JobBoard has the rows of the list. Each row has the number of the change that made it; a watcher is
-sent the rows with higher numbers than it has, so that a slow one is sent fewer, larger changes.
-JobViews has the pages of the jobs looked at last: events are read once, and then those that came
-since. Reading and drawing take a small SHARE of a processor.
+Each row of the list has the number of its last change, and a watcher gets the rows above its own
+number: slow ones get fewer, larger updates. Reading uses at most a SHARE of a processor.
 """
 
 from __future__ import annotations
@@ -19,45 +17,43 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from edgeveil_cloud.job_history import JobHistory
-from edgeveil_cloud.job_view import JobDetails, job_view, row_of, why_it_stands
+from edgeveil_cloud.job_view import JobDetails, job_view, row_of, status_reason
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.store_tables import JobGlimpse, StoreError
 
 LOG = logging.getLogger("edgeveil.cloud")
-MOST_JOBS = 500  # the newest; beside them all that have not ended
+MOST_JOBS = 500  # the newest jobs; all jobs not ended are shown as well
 TICK_S = 1.0
-SHARE = 0.02  # of one processor at most goes into reading what changed
+SHARE = 0.02  # of one processor, at most, for reading changes
 _SLOWEST_S = 15.0
-_JOBS_AT_ONCE, _EVENTS_AT_ONCE = 20, 500  # read before the cloud's own work has its turn again
+_JOBS_AT_ONCE, _EVENTS_AT_ONCE = 20, 500  # read per call, so as not to block the cloud's own work
 _VIEWS_KEPT = 8
 
 T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Where the store and the control are asked; it may refuse with StoreAway."""
+    """Runs a call where store and control live; may raise StoreAway."""
 
-    def __call__(self, question: Callable[[], T], /) -> Awaitable[T]:
-        """What `question` returns or raises."""
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
+        """Return the result of a call."""
         ...
 
 
 def encoded(value: object) -> bytes:
-    """Compact JSON."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 class JobBoard:
-    """The list. Lives on the loop that serves HTTP; `status` and `store` are asked through `ask`.
-    While nobody watches nothing is read."""
+    """The list of jobs, on the event loop of HTTP; without watchers nothing is read."""
 
     def __init__(self, store: Store, status: Callable[[], Mapping[str, Any]], ask: Ask) -> None:
         self._store, self._status, self._ask = store, status, ask
         self.version = 0
         self._rows: dict[str, tuple[int, bytes]] = {}
-        self._news: dict[str, int] = {}  # of each job, when its row was made
-        self._told: tuple[int, bytes] = (0, b"{}")
-        self._seen = -1  # the store's news when it was read last
+        self._news: dict[str, int] = {}  # each job's counter when its row was made
+        self._shown: tuple[int, bytes] = (0, b"{}")
+        self._seen = -1  # the store's counter at the last read
         self._moved = asyncio.Event()
         self._watchers = 0
         self._keeping: asyncio.Future[None] | None = None
@@ -78,7 +74,7 @@ class JobBoard:
             self._keeping = None
 
     async def moved(self, version: int, wait_s: float) -> bool:
-        """Whether there is more than `version` shows, waiting for it as long as that."""
+        """Wait up to `wait_s`; return whether there is a newer version than `version`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while self.version <= version:
@@ -86,22 +82,20 @@ class JobBoard:
         return self.version > version
 
     def since(self, version: int) -> bytes:
-        """JSON for who has `version`: the rows that are newer, and the status."""
         rows = [content for number, content in self._rows.values() if number > version]
-        status = self._told[1] if self._told[0] > version else b"null"
+        status = self._shown[1] if self._shown[0] > version else b"null"
         return b'{"rows":[' + b",".join(rows) + b'],"status":' + status + b"}"
 
     # --- reading ---
 
     async def _run(self) -> None:
-        """Keep what is watched up to date, until cancelled; what fails is tried again."""
         failed = ""
         while True:
             began_s = time.perf_counter()
             try:
                 await self.refresh()
                 failed = ""
-            except Exception as error:  # no thread to be had, say: the pages must not stop for good
+            except Exception as error:  # such as no free thread: the pages must not stop for good
                 if failed != type(error).__name__:
                     failed = type(error).__name__
                     LOG.warning("board_not_refreshed", extra={"error": failed})
@@ -109,7 +103,6 @@ class JobBoard:
             await asyncio.sleep(min(_SLOWEST_S, max(TICK_S, cost_s / SHARE)))
 
     async def refresh(self) -> None:
-        """Read what changed."""
         async with self._refreshing:
             version = self.version + 1
             try:
@@ -121,9 +114,9 @@ class JobBoard:
             except StoreError as error:
                 status = {"problem": error.what, "fix": error.fix}
             content = encoded(status)
-            if content != self._told[1]:
-                self._told = version, content
-            if self._told[0] == version or any(n == version for n, _ in self._rows.values()):
+            if content != self._shown[1]:
+                self._shown = version, content
+            if self._shown[0] == version or any(n == version for n, _ in self._rows.values()):
                 self.version = version
                 self._moved.set()
                 self._moved.clear()
@@ -151,28 +144,25 @@ class JobBoard:
 
 
 @dataclass
-class _Looked:
-    course: JobHistory = field(default_factory=JobHistory)
+class _CachedView:
+    history: JobHistory = field(default_factory=JobHistory)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     news: int = -1
     content: bytes = b""
-    again_s: float = 0.0  # not made anew before
+    again_s: float = 0.0  # earliest time of the next refresh
 
 
 class JobViews:
-    """Pages of single jobs. Lives on the loop that serves HTTP; the fleet has so many `cells`."""
-
     def __init__(self, store: Store, ask: Ask, cells: int) -> None:
         self._store, self._ask, self._cells = store, ask, cells
-        self._looked: dict[str, _Looked] = {}
+        self._cached: dict[str, _CachedView] = {}
 
     async def view(self, job: str) -> bytes:
-        """`{"view": …, "again_s": …}`: a job's page, and after how long to ask for a newer one; 0
-        where this is the newest. Raises UnknownJob, StoreAway."""
-        one = self._looked.pop(job, None) or _Looked()
-        self._looked[job] = one
-        while len(self._looked) > _VIEWS_KEPT:
-            del self._looked[next(iter(self._looked))]
+        """Return a page and the seconds to a newer one (0: none); raises UnknownJob, StoreAway."""
+        one = self._cached.pop(job, None) or _CachedView()
+        self._cached[job] = one
+        while len(self._cached) > _VIEWS_KEPT:
+            del self._cached[next(iter(self._cached))]
         async with one.lock:
             wait_s = 0.0
             if self._store.news(job) != one.news:
@@ -184,16 +174,16 @@ class JobViews:
                     one.again_s = now_s + min(_SLOWEST_S, (now_s - began_s) / SHARE)
         return b'{"again_s":%.3f,"view":%s}' % (wait_s, one.content)
 
-    async def _make(self, job: str, one: _Looked) -> None:
-        news, course = self._store.news(job), one.course
+    async def _make(self, job: str, one: _CachedView) -> None:
+        news, history = self._store.news(job), one.history
         read = partial(self._store.events_after, job=job, limit=_EVENTS_AT_ONCE)
-        while found := await self._ask(partial(read, course.seq)):
-            await asyncio.to_thread(course.take_all, map(vars, found))
+        while found := await self._ask(partial(read, history.seq)):
+            await asyncio.to_thread(history.take_all, map(vars, found))
         glimpse = await self._ask(partial(self._store.glimpse, job))
 
         def made() -> bytes:
             facts = JobDetails.of_entry(glimpse.entry, self._cells)
-            return encoded(job_view(replace(facts, reason=why_it_stands(glimpse)), course))
+            return encoded(job_view(replace(facts, reason=status_reason(glimpse)), history))
 
         one.content = await asyncio.to_thread(made)
         one.news = news

@@ -1,4 +1,4 @@
-"""The files that the cloud's pages are made of."""
+"""The static files of the cloud's pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from edgeveil.pages.assets import asset
 
 _OWN, _SHARED = "edgeveil_cloud.pages", "edgeveil.pages"
-NAMES: Mapping[str, str] = {  # that a page loads as `/pages/NAME`, and the package that has them
+NAMES: Mapping[str, str] = {  # of `/pages/NAME`, with their packages
     **dict.fromkeys(("cloud.css", "cloud.js", "jobs.js", "fleet.js", "start.js"), _OWN),
     **dict.fromkeys(("base.css", "charts.css", "uPlot.min.css", "base.js", "charts.js"), _SHARED),
     **dict.fromkeys(("job_view.js", "uPlot.iife.min.js"), _SHARED),
@@ -17,10 +17,9 @@ NAMES: Mapping[str, str] = {  # that a page loads as `/pages/NAME`, and the pack
 
 
 def page(name: str, **values: str) -> str:
-    """An HTML file with each `{{value}}` filled by text."""
+    """Return an HTML file with each `{{value}}` filled in, escaped."""
     return re.sub(r"\{\{(\w+)\}\}", lambda place: html.escape(values[place[1]]), text(name))
 
 
 def text(name: str) -> str:
-    """A file of the cloud's own pages."""
     return asset(name, _OWN).decode("utf-8")

@@ -1,5 +1,4 @@
-"""The page of the fleet: its devices by cell, links, disk, and what ends when; counts, and no
-device. Who is there is the proxies' knowledge, and their pages show it."""
+"""The fleet page: device counts by cell, links, disk and expiries; proxies' pages name devices."""
 
 from __future__ import annotations
 
@@ -18,14 +17,12 @@ from edgeveil.trust.bundle import HeldTrust
 from edgeveil.units import byte_text
 from edgeveil_cloud.store import Store
 
-SHORT = 0.1  # of a disk
+SHORT = 0.1  # free share of a disk that is too low
 SOON_S = 30 * 86400.0
 _CERTIFICATE_BYTES = 1 << 20
 
 
 class CloudFacts:
-    """What a cloud's process knows of itself."""
-
     def __init__(
         self, site: CloudSite, sessions: Mapping[str, RuntimeLink], trust: HeldTrust | None
     ) -> None:
@@ -46,43 +43,43 @@ class CloudFacts:
             for cell, one in self._sessions.items()
         ]
         away = [_name(cell) for cell, one in self._sessions.items() if not one.connected]
-        told = [said(f"The broker of {one} is away: see broker.url.", "bad") for one in away]
+        notes = [said(f"The broker of {one} is away: see broker.url.", "bad") for one in away]
         counts = [f"{count} {why.replace('_', ' ')}" for why, count in refused.items() if count]
         head = ["cell", "state", "connections made", "unacknowledged", "in", "out"]
         after = said(f"Messages refused since the start: {', '.join(counts) or 'none'}.")
         parts = [table("Links", head, rows, text=[1])]
-        return section("links", "Links to brokers", parts, before=told, after=[after])
+        return section("links", "Links to brokers", parts, before=notes, after=[after])
 
     def disk(self) -> Json:
         folder = self._site.state_dir
         whole = shutil.disk_usage(folder)
         own = byte_text(sum(one.stat().st_size for one in folder.glob("**/*") if one.is_file()))
         free, total = byte_text(whole.free), byte_text(whole.total)
-        told = f"{free} free of {total}, {own} are the cloud's own."
+        text = f"{free} free of {total}, {own} are the cloud's own."
         short = whole.free / whole.total < SHORT
-        told += " Make room: rounds are refused and jobs pause once it is full." * short
-        before = [said(told, "bad" if short else "")]
+        text += " Make room: rounds are refused and jobs pause once it is full." * short
+        before = [said(text, "bad" if short else "")]
         return section("disk", "Disk of the state folder", [], before=before)
 
     def endings(self) -> Json:
-        """When certificates and trust metadata end. It reads files: in a thread."""
-        found = [(what, _ends_at(path)) for what, path in self._certificates()]
+        """Return expiries of certificates and trust metadata; reads files, so use a thread."""
+        found = [(name, _ends_at(path)) for name, path in self._certificates()]
         trust = self._trust.expires if self._trust else {}
         found += [(f"trust: {one}", at.timestamp()) for one, at in trust.items()]
         found.sort(key=lambda one: one[1] or 0.0)
-        told, now_s = [], time.time()
-        for what, at in found:
+        notes, now_s = [], time.time()
+        for name, at in found:
             if at is None:
-                told.append(said(f"{what}: the file cannot be read as PEM.", "bad"))
+                notes.append(said(f"{name}: the file cannot be read as PEM.", "bad"))
             elif at <= now_s:
-                told.append(said(f"{what} has ended: renew it now.", "bad"))
+                notes.append(said(f"{name} has ended: renew it now.", "bad"))
             elif at < now_s + SOON_S:
-                told.append(said(f"{what} ends soon: renew it.", "warn"))
+                notes.append(said(f"{name} ends soon: renew it.", "warn"))
         if not found:
-            told.append(said("Nothing has an end: the cloud's file names neither TLS nor a root."))
-        rows = [[what, "unknown" if at is None else _when(at)] for what, at in found]
+            notes.append(said("Nothing has an end: the cloud's file names neither TLS nor a root."))
+        rows = [[name, "unknown" if at is None else _when(at)] for name, at in found]
         parts = [table("What ends when", ["what", "ends"], rows, text=[1])] if rows else []
-        return section("endings", "Certificates and trust", parts, before=told)
+        return section("endings", "Certificates and trust", parts, before=notes)
 
     def _certificates(self) -> list[tuple[str, Path]]:
         site, tls, found = self._site, self._site.http.tls, list[tuple[str, Path | None]]()
@@ -93,11 +90,11 @@ class CloudFacts:
         brokers += [(f"cells.{one.name}.broker", one.broker) for one in site.cells if one.broker]
         for key, broker in brokers:
             found += [(f"{key}.cert_file", broker.cert_file), (f"{key}.ca_file", broker.ca_file)]
-        return [(what, path) for what, path in found if path is not None]
+        return [(name, path) for name, path in found if path is not None]
 
 
 def _ends_at(path: Path) -> float | None:
-    """When the first certificate of a file that ends does so; None where it is no PEM."""
+    """Return the earliest expiry in a PEM file, or None if unreadable."""
     try:
         with path.open("rb") as file:
             listed = x509.load_pem_x509_certificates(file.read(_CERTIFICATE_BYTES))

@@ -1,14 +1,12 @@
-"""The addresses behind the cloud's pages: log-in, files, the stream of changes, what a page asks.
+"""The HTTP paths of the cloud's pages; changes of jobs use the command line's paths.
 
-    GET  /                          the page, or the log-in
-    POST /login, /logout            a token for a cookie, and its end
-    GET  /pages/NAME                files of the pages
-    GET  /v1/page/me                what the asker may do
-    GET  /v1/page/stream            server-sent events: rows of jobs and the status, as they change
-    GET  /v1/page/jobs/ID           the page of one job, as edgeveil.pages.parts describes pages
-    GET  /v1/page/fleet             the page of the fleet, in the same form
-
-What changes a job goes to the addresses that the command line uses.
+GET  /                    the page, or the log-in
+POST /login, /logout      exchange a token for a cookie; end the session
+GET  /pages/NAME          static files
+GET  /v1/page/me          the client's scope
+GET  /v1/page/stream      server-sent events: changed rows of jobs, and the status
+GET  /v1/page/jobs/ID     the page of one job, in the form of edgeveil.pages.parts
+GET  /v1/page/fleet       the page of the fleet, in the same form
 """
 
 from __future__ import annotations
@@ -31,16 +29,14 @@ from edgeveil_cloud.store import Store
 if TYPE_CHECKING:
     from edgeveil_cloud.control import Control
 
-MOST_WATCHERS = 48  # connections are few: see edgeveil.transport.listener
+MOST_WATCHERS = 48  # connections are limited: see edgeveil.transport.listener
 BEAT_S = 10.0
-FRESH_S = 5.0  # what is asked of disk, links and rounds is not asked again for so long
+FRESH_S = 5.0  # lifetime of cached data on disk, links and rounds
 _FORM_BYTES = 4096
 _JSON, _HTML = "application/json", "text/html; charset=utf-8"
 
 
 class PageRoutes:
-    """The handlers, and what they have in common while the application is served."""
-
     def __init__(
         self,
         store: Store,
@@ -72,23 +68,22 @@ class PageRoutes:
     # --- log-in ---
 
     async def page(self, request: Request) -> Response:
-        """The cloud's page for who has logged in; for others the log-in, which names no job."""
-        if self._guard.asker(request) is None:
+        """Return the page, or for strangers the log-in, which names no job."""
+        if self._guard.caller(request) is None:
             return _login_page()
         return Response(files.page("cloud.html").encode(), _HTML)
 
     async def log_in(self, request: Request) -> Response:
-        """A form with a token; on to the page with a cookie, or back to the form."""
         if not request.is_same_origin:
             return refusal(403, "this came from another site's page", "log in at the cloud's own")
         form = parse_qs(request.content.decode("utf-8", "replace"))
         token = form.get("token", [""])[0].strip()
-        # A good token counts, whoever else tried wrong ones from there.
+        # A valid token is accepted even after failures from the same address.
         if (cookie := self._guard.log_in(request, token)) is not None:
             return Response(status=303, headers={"Location": "/", "Set-Cookie": cookie})
         if (wait_s := self._tries.wait_s(request.peer)) > 0:
-            said = f"Too many wrong tokens. Try again in {wait_s:.0f} s."
-            return _login_page(said, 429, {"Retry-After": str(int(wait_s) + 1)})
+            problem = f"Too many wrong tokens. Try again in {wait_s:.0f} s."
+            return _login_page(problem, 429, {"Retry-After": str(int(wait_s) + 1)})
         self._tries.failed(request.peer)
         return _login_page("This token is none of the cloud's. It is the text of the file.", 401)
 
@@ -106,24 +101,23 @@ class PageRoutes:
     # --- reading ---
 
     async def me(self, request: Request) -> Response:
-        asker = self._guard.asker(request)
-        scope = asker.scope if asker is not None else Scope.READ
+        caller = self._guard.caller(request)
+        scope = caller.scope if caller is not None else Scope.READ
         return Response.of_json({"scope": scope.label, "may_submit": scope >= Scope.SUBMIT})
 
     async def stream(self, request: Request) -> LiveUpdates:
-        """All rows first, then those that change, until either side hangs up."""
         return LiveUpdates(self._rows(request))
 
     async def _rows(self, request: Request) -> AsyncGenerator[bytes, None]:
         with self.board as board:
             await board.refresh()
             version = -1
-            while self._guard.asker(request) is not None:
+            while self._guard.caller(request) is not None:
                 if version < board.version:
                     event = b"data: " + board.since(version) + b"\n\n"
                     version = board.version
                 else:
-                    event = b":\n\n"  # so that a client that is gone is noticed
+                    event = b":\n\n"  # detects a disconnected client
                 yield event
                 await board.moved(version, BEAT_S)
 
@@ -131,7 +125,7 @@ class PageRoutes:
         return Response(await self._views.view(request.parameters["id"]), _JSON)
 
     async def fleet(self, _request: Request) -> Response:
-        """Made at most every `FRESH_S`, for all who ask."""
+        """Return the fleet page, refreshed at most every `FRESH_S`."""
         async with self._fleet_lock:
             made_s, content = self._fleet
             if time.monotonic() - made_s >= FRESH_S:
@@ -153,5 +147,5 @@ def _login_page(
     problem: str = "", status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     content = files.page("login.html", problem=problem).encode()
-    # Else a browser says no origin of the form that this page sends.
+    # Otherwise browsers omit the origin of the submitted form.
     return Response(content, _HTML, status, {"Referrer-Policy": "same-origin", **(headers or {})})

@@ -1,17 +1,16 @@
 """Rules that choose uploads by a score: `min_divergence` and `secprobe`.
 
 `min_divergence` (Cao et al. 2023, alg. 3, eq. 14 to 16): the divergence of a layer's upload is the
-share of the layer's weights whose sign it would change, zero counted positive. Per layer, k of n
+share of the layer's weights that would change sign, zero counted positive. Per layer, k of n
 uploads are drawn without replacement with P(i) ∝ exp(-ε₃·divergence_i / 2n), or the k smallest
 taken, and averaged. A layer is one segment.
 
-`secprobe` (Zhao et al. 2019, as Cao et al. describe it): a score is the number of the cloud's
-validation records that the global model with this one upload gets right; k are drawn at ε₃/k each,
-with sensitivity 1. These records are left out of the reported accuracy.
+`secprobe` (Zhao et al. 2019, as described by Cao et al.): the score is the number of the cloud's
+validation records that the global model with this one upload classifies correctly; k uploads are
+drawn at ε₃/k each, with sensitivity 1. These records do not count in the reported accuracy.
 
 Deviation of both: the mean of the drawn uploads is released, not their indices, so the draw is not
-the ε₃-DP that the texts claim; on noised uploads it is post-processing.
-"""
+ε₃-DP as the texts claim; on noised uploads it is post-processing."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ from edgeveil.parts.aggregation.rule import (
 
 class MinDivergence(ChoosingRule):
     def combine(self, uploads: Uploads) -> Combined:
-        """The mean of each layer's k. Raises JobFailed for sums, which turn no signs."""
+        """Return the mean of each layer's k uploads. Raises JobFailed for sums of records."""
         if uploads.aim is None:
             raise JobFailed("min_divergence is undefined on sums of coefficients")
         p, aim, chosen = self.parameters, uploads.aim, {}
@@ -54,8 +53,7 @@ class MinDivergence(ChoosingRule):
 def sign_changes(
     arrays: Sequence[NDArray[np.generic]], weights: NDArray[np.generic], *, change: bool
 ) -> Int64:
-    """Per upload the number of weights whose sign it turns (eq. 14 times the layer's size).
-    `change`: an upload is added to the weights, else it replaces them. 0 is positive."""
+    """Return per upload the number of `weights` whose sign it changes (0 is positive; eq. 14)."""
     flat = weights.ravel()
     counts = np.zeros(len(arrays), np.int64)
     for index, array in enumerate(arrays):
@@ -77,7 +75,7 @@ class SecProbe(ChoosingRule):
         self.validation_records = parameters.validation_records
 
     def combine(self, uploads: Uploads) -> Combined:
-        """The mean of k of them. Raises JobFailed where nothing can score."""
+        """Return the mean of the k chosen uploads. Raises JobFailed without a score."""
         if uploads.score is None:
             raise JobFailed("secprobe needs the cloud's own records")
         p, segments = self.parameters, uploads.segments

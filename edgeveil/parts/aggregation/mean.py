@@ -1,4 +1,4 @@
-"""The mean of uploads: exact, and the same in any order, at once or in parts."""
+"""The mean of uploads: exact and independent of order, computed at once or in parts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import JobFailed
 
-BLOCK_VALUES = 1 << 16  # at one time: what is computed with stays in the processor's cache
-_DIGITS = 52  # of a float64 behind the leading one
+BLOCK_VALUES = 1 << 16  # per pass: operands stay in the processor's cache
+_DIGITS = 52  # of a float64's mantissa, without the leading one
 _LARGEST_EXPONENT = 1022
 
 Array = NDArray[np.generic]
@@ -21,47 +21,42 @@ Array = NDArray[np.generic]
 
 @runtime_checkable
 class Measured(Protocol):
-    """Arrays whose `largest` absolute value is known; others are looked at once more for it."""
-
     @property
     def largest(self) -> float: ...
 
 
 @runtime_checkable
 class AddedUp(Protocol):
-    """Arrays that are added up where they are held: `added` is the `ExactSum` of all of them, for
-    the caller to use up."""
+    """Arrays summed by their holder; the caller of `added` may consume the returned `ExactSum`."""
 
     def added(self, grids: Grids | None) -> ExactSum: ...
 
 
 @dataclass(frozen=True)
 class Grids:
-    """Two public grids on which sums of many values are exact.
+    """Two public grids for exact sums: adding and subtracting 1.5 · 2^k rounds to 2^(k-52).
 
-    An anchor 1.5 · 2^k, added and subtracted, rounds to 2^(k-52), for values up to 2^(k-1) and sums
-    up to 2^(k+1).
-    """
+    Valid for values up to 2^(k-1) and sums up to 2^(k+1)."""
 
     coarse: float
     fine: float
 
     @classmethod
     def of(cls, largest: float, count: int, spare_bits: int = 0) -> Grids:
-        """For `count` finite values up to 2^spare_bits times `largest` in size."""
+        """Return grids for `count` finite values up to 2^spare_bits · `largest` in size."""
         room = max(1, math.ceil(math.log2(count)))
         coarse = min(math.frexp(largest)[1] + room + spare_bits, _LARGEST_EXPONENT)
         return cls(math.ldexp(1.5, coarse), math.ldexp(1.5, coarse - _DIGITS + room))
 
     def covers(self, other: Grids) -> bool:
-        """Whether values that fit `other` fit here, and those exact here are exact there."""
+        """Return whether values that fit `other` fit here, and those exact here are exact there."""
         return self.coarse >= other.coarse and self.fine >= other.fine
 
 
 class ExactSum:
-    """Exact sum of arrays of `size` values: parts add up to the same bits as the whole. Integers
-    (`grids` None) in int64; a float is cut in two at the grids. `rounded`: one was not on the fine
-    grid."""
+    """Exact sum of arrays of `size` values, in int64 or (with `grids`) floats split at two grids.
+
+    Partial sums join to the bits of the whole. `rounded`: some value was not on the fine grid."""
 
     def __init__(self, size: int, grids: Grids | None = None) -> None:
         self._grids, self.rounded = grids, False
@@ -77,7 +72,7 @@ class ExactSum:
         return self
 
     def join(self, other: ExactSum) -> ExactSum:
-        # One that came from another process may be read alone.
+        # Arrays from another process may be read-only.
         own = [part if part.flags.writeable else part.copy() for part in self._parts]
         for part, more in zip(own, other._parts, strict=True):
             part += more
@@ -86,7 +81,7 @@ class ExactSum:
         return self
 
     def same_as_on(self, grids: Grids | None) -> bool:
-        """Whether `total` has the same bits on these grids: nothing was cut off on either."""
+        """Return whether `total` has the same bits on `grids`."""
         if grids is None or self._grids is None:
             return grids is self._grids
         return grids == self._grids or (not self.rounded and self._grids.covers(grids))
@@ -96,7 +91,7 @@ class ExactSum:
         return whole
 
     def divided(self, count: int) -> NDArray[np.float64]:
-        """The mean (size,) of `count` arrays. Uses up the sum, which may be large."""
+        """Return the mean (size,) of `count` arrays. Consumes the sum, to save memory."""
         first, *low = self._parts
         self._parts = []
         if not first.flags.writeable:
@@ -118,23 +113,21 @@ class ExactSum:
         with np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, flat.size, BLOCK_VALUES):
                 part = slice(start, start + BLOCK_VALUES)
-                rest = flat[part].astype(np.float64)
-                cut = rest + coarse
+                remainder = flat[part].astype(np.float64)
+                cut = remainder + coarse
                 cut -= coarse
                 high[part] += cut
-                rest -= cut
-                kept = rest + fine
+                remainder -= cut
+                kept = remainder + fine
                 kept -= fine
                 low[part] += kept
-                self.rounded = self.rounded or not np.array_equal(kept, rest)
+                self.rounded = self.rounded or not np.array_equal(kept, remainder)
 
 
 def mean(stacked: Mapping[str, Sequence[Array]]) -> dict[str, NDArray[np.float64]]:
-    """Per segment name the mean of the devices' arrays, float64, the same in any order.
+    """Return per segment name the float64 mean; floats are exact to 2^-60 of the largest.
 
-    Integer segments are summed in int64, float ones exactly down to 2^-60 of the largest value.
-    Raises JobFailed for a name without uploads.
-    """
+    Raises JobFailed for a name without uploads."""
     result: dict[str, NDArray[np.float64]] = {}
     for name, arrays in stacked.items():
         if len(arrays) == 0:
@@ -159,6 +152,5 @@ def largest_of(arrays: Sequence[Array]) -> float:
 
 
 def largest(array: Array) -> float:
-    """The largest absolute value; NaN or infinity where there is one."""
     values = np.asarray(array)
     return max(float(values.max(initial=0)), -float(values.min(initial=0)))

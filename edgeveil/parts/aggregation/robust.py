@@ -1,9 +1,8 @@
-"""Rules that bear poisoned uploads.
+"""Rules that resist poisoned uploads.
 
 Krum (Blanchard et al. 2017): an upload's score is the sum of squared L2 distances to the n − f − 2
 nearest others, f the uploads that may be malicious. The k smallest scores are averaged: k = 1 is
-Krum, more Multi-Krum. `trimmed_mean`, `median`: value by value (Yin et al. 2018).
-"""
+Krum, more Multi-Krum. `trimmed_mean`, `median`: value by value (Yin et al. 2018)."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from edgeveil.parts.aggregation.rule import (
 
 
 class Krum(AggregationRule):
-    """Needs whole updates: distances between layers of mixed devices tell of nobody."""
+    """Multi-Krum on whole updates: distances between layers mixed across devices mean nothing."""
 
     whole = True
 
@@ -49,7 +48,7 @@ class Krum(AggregationRule):
 def squared_distances(arrays: Sequence[NDArray[np.generic]]) -> NDArray[np.float64]:
     products = np.zeros((len(arrays), len(arrays)))
     for _, block in blocks(arrays):
-        block -= block.mean(axis=0)  # far from 0 the differences below would lose their digits
+        block -= block.mean(axis=0)  # against cancellation in the differences below
         products += block @ block.T
     norms = np.diagonal(products)
     return np.maximum(norms[:, None] + norms - 2 * products, 0.0)
@@ -76,7 +75,6 @@ class TrimmedMean(AggregationRule):
 
 
 def middle(arrays: Sequence[NDArray[np.generic]], cut: int) -> NDArray[np.float64]:
-    """Per value the mean of the sorted uploads without `cut` at either end, in any order."""
     first = np.asarray(arrays[0])
     result = np.empty(first.size)
     for part, block in blocks(arrays):
@@ -87,12 +85,12 @@ def middle(arrays: Sequence[NDArray[np.generic]], cut: int) -> NDArray[np.float6
 
 
 class Median(AggregationRule):
-    """All but the middle one or two are left out. Where devices differ much it learns slowly."""
+    """Median per value, without the noise reduction of a mean; slow if devices differ much."""
 
     sums = True
 
     def counted(self, uploads: int) -> int:
-        """2/π of them: a median of Gaussian noise has π/2 times the variance of its mean."""
+        """Return 2/π of `uploads`: a median of Gaussian noise has π/2 times the mean's variance."""
         return max(1, math.floor(uploads * 2 / math.pi))
 
     def combine(self, uploads: Uploads) -> Combined:

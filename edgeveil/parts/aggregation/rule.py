@@ -1,5 +1,4 @@
-"""Aggregation rules: one array per segment of a round, out of many uploads; and what rules
-share that choose k uploads by a score."""
+"""Aggregation rules: many uploads to one array per segment, and shared code of choosing rules."""
 
 from __future__ import annotations
 
@@ -21,33 +20,32 @@ from edgeveil.privacy.selection_mechanism import exponential_mechanism, selectio
 Segments = Mapping[str, Sequence[NDArray[np.generic]]]
 Combined = dict[str, NDArray[np.float64]]
 Score = Callable[[Mapping[str, NDArray[np.generic]]], int]
-"""How many of the validation records the model of one upload gets right."""
+"""Number of validation records that the model of one upload classifies correctly."""
 
-BLOCK_BYTES = 64 << 20  # of all uploads side by side; what is not in memory is opened per block
+BLOCK_BYTES = 64 << 20  # of all uploads' values in one block
 
 
 class RuleParameters(BaseModel):
-    """What every rule's `aggregation` block says."""
-
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
     name: str
     secure: bool = Field(default=False, exclude_if=says_nothing(False))
-    """Sum uploads under masks: the cloud sees their sum alone, and the proxy nothing of them.
-    Uploads with wrong masks are left out and a sum beyond its public bound is discarded; but nobody
-    sees garbage within it that one device puts in, which only `groups` with a robust rule bound,
-    nor that a proxy lies about the masks of a sum."""
+    """Sum uploads under masks: the cloud sees only their sum, the proxy nothing. Uploads with wrong
+    masks are left out, a sum beyond its public bound is discarded. Not detected: garbage of one
+    device within the bound, which only `groups` with a robust rule limits, and a proxy that lies
+    about the masks of a sum."""
     groups: int = Field(default=1, ge=1, le=64, exclude_if=says_nothing(1))
-    """With secure sums: deal the uploads at random into so many groups and sum each by itself, for
-    rules that compare. A poisoned upload then spoils its group's mean."""
+    """With secure sums: deal the uploads at random into this many groups and sum each, for rules
+    that compare. A poisoned upload then spoils its group's mean."""
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """The finite uploads of one round: per name the devices' arrays, opened anew at every look.
-    `aim` is None for sums over records; `score` is set for rules that ask for it."""
+    """Finite uploads of one round by segment; arrays are opened anew at every access.
+
+    `aim` is None for sums over records; `score` is set if the rule has `validation_records`."""
 
     segments: Segments
     aim: Aim | None = None
@@ -56,12 +54,10 @@ class Uploads:
 
 
 class AggregationRule:
-    """One way to combine uploads; sees no device and no order of arrival.
+    """One way to combine uploads, without access to devices or order of arrival.
 
-    `sums`: also defined on sums over records, as `fm` uploads them; other rules leave these to the
-    mean. `whole`: compares whole uploads, so a round has one segment. `validation_records`: number
-    of the cloud's own records that score uploads.
-    """
+    `sums`: also defined on sums over records. `whole`: compares whole uploads, so a round has one
+    segment. `validation_records`: the cloud's records that score uploads, 0 by default."""
 
     sums = False
     whole = False
@@ -72,15 +68,13 @@ class AggregationRule:
 
     @property
     def least(self) -> int:
-        """Fewest uploads that can be combined."""
         return 1
 
     def counted(self, uploads: int) -> int:
-        """Number of uploads whose mean has as much noise as the result, at most `uploads`."""
+        """Return the number of uploads whose mean would be as noisy as the result."""
         return uploads
 
     def combine(self, uploads: Uploads) -> Combined:
-        """Per segment one array of its shape, float64."""
         raise NotImplementedError
 
 
@@ -93,9 +87,9 @@ class AggregationPart(BlockPart):
 
     rule: type[Any]
     of_groups: bool = False
-    """It can combine the means of groups of uploads, where no single one is seen."""
+    """Can combine means of groups of uploads, without single ones."""
     adds_up: bool = False
-    """It asks for `mean` of all uploads and looks at none: they are added up as they are opened."""
+    """Needs only the mean: uploads are added up as they are opened."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,7 @@ def mean_of(segments: Segments, indices: Sequence[int]) -> Combined:
 def blocks(
     arrays: Sequence[NDArray[np.generic]],
 ) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Slices of values and all uploads there (uploads, values), `BLOCK_BYTES` at most."""
+    """Yield slices of values with all uploads' values there (uploads, values), ≤ `BLOCK_BYTES`."""
     size = np.asarray(arrays[0]).size
     width = max(1, BLOCK_BYTES // (8 * len(arrays)))
     for start in range(0, size, width):
@@ -135,20 +129,20 @@ class ChoosingParameters(RuleParameters):
     """The `aggregation` block of the rules that choose uploads by a score."""
 
     name: Literal["min_divergence", "secprobe"]
-    """Which rule; `edgeveil methods` tells of each."""
+    """Which rule; `edgeveil methods` describes each."""
     secure: ClassVar[bool] = False  # type: ignore[misc]  # single uploads are compared
     groups: ClassVar[int] = 1  # type: ignore[misc]
     k: int = Field(ge=1, le=10**6, examples=[50])
-    """Uploads that count in a round; no more than come in."""
+    """Number of uploads averaged in a round, of those received."""
     sampling: Literal["exponential", "top_k"] = "exponential"
     """`exponential`: k draws without replacement, better ones likelier. `top_k`: the best k."""
     epsilon_3: float = Field(default=1.0, gt=0, le=1e6)
-    """ε₃ of the draws of one round, as the text claims it; no proven guarantee, see the notes."""
+    """ε₃ of the draws of one round, as claimed in the text; no proven guarantee."""
     validation_records: Annotated[int, Field(ge=1, le=10**6), only_for(secprobe=200)] = Field(
         **SOME_NAMES_KEY
     )
-    """Of `secprobe`: how many of the cloud's test records score uploads; the first ones, others
-    test the model. 200 by default."""
+    """Of `secprobe`: how many of the cloud's test records score uploads, 200 by default; the first
+    ones, which then do not test the model."""
 
 
 class ChoosingRule(AggregationRule):
@@ -169,7 +163,7 @@ class ChoosingRule(AggregationRule):
 
 
 def best(scores: NDArray[np.generic], k: int, random_bytes: RandomBytes) -> list[int]:
-    """The indices of the k largest scores (n,); among equal ones chance decides, not order."""
+    """Return the indices of the k largest scores (n,); ties are broken at random, not by order."""
     ties = np.frombuffer(random_bytes(8 * len(scores)), "<u8")
     return sorted(np.lexsort((ties, -scores.astype(np.float64)))[:k].tolist())
 
@@ -177,8 +171,7 @@ def best(scores: NDArray[np.generic], k: int, random_bytes: RandomBytes) -> list
 def drawn(
     scores: Int64, k: int, sensitivity: int, epsilon: Fraction, random_bytes: RandomBytes
 ) -> list[int]:
-    """k indices without replacement, each draw with P(i) ∝ exp(ε·score_i / (2·sensitivity)),
-    `epsilon` for one draw. Exact: scores are integers."""
+    """Return k indices, drawn without replacement by P(i) ∝ exp(ε·score_i / (2·sensitivity))."""
     left = list(range(len(scores)))
     for _ in range(k):
         event = selection_event("aggregation", len(left), sensitivity, epsilon)
@@ -188,14 +181,14 @@ def drawn(
 
 
 class AveragingParameters(RuleParameters):
-    """The `aggregation` block of `fedavg` and of the rules that bear poisoned uploads."""
+    """The `aggregation` block of `fedavg` and the robust rules."""
 
     name: Literal["fedavg", "krum", "trimmed_mean", "median"] = "fedavg"
-    """Which rule; `edgeveil methods` tells of each."""
+    """Which rule; `edgeveil methods` describes each."""
     k: Annotated[int, Field(ge=1, le=10**6), only_for(krum=1)] = Field(**SOME_NAMES_KEY)
-    """Updates that count in `krum`: 1, the default, is Krum, more are Multi-Krum."""
+    """Number of updates averaged by `krum`: 1, the default, is Krum, more are Multi-Krum."""
     malicious: Annotated[int, Field(ge=0, le=10**6), only_for(krum=1)] = Field(**SOME_NAMES_KEY)
-    """f of `krum`: how many uploads of a round may be poisoned; 2f + 3 must come in. 1 by
+    """f of `krum`: how many uploads of a round may be poisoned; needs 2f + 3 uploads. 1 by
     default."""
     share: Annotated[float, Field(ge=0, lt=0.5), only_for(trimmed_mean=0.1)] = Field(
         **SOME_NAMES_KEY
@@ -204,8 +197,7 @@ class AveragingParameters(RuleParameters):
 
 
 class FedAvg(AggregationRule):
-    """Equal-weight averaging (McMahan et al. 2017). Weights by record count would reveal the
-    counts."""
+    """Equal-weight mean (McMahan et al. 2017); weights by record count would reveal the counts."""
 
     sums = True
 

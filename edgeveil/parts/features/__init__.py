@@ -30,11 +30,10 @@ FEATURES = TABLE = PartTable(__name__, FeaturePart)
 
 
 def build_features(entries: Sequence[FeatureParameters], artifacts: Artifacts = NONE) -> FeatureMap:
-    """The map of a job's `features`: maps side by side, or the records' values if there are none.
+    """Return the map of a job's `features`, `identity` by default; PCA entries are skipped.
 
-    `artifacts` holds backbones by SHA-256 (hex); an entry without one takes its job file's, or
-    knows only its dimension. A PCA entry is no map.
-    """
+    Without an artifact (by SHA-256, hex) an `onnx` map reads its job file's, or has only a
+    dimension."""
     if not entries:
         return Identity(IdentityParameters())
     named = [entry for entry in entries if isinstance(entry, MapParameters)]

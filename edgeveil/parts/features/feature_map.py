@@ -1,7 +1,4 @@
-"""Feature maps: public, total, a function of each record alone.
-
-A federated PCA may follow the maps; its parameters stand at the end.
-"""
+"""Feature maps: public, total, a function of each record alone; and the PCA that may follow."""
 
 from __future__ import annotations
 
@@ -24,40 +21,35 @@ SMALLEST_NORM = 1e-12
 
 
 class FeatureParameters(PartBlock):
-    """One entry of a job's `features`: a map, or the PCA that follows the maps."""
-
     name: str
 
 
 class MapParameters(FeatureParameters):
-    """What every entry of a job's `features` that names a map may say."""
-
     weight: float = Field(default=1.0, ge=1e-6, le=1e6, allow_inf_nan=False)
-    """Share of the squared norm that this map has beside the others; alone it changes nothing."""
+    """Weight of this map in the squared norm among the job's maps; no effect on a single map."""
 
 
 class FeatureMap(Protocol):
     """φ(x) with ‖φ‖₂ <= 1, fixed before any record is read.
 
-    A record's features may not depend on its batch, bit for bit, or no sensitivity bound holds.
+    A record's features must not depend on its batch, bit for bit, or no sensitivity bound holds.
     SIMD kernels treat an array's tail differently, and float sums depend on order. So maps use
     correctly rounded operations on single values, exact sums of integers, and row sums on blocks of
-    exactly 64 rows (`row_norms`).
-    """
+    exactly 64 rows (`row_norms`)."""
 
     @property
     def name(self) -> str: ...
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """d for records of `input_shape`; DataError if the map takes no such records."""
+        """Return d for records of `input_shape`. Raises DataError for unsupported shapes."""
         ...
 
     def __call__(self, x: NDArray[np.float32]) -> Float64:
-        """Features (n, d) of records (n, ...); a record with NaN or infinity gives zeros."""
+        """Return features (n, d) of records (n, ...); zeros for a record with NaN or infinity."""
         ...
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        """Add the map to `graph` from the tensor `x` (N, *input_shape); returns its output."""
+        """Add the map of tensor `x` (N, *input_shape) to `graph`; return its output's name."""
         ...
 
 
@@ -67,8 +59,6 @@ Artifacts = Mapping[str, bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturePart(BlockPart):
-    """Declaration of a feature map; `build(parameters, artifacts)`, None for a PCA."""
-
     family: ClassVar[str] = "features"
     key: ClassVar[str] = "features"
     what: ClassVar[str] = "feature map"
@@ -77,19 +67,15 @@ class FeaturePart(BlockPart):
     build: Callable[[Any, Artifacts], FeatureMap] | None = None
 
 
-def size_of(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)
-
-
 def usable(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Records as float32 rows (n, k), those with NaN or infinity as zeros, and the mask (n,)."""
-    rows = x.reshape(len(x), size_of(x.shape[1:])).astype(np.float32, copy=False)
+    """Return records as float32 rows (n, k), non-finite ones as zeros, and the mask (n,)."""
+    rows = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float32, copy=False)
     valid: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
     return np.where(valid[:, None], rows, np.float32(0)), valid
 
 
 def unit_rows(rows: Float64) -> Float64:
-    """Rows (n, d) divided by their L2 norm; zero rows, and rows not finite, become zero."""
+    """Return rows (n, d) divided by their L2 norm; zero and non-finite rows become zero."""
     valid: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
     finite = np.where(valid[:, None], rows, 0.0)
     unit: Float64 = finite / np.maximum(row_norms(finite), SMALLEST_NORM)[:, None]
@@ -97,24 +83,24 @@ def unit_rows(rows: Float64) -> Float64:
 
 
 def valid_records(x: NDArray[np.float32], y: NDArray[np.int64], classes: int) -> NDArray[np.bool_]:
-    """Mask (n,): all values finite and the label in [0, classes). Each row decides alone."""
+    """Return a mask (n,): finite values and a label in [0, classes), per row."""
     mask: NDArray[np.bool_] = finite_records(x) & (y >= 0) & (y < classes)
     return mask
 
 
 def finite_records(x: NDArray[np.float32]) -> NDArray[np.bool_]:
-    return np.asarray(np.isfinite(x.reshape(len(x), size_of(x.shape[1:]))).all(axis=1))
+    return np.asarray(np.isfinite(x.reshape(len(x), math.prod(x.shape[1:]))).all(axis=1))
 
 
 def prepare(features: FeatureMap, input_shape: tuple[int, ...]) -> None:
-    """Compute what maps take from their parameters alone, so that forked processes have it."""
+    """Compute what depends on parameters only, before processes are forked."""
     for one in getattr(features, "maps", (features,)):
         if ready := getattr(one, "prepare", None):
             ready(input_shape)
 
 
 class Concatenation:
-    """φ = (√(w₁/Σw)·φ₁, √(w₂/Σw)·φ₂, …): of norm 1 at most."""
+    """φ = (√(w₁/Σw)·φ₁, √(w₂/Σw)·φ₂, …), of norm at most 1."""
 
     name = "concatenation"
 
@@ -145,22 +131,22 @@ class Concatenation:
 
 
 COVARIANCE = "covariance"
-"""The phase in which devices release what the basis is found from."""
+"""The phase in which devices release their covariance, for the basis."""
 
 
 class PcaParameters(FeatureParameters):
-    """A PCA entry, the last of a job's `features`: projects what the entries before it give."""
+    """The last of a job's `features`: a PCA of the output of the others."""
 
     name: Literal["ldp_fpca", "ldp_pca", "local_pca"]
     """`ldp_fpca`: one basis, from the average of the devices' noised covariances. `ldp_pca`: each
-    device that of its own noised one. `local_pca`: each device its own without noise, claimed."""
+    device uses that of its own noised one. `local_pca`: its own without noise, claimed."""
     keep: float = Field(default=0.5, gt=0, le=1)
     """p: the share of dimensions that is kept."""
     share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the training budget for the covariance: of μ², or of ε where two kinds of noise
-    meet. `local_pca` releases none and takes none."""
+    """Share of the training budget for the covariance: of μ², or of ε if two kinds of noise are
+    combined. `local_pca` releases none and takes none."""
     noise: Literal["gaussian", "wishart"] = "gaussian"
-    """`gaussian`: symmetric noise on the covariance. `wishart`: as the text has it, claimed."""
+    """`gaussian`: symmetric noise on the covariance. `wishart`: as in the text, claimed."""
 
     def output_dim(self, dimension: int) -> int:
         return max(1, round(self.keep * dimension))
@@ -168,7 +154,7 @@ class PcaParameters(FeatureParameters):
 
 OPSET = 17
 IR_VERSION = 8
-ROUNDING = float(3 << 22)  # float32 holds no fractions here
+ROUNDING = float(3 << 22)  # float32 has no fractions at this size
 
 
 Ends = Mapping[str, Sequence[int | str]]
@@ -176,7 +162,7 @@ Ends = Mapping[str, Sequence[int | str]]
 
 
 class NodeList:
-    """Nodes and constants in order; needs the `onnx` package."""
+    """ONNX nodes and constants in order; needs the `onnx` package."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -198,11 +184,9 @@ class NodeList:
         return self.constant(np.array(value, np.float32))
 
     def whole(self, *values: int) -> str:
-        """Add an int64 vector: a shape, axes, pads."""
         return self.constant(np.array(values, np.int64))
 
     def add(self, operator: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
-        """Add a node with one output; returns the output's name."""
         from onnx import helper
 
         output = output or self.fresh(operator)
@@ -216,12 +200,11 @@ class NodeList:
         return self.add("Div", rows, self.add("Max", norms, self.number(SMALLEST_NORM)))
 
     def rounded(self, values: str) -> str:
-        """To the nearest integers, for values up to 2**22 in size."""
+        """Round to the nearest integers, for values up to 2**22 in size."""
         shifted = self.add("Add", values, self.number(ROUNDING))
         return self.add("Sub", shifted, self.number(ROUNDING))
 
     def model(self, name: str, inputs: Ends, outputs: Ends) -> bytes:
-        """The checked model of these nodes, its inputs and outputs float32."""
         from onnx import TensorProto, helper
 
         ends = [
@@ -234,11 +217,11 @@ class NodeList:
 
 
 def checked(model: Any) -> bytes:
-    """The bytes of a model, of its weights too; the checker's error for one that is none."""
+    """Return the bytes of a model with its weights. Raises the checker's error."""
     import onnx
 
     data: bytes = model.SerializeToString()
-    onnx.checker.check_model(data)  # given the model it would make its bytes once more
+    onnx.checker.check_model(data)  # given a model, it would serialise again
     return data
 
 

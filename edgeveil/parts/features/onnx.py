@@ -1,8 +1,9 @@
-"""A frozen backbone as an ONNX file: parameters, file, map, inlining, and matching by digest."""
+"""A frozen backbone as an ONNX file: parameters, map, inlining, and matching by digest."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from edgeveil.parts.features.feature_map import (
     Float64,
     MapParameters,
     NodeList,
-    size_of,
     unit_rows,
     usable,
 )
@@ -34,8 +34,7 @@ from edgeveil.subnormals import flushed
 
 
 class OnnxParameters(MapParameters):
-    """An `onnx` entry of a job's `features`. A sent job names the digest and form alone, so that a
-    device can price it before it has the backbone."""
+    """An `onnx` entry of a job's `features`; a sent job has digest and form, enough for a price."""
 
     name: Literal["onnx"]
     """A frozen ONNX model whose output, at unit norm, is the features."""
@@ -74,8 +73,9 @@ def _facts(given: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class OnnxMap:
-    """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 where not finite. One record a run,
-    at an aligned address, in one thread, so that ONNX Runtime gives the same in any batch."""
+    """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 if not finite.
+
+    One aligned record per run, in one thread, so that the result is independent of the batch."""
 
     name = "onnx"
 
@@ -85,7 +85,7 @@ class OnnxMap:
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         wanted = self.parameters.input_form
-        if size_of(input_shape) != size_of(wanted):
+        if math.prod(input_shape) != math.prod(wanted):
             raise DataError(
                 f"the backbone takes {list(wanted)}, a record has the shape {list(input_shape)}",
                 fix="use a backbone for records of this shape",
@@ -100,7 +100,7 @@ class OnnxMap:
         shape = (1, *self.parameters.input_form)
         with np.errstate(over="ignore"):
             scaled = rows / np.float32(self.parameters.input_scale)
-        record = aligned(np.zeros(shape, np.float32))  # one place for all: as `run` would copy each
+        record = aligned(np.zeros(shape, np.float32))  # reused: `run` would copy each record
         for index in np.flatnonzero(valid):
             record[...] = scaled[index].reshape(shape)
             features = backbone.run(record)
@@ -116,7 +116,7 @@ class OnnxMap:
         return graph.unit_rows(graph.add("Flatten", output, axis=1))
 
     def graph(self) -> bytes:
-        """The backbone; DataError if it is missing or not what the job says."""
+        """Return the backbone. Raises DataError if missing or different from the job's."""
         p = self.parameters
         if self._graph is None and p.file is not None:
             self._graph = read_backbone(Path(p.file))
@@ -136,20 +136,18 @@ Float32 = NDArray[np.float32]
 
 
 def cached_backbone(name: str) -> Path:
-    """Path of this user's copy of a backbone that EdgeVeil trains, present or not."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "edgeveil" / "backbones" / f"{name}.onnx"
 
 
 def backbone_path(file: str, folder: Path) -> Path:
-    """The file that a job's `file` means: a cached backbone's name, or a path from `folder`."""
     if file in CACHED:
         return cached_backbone(file)
     return (folder / Path(file).expanduser()).resolve()
 
 
 def read_backbone(path: Path) -> bytes:
-    """The file's bytes. Raises DataError if it cannot be read or is too large."""
+    """Return the file's bytes. Raises DataError if unreadable or too large."""
     try:
         with path.open("rb") as file:
             graph = file.read(MAX_BACKBONE_BYTES + 1)
@@ -184,9 +182,8 @@ class Form:
 class Backbone:
     """One backbone under ONNX Runtime.
 
-    Raises DataError unless it is plain layers (`check_graph`) with one float32 input and output, a
-    batch axis of 1 or any size first, and gives features for zeros.
-    """
+    Raises DataError unless the graph has only plain layers (`check_graph`), one float32 input and
+    output, a first (batch) axis that is 1 or free, and features for zeros."""
 
     def __init__(self, graph: bytes) -> None:
         check_size(graph)
@@ -206,7 +203,7 @@ class Backbone:
         self.form = Form(tuple(rest), int(blank.size))
 
     def run(self, record: Float32) -> Float32 | None:
-        """Features (d,) of one record (1, *input_shape); None where the run fails."""
+        """Return features (d,) of one record (1, *input_shape); None if the run fails."""
         try:
             found = run_session(self._session, self._output, {self._input: aligned(record)})
         except Exception:  # ONNX Runtime's own exceptions have no common root
@@ -236,8 +233,7 @@ _TOLERANCE = 1e-3
 
 
 def inline(backbone: bytes, graph: NodeList, x: str) -> str:
-    """Add `backbone` to `graph`, fed by the tensor `x`; returns its output's name. DataError where
-    it cannot be converted to opset 17."""
+    """Add `backbone` to `graph`; return its output's name. Raises DataError if not convertible."""
     import onnx
     from onnx import version_converter
 
@@ -246,7 +242,7 @@ def inline(backbone: bytes, graph: NodeList, x: str) -> str:
     if opset != OPSET:
         try:
             model = version_converter.convert_version(model, OPSET)
-        except Exception as error:  # the converter raises RuntimeError and worse
+        except Exception as error:  # the converter's exceptions have no common root
             raise DataError(
                 f"opset {opset} cannot be brought to {OPSET}",
                 where="backbone",
@@ -274,8 +270,7 @@ def inline(backbone: bytes, graph: NodeList, x: str) -> str:
 
 @lru_cache(maxsize=4)
 def check_batches(backbone: bytes) -> None:
-    """Raise DataError unless the inlined graph gives several records what each gets alone: one
-    exported for a single record may hold its shape in constants."""
+    """Raise DataError unless the graph treats a batch, too, as single records."""
     alone: Backbone = opened(backbone)
     shape = alone.form.input_shape
     parts = NodeList()
@@ -304,7 +299,6 @@ _ARTIFACTS = "backbones and weights"
 
 
 def backbone_digests(entries: Iterable[Any]) -> tuple[str, ...]:
-    """SHA-256 (hex) of each backbone that `entries` of a job's features name, once."""
     named = (entry.sha256 for entry in entries if isinstance(entry, OnnxParameters))
     return tuple(dict.fromkeys(named))
 
@@ -319,7 +313,7 @@ def read_backbones(entries: Iterable[Any]) -> dict[str, bytes]:
 
 
 def match_artifacts(wanted: Iterable[str], given: Iterable[bytes]) -> dict[str, bytes]:
-    """`given` by digest; DataError unless exactly the `wanted` ones."""
+    """Return `given` by digest. Raises DataError unless these are exactly `wanted`."""
     found, digests = {sha256_hex(one): one for one in given}, tuple(wanted)
     if sum(map(len, found.values())) > MAX_BACKBONE_BYTES:
         raise DataError(f"have more than {MAX_BACKBONE_BYTES} bytes together", where=_ARTIFACTS)
@@ -336,7 +330,7 @@ def match_artifacts(wanted: Iterable[str], given: Iterable[bytes]) -> dict[str, 
 
 
 def check_backbones(entries: Iterable[Any], artifacts: Artifacts) -> None:
-    """Open each backbone. Raises DataError unless it is plain layers of the form the job says."""
+    """Raise DataError unless each backbone has plain layers and the job's form."""
     for entry in entries:
         if isinstance(entry, OnnxParameters):
             OnnxMap(entry, artifacts.get(entry.sha256)).graph()

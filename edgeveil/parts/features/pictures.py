@@ -1,16 +1,15 @@
 """Features for pictures, learned from no data: `gabor` and `pictures`.
 
-`gabor`: the modulus of Gabor wavelets, pooled, a fixed scattering transform of first order (Bruna
+`gabor`: the pooled modulus of Gabor wavelets, a fixed scattering transform of first order (Bruna
 and Mallat 2013).
 
-`pictures`: the same on brightness and two opponent colours, each sum divided by its typical size,
-its square root taken (Perronnin, Sánchez and Mensink 2010), and all projected on the main axes, the
-wide ones narrowed. Sizes and axes are those of procedural pictures, so no record has a part in it.
+`pictures`: the same on brightness and two opponent colours; each sum is divided by its typical
+size, its square root taken (Perronnin, Sánchez and Mensink 2010), and all are projected on the main
+axes, the wide ones narrowed. Sizes and axes come from procedural pictures, not from records.
 
 Procedural pictures: dead leaves (Lee, Mumford and Huang 2001), Gaussian fields of amplitude f^(−a),
 a from 0.6 to 2 (Field 1987), and pen strokes. Colours vary most in brightness, less from yellow to
-blue, least from red to green (Ruderman, Cronin and Chiao 1998).
-"""
+blue, least from red to green (Ruderman, Cronin and Chiao 1998)."""
 
 from __future__ import annotations
 
@@ -31,7 +30,6 @@ from edgeveil.parts.features.feature_map import (
     Float64,
     MapParameters,
     NodeList,
-    size_of,
     unit_rows,
     usable,
 )
@@ -48,7 +46,7 @@ class PicturesParameters(MapParameters):
     """A `gabor` or `pictures` entry of a job's `features`; all of it is public."""
 
     name: Literal["gabor", "pictures"]
-    """Which map; `edgeveil methods` tells of each."""
+    """Which map; `edgeveil methods` describes each."""
     input_scale: float = Field(default=255.0, ge=1e-30, le=1e30, allow_inf_nan=False)
     """Divides the raw values: the largest that a pixel can be."""
     image: tuple[int, int] | None = Field(default=None, examples=[[28, 28]])
@@ -67,8 +65,6 @@ class PicturesParameters(MapParameters):
 
 
 class PictureMap:
-    """A map of grey pictures, or of 3 colours, a few at a time."""
-
     name: ClassVar[str]
     least: ClassVar[int] = 1  # pixels of a side
 
@@ -96,21 +92,20 @@ class PictureMap:
         raise NotImplementedError
 
     def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
-        """φ (n, d) of pictures (n, colours, rows, columns) in whole levels 0..255."""
+        """Return φ (n, d) of pictures (n, colours, rows, columns) in whole levels 0..255."""
         raise NotImplementedError
 
     def onnx_levels(self, graph: NodeList, x: str, *shape: int) -> str:
-        """Whole levels of the tensor `x` as images (-1, *shape)."""
         image = graph.add("Reshape", x, graph.whole(-1, *shape))
         scaled = graph.add("Div", image, graph.number(self.parameters.input_scale))
         cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
         return graph.rounded(graph.add("Mul", cut, graph.number(LEVELS)))
 
     def raster(self, input_shape: tuple[int, ...]) -> Raster:
-        """How records of a shape are pictures. DataError where they are none."""
+        """Return the raster of records of a shape. Raises DataError if they are not pictures."""
         colours, shape, image = 1, input_shape, self.parameters.image
-        if image is not None and size_of(shape) % max(1, size_of(image)) == 0:
-            colours, shape = size_of(shape) // size_of(image), image
+        if image is not None and math.prod(shape) % max(1, math.prod(image)) == 0:
+            colours, shape = math.prod(shape) // math.prod(image), image
         elif image is None and len(shape) == 3:
             colours, shape = shape[0], shape[1:]
         if len(shape) != 2 or colours not in (1, COLOURS) or min(shape) < self.least:
@@ -124,14 +119,13 @@ class PictureMap:
         return self.raster_of(colours, *shape)
 
 
-CHANNEL_FLOOR = 0.05  # keeps an empty channel from being blown up
+CHANNEL_FLOOR = 0.05  # added to a norm, against amplifying an empty channel
 
 
 class Gabor(PictureMap):
     """φ(x) = f/‖f‖, f the channels' pooled moduli less their mean, each over its norm.
 
-    A colour image is three grey ones. Images in 255 levels and integer filters make all sums exact;
-    modulus and norms are correctly rounded.
+    Images in 255 levels and integer filters make all sums exact. A colour image is three grey ones.
     """
 
     name = "gabor"
@@ -144,7 +138,6 @@ class Gabor(PictureMap):
         return self.raster(input_shape).values
 
     def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
-        """Each channel less its mean, over its norm; both exact up to the norm."""
         sums = raster.pooled(levels.reshape(-1, raster.rows, raster.columns))
         n, channels, windows = sums.shape
         centred = sums * windows - sums.sum(axis=2, keepdims=True)
@@ -171,8 +164,7 @@ class Gabor(PictureMap):
 
 @dataclass(frozen=True)
 class Raster:
-    """Pictures of `colours` planes, and what lies over each: wavelets of so many `orientations` and
-    `scales`, and pooling windows of side `pool` every pool/2 pixels, with a margin of pool/4."""
+    """Pictures of `colours` planes, with wavelets and windows of side `pool`, stride pool/2."""
 
     colours: int
     rows: int
@@ -187,7 +179,6 @@ class Raster:
 
     @property
     def _steps(self) -> tuple[int, int]:
-        """How often half a window goes down and across."""
         return -(-self.rows // (self.pool // 2)), -(-self.columns // (self.pool // 2))
 
     @property
@@ -201,7 +192,6 @@ class Raster:
 
     @property
     def channels(self) -> int:
-        """Of all colours."""
         return self.colours * (1 + self.orientations * self.scales)
 
     @property
@@ -210,14 +200,14 @@ class Raster:
 
     @property
     def units(self) -> Float64:
-        """(channels of a colour,): what one step of a channel's pooled sum stands for."""
+        """Value of one step of each channel's pooled sum, (channels of one colour,)."""
         wavelets = np.full(self.orientations * self.scales, 1 / (LEVELS * TAP_STEPS))
         return np.concatenate([[1 / (LEVELS * self.pool**2)], wavelets])
 
     def pooled(self, levels: Float32) -> Float64:
-        """Integers (n, channels of a colour, windows) of images (n, rows, columns) in whole levels
-        up to ±255: the image, then its moduli, cut to steps of pool² so that window sums stay below
-        2**24."""
+        """Return integers (n, channels of one colour, windows) of images in levels up to ±255.
+
+        The image, then its moduli in steps of pool², so that window sums stay below 2**24."""
         pad = self.pool // 4
         padded = np.zeros((len(levels), *self.padded), np.float32)
         padded[:, pad : pad + self.rows, pad : pad + self.columns] = levels
@@ -237,37 +227,33 @@ class Raster:
 LEVELS = 255
 TAP_STEPS = 1 << 12
 ASPECT = 0.49  # the envelope is longer across the wave
-RUN = 4  # neighbouring outputs of one row that share a patch: fewer copies, somewhat more products
+RUN = 4  # adjacent outputs of a row that share a patch: fewer copies, more products
 
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """Wavelets of one scale: even and odd parts (orientations, side, side), in steps of 2**-12.
+    """Wavelets of one scale (orientations, side, side), in steps of 2**-12, of L1 norm at most 15.
 
-    The L1 norm of one is 15 at most, so sums stay below 15 * 2**12 * 255 + rounding < 2**24: exact
-    in float32.
-    """
+    So sums stay below 15 * 2**12 * 255 + rounding < 2**24: exact in float32."""
 
     radius: int
     even: Float32
     odd: Float32
     banded: Float32
-    """(side * (side + RUN - 1), 2 * orientations * RUN): the filters at RUN places beside."""
+    """(side * (side + RUN - 1), 2 * orientations * RUN): the filters at RUN adjacent places."""
 
 
-Bank = tuple[Filters, ...]
-"""A scale each."""
+Bank = tuple[Filters, ...]  # one per scale
 
 
 @lru_cache(maxsize=8)
 def filters(orientations: int, scales: int) -> Bank:
-    """One bank for each scale: wavelengths 4, 8, 16 on windows of side 7, 11, 15."""
+    """Return the filters of each scale: wavelengths 4, 8, 16 on windows of side 7, 11, 15."""
     return tuple(_filters(orientations, 3 + 2 * k, 4.0 * 2**k, 1.6 * 2**k) for k in range(scales))
 
 
 def modulus(padded: Float32, bank: Filters) -> Float32:
-    """|image * wavelet| (n, orientations, rows, columns) of whole images (n, rows, columns), zero
-    outside. A value depends on its own window alone."""
+    """Return |image * wavelet| (n, orientations, rows, columns) of whole images, zero padded."""
     n, rows, columns = padded.shape
     side, run = 2 * bank.radius + 1, -(-columns // RUN) * RUN
     wide = np.zeros((n, rows + side - 1, run + side - 1), np.float32)
@@ -281,7 +267,7 @@ def modulus(padded: Float32, bank: Filters) -> Float32:
 
 
 def onnx_channels(graph: NodeList, levels: str, raster: Raster) -> str:
-    """`Raster.pooled` of images (N, 1, rows, columns): means (N, channels, windows), not sums."""
+    """Add `Raster.pooled` of images (N, 1, rows, columns) as means (N, channels, windows)."""
     pad, (height, width) = raster.pool // 4, raster.padded
     below, right = height - raster.rows - pad, width - raster.columns - pad
     channels = [graph.add("Pad", levels, graph.whole(0, 0, pad, pad, 0, 0, below, right))]
@@ -318,7 +304,7 @@ def _filters(orientations: int, radius: int, wavelength: float, width: float) ->
 
 
 def _wavelet(angle: float, radius: int, wavelength: float, width: float) -> tuple[Float64, Float64]:
-    """Even and odd part (side, side) at unit norm together, the even part without a mean."""
+    """Return even and odd part (side, side), of joint norm 1, the even part without a mean."""
     y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1].astype(np.float64)
     along = x * math.cos(angle) + y * math.sin(angle)
     across = y * math.cos(angle) - x * math.sin(angle)
@@ -335,16 +321,15 @@ Chance = np.random.RandomState
 LEAVES = 48  # in one picture
 PEN_POINTS = 14  # of one curve
 CURVES = 3
-# Brightness, yellow to blue, green to magenta, as rows of red, green and blue; and how they vary.
+# Brightness, yellow to blue, green to magenta, as rows of red, green and blue; their deviations.
 COLOUR_AXES = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
 VARIES = np.array([1.0, 0.35, 0.2])
 
 
 def procedural_pictures(count: int, shape: tuple[int, int, int], series: int = 0) -> Float32:
-    """`count` pictures (n, colours, rows, columns) of one or three colours, in whole levels 0..255;
-    the same on every machine but for rounding of sines and roots."""
+    """Return `count` pictures (n, colours, rows, columns) in whole levels 0..255."""
     chance = public_chance(series, f"procedural-pictures/{shape}")
-    grey = shape[0] == 1  # drawings are more often grey, photographs coloured
+    grey = shape[0] == 1  # more drawings, as these are more often grey than photographs
     leaves, fields = count * (4 if grey else 6) // 10, count * (2 if grey else 3) // 10
     drawn = [
         _leaves(chance, leaves, shape),
@@ -370,7 +355,7 @@ def _palette(chance: Chance, count: int, size: int, colours: int) -> Float64:
 
 
 def _spectra(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64:
-    """Gaussian fields of mean 0 and variance 1: a part of a larger one, so that no edge repeats."""
+    """Return Gaussian fields of mean 0, variance 1, cut from larger ones: edges do not repeat."""
     colours, rows, columns = shape
     down, across = np.fft.fftfreq(2 * rows)[:, None], np.fft.rfftfreq(2 * columns)[None]
     frequency = np.hypot(down, across)
@@ -409,9 +394,9 @@ def _leaves(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64:
         right, below = x - drawn(0, columns), y - drawn(0, rows)
         turn, longer = drawn(0, np.pi), np.exp(drawn(-0.7, 0.7))
         along = (right * np.cos(turn) + below * np.sin(turn)) * longer
-        beside = (below * np.cos(turn) - right * np.sin(turn)) / longer
-        box = np.maximum(np.abs(along), np.abs(beside))
-        far = np.where(drawn(0, 1) < 0.4, box, np.hypot(along, beside))
+        across = (below * np.cos(turn) - right * np.sin(turn)) / longer
+        box = np.maximum(np.abs(along), np.abs(across))
+        far = np.where(drawn(0, 1) < 0.4, box, np.hypot(along, across))
         cover = np.clip(radius - far + 0.5, 0, 1)[:, None]
         shade = 0.012 * (drawn(-1, 1) * right + drawn(-1, 1) * below)[:, None]
         pictures += cover * (palette[:, leaf, :, None, None] + shade - pictures)
@@ -431,9 +416,9 @@ def _strokes(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64
     nearest, end = np.full((count, rows, columns), np.inf), np.zeros((count, 2))
     for curve in range(CURVES):
         knots = chance.uniform(0.1, 0.9, (count, 4, 2)) * [columns, rows]
-        if curve:  # most go on where the one before ended
-            goes_on = chance.uniform(size=(count, 1)) < 0.6
-            knots[:, 0] = np.where(goes_on, end, knots[:, 0])
+        if curve:  # most continue at the end of the previous curve
+            joined = chance.uniform(size=(count, 1)) < 0.6
+            knots[:, 0] = np.where(joined, end, knots[:, 0])
         points = np.einsum("tk,nkd->ntd", powers, knots)
         end, there = points[:, -1], chance.uniform(size=(count, 1, 1)) < (0.6 if curve else 1)
         for right, below in points.transpose(1, 2, 0)[..., None, None]:
@@ -446,18 +431,17 @@ def _strokes(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64
 
 DRAWN = 1500  # procedural pictures
 ORIENTATIONS = 8
-STEPS = 1 << 8  # of a root; a channel of typical size has 1
-LARGEST = float(1 << 6)  # of a root: one that is 4,096 times the typical size
-AXIS_STEPS = 1 << 15  # of the largest entry of all axes
-NARROWED = 0.25  # axes of variance v are multiplied by v^-0.25: halfway to all alike
-FLOOR = 0.01  # of the mean variance, added to each
+STEPS = 1 << 8  # per unit of a root; 1 for a channel of typical size
+LARGEST = float(1 << 6)  # root of 4,096 times the typical size
+AXIS_STEPS = 1 << 15  # largest entry of all axes
+NARROWED = 0.25  # axes of variance v are multiplied by v^-0.25: half whitening
+FLOOR = 0.01  # share of the mean variance added to each
 GREY_FEATURES, COLOUR_FEATURES = 400, 600
 
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """What procedural pictures of one raster share: `units` (channels, 1), a step over a channel's
-    typical size; integers `middle` (values,) and `axes` (values, d)."""
+    """Statistics of procedural pictures: scale `units` (channels, 1), mean and axes in integers."""
 
     units: Float64
     middle: Int64
@@ -467,22 +451,20 @@ class Axes:
 class Pictures(PictureMap):
     """φ = h/‖h‖ for h = Aᵀ(r − m), r the roots of a picture's sums over their typical sizes.
 
-    Sums, A and m are integers and a root is rounded to a grid, so features depend on the record
-    alone. Other machines' rounding of sines may turn the axes, and φ by about 1e-3.
-    """
+    Sums, A, m and rounded r are integers, so features depend on the record alone. Rounding of sines
+    on other machines may turn the axes, and φ by about 1e-3."""
 
     name = "pictures"
     least = 4
 
     def raster_of(self, colours: int, rows: int, columns: int) -> Raster:
-        """By size alone: windows with sides of 8 pixels, of 4 for pictures below 16; wavelengths of
-        4 and 8 pixels, and 16 for pictures of 32 and more."""
+        """Choose by size: windows of side 8, or 4 below 16 pixels; a third scale from 32 pixels."""
         side = min(rows, columns)
         pool, scales = 8 if side >= 16 else 4, 3 if side >= 32 else 2
         return Raster(colours, rows, columns, pool, ORIENTATIONS, scales)
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        """The dimension asked for or usual; DataError for no pictures, or more than there are."""
+        """Return the dimension, or its default. Raises DataError for unsupported values."""
         raster, asked = self.raster(input_shape), self.parameters.dimension
         usual = GREY_FEATURES if raster.colours == 1 else COLOUR_FEATURES
         most = min(raster.values, DRAWN - 1)
@@ -532,7 +514,7 @@ _PARTS = np.array([3, 1, 2], np.float32)
 
 
 def pooled(levels: Float32, raster: Raster) -> Float64:
-    """Integers (n, channels, windows) of pictures (n, colours, rows, columns) in whole levels."""
+    """Return integers (n, channels, windows) of pictures (n, colours, rows, columns)."""
     if raster.colours == COLOURS:
         red, green, blue = levels[:, 0], levels[:, 1], levels[:, 2]
         grey, third = np.rint((red + green + blue) / _PARTS[0]), (red - 2 * green + blue)
@@ -542,7 +524,7 @@ def pooled(levels: Float32, raster: Raster) -> Float64:
 
 
 def roots(sums: Float64, units: Float64) -> Int64:
-    """(n, values): the signed roots of pooled sums (n, channels, windows) in units, in steps."""
+    """Return signed roots (n, values) of sums (n, channels, windows) in `units`, in steps."""
     sizes = sums * units
     root = np.clip(np.copysign(np.sqrt(np.abs(sizes)), sizes), -LARGEST, LARGEST)
     steps: Int64 = np.rint(root * STEPS).astype(np.int64).reshape(len(sums), -1)
@@ -568,8 +550,7 @@ def axes_of(raster: Raster, dimension: int) -> Axes:
 
 
 def narrowed(rows: Float64, dimension: int) -> Float64:
-    """The main axes (values, dimension) of rows (n, values), each by a power of its variance; the
-    largest entry of an axis is positive."""
+    """Return the main axes (values, dimension) of rows (n, values), scaled by variance^-0.25."""
     count, values = rows.shape
     wide = values > count
     variances, vectors = np.linalg.eigh((rows @ rows.T if wide else rows.T @ rows) / count)

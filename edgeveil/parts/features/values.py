@@ -1,5 +1,6 @@
-"""The values of a record at a norm of 1 at most (`identity`), or a ReLU of a public random
-projection of them (`random`; Rahimi and Recht 2008; Cho and Saul 2009, degree 1)."""
+"""Feature maps of plain values: `identity`, and `random`, a ReLU of a public random projection.
+
+`random`: Rahimi and Recht 2008; Cho and Saul 2009, degree 1."""
 
 from __future__ import annotations
 
@@ -19,7 +20,6 @@ from edgeveil.parts.features.feature_map import (
     MapParameters,
     NodeList,
     finite_records,
-    size_of,
     unit_rows,
     usable,
 )
@@ -32,19 +32,19 @@ class IdentityParameters(MapParameters):
     """An `identity` or `random` entry of a job's `features`; all of it is public."""
 
     name: Literal["identity", "random"] = "identity"
-    """Which map; `edgeveil methods` tells of each."""
+    """Which map; `edgeveil methods` describes each."""
     input_scale: float = Field(default=1.0, ge=1e-30, le=1e30, allow_inf_nan=False)
     """Divides the raw values: the largest that a value can be."""
     shift: float = Field(default=0.0, ge=-1e6, le=1e6, allow_inf_nan=False)
-    """Added to the scaled values; of `random`, what then lies outside [-1, 1] is cut off."""
+    """Added to the scaled values; `random` then clips them to [-1, 1]."""
     ranges: tuple[tuple[float, float], ...] = Field(
         default=(), max_length=65536, examples=[[[17, 90], [0, 1]]], exclude_if=says_nothing(())
     )
-    """Of `identity`, in place of both: the public range of each value of a record, in their order.
-    Each becomes [-1, 1], what lies outside is clipped; a job with `data.schema` needs none."""
+    """Of `identity`, instead of both: the public range of each value of a record, in order. Values
+    are clipped to it and scaled to [-1, 1]; a job with `data.schema` needs none."""
     norm: Literal["unit", "bounded"] = Field(default="unit", exclude_if=says_nothing("unit"))
-    """Of `identity`; `unit`: each record is brought to norm 1, and how large it was is lost.
-    `bounded`: each value is clipped to [-1, 1] and all are divided alike, so that it stays."""
+    """Of `identity`; `unit`: each record is scaled to norm 1 and loses its magnitude. `bounded`:
+    values are clipped to [-1, 1] and divided by one constant, which keeps it."""
     dimension: Annotated[int, Field(ge=1, le=1 << 14), only_for(random=512)] = Field(
         **SOME_NAMES_KEY
     )
@@ -58,7 +58,7 @@ class IdentityParameters(MapParameters):
         if self.name != "identity" and (self.ranges or self.norm != "unit"):
             raise ValueError("ranges and norm belong to identity; leave them out")
         if self.ranges and (self.input_scale, self.shift) != (1.0, 0.0):
-            raise ValueError("ranges stand in place of input_scale and shift; leave these out")
+            raise ValueError("ranges replace input_scale and shift; leave these out")
         for low, high in self.ranges:
             if not -1e30 <= low < high <= 1e30:
                 raise ValueError(f"each is the least and the greatest value, got {[low, high]}")
@@ -66,8 +66,7 @@ class IdentityParameters(MapParameters):
 
 
 class Identity:
-    """φ(x) = u/‖u‖ for u = x/input_scale + shift, or x from its ranges to [-1, 1]; norm `bounded`:
-    u/√d, u clipped to [-1, 1]."""
+    """φ(x) = u/‖u‖, u = x/input_scale + shift or `ranges` to [-1, 1]; `bounded`: clip(u, ±1)/√d."""
 
     name = "identity"
 
@@ -75,7 +74,7 @@ class Identity:
         self.parameters = parameters
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        size, ranges = size_of(input_shape), self.parameters.ranges
+        size, ranges = math.prod(input_shape), self.parameters.ranges
         if ranges and len(ranges) != size:
             raise DataError(
                 f"has {len(ranges)} ranges, a record has {size} values",
@@ -124,7 +123,7 @@ class Identity:
         if self.parameters.norm == "unit":
             return graph.unit_rows(rows)
         below = graph.add("Min", graph.add("Max", rows, graph.number(-1.0)), graph.number(1.0))
-        # What is no number stays none: Max and Min may put a bound in its place.
+        # Keep NaN, which Max and Min may replace by a bound.
         kept = graph.add("Add", below, graph.add("Mul", rows, graph.number(0.0)))
         return graph.add("Div", kept, graph.number(math.sqrt(width)))
 
@@ -138,8 +137,7 @@ _BITS_SET = np.array([value.bit_count() for value in range(256)], np.uint8)
 
 @lru_cache(maxsize=4)
 def projection(seed: int, values: int, dimension: int) -> Int64:
-    """The public matrix (values, dimension) of integers, nearly N(0, 4²): ones in 64 bits of
-    SHAKE-256, less 32."""
+    """Return the public matrix (values, dimension) of ones in 64 hash bits, less 32: ≈ N(0, 4²)."""
     label = f"edgeveil/v1/random-features/{seed}/{values}/{dimension}".encode()
     bits = hashlib.shake_256(label).digest(values * dimension * ENTRY_BYTES)
     ones = _BITS_SET[np.frombuffer(bits, np.uint8)].reshape(-1, ENTRY_BYTES).sum(1, dtype=np.int64)
@@ -149,8 +147,9 @@ def projection(seed: int, values: int, dimension: int) -> Int64:
 
 
 class RandomRelu:
-    """φ(x) = h/‖h‖ for h = max(0, Wᵀu), u = x/input_scale + shift clipped to [-1, 1]. With u in
-    steps of 2**-20 and |W| <= 32 a product of 2**24 values stays below 2**49: exact."""
+    """φ(x) = h/‖h‖ for h = max(0, Wᵀu), u = x/input_scale + shift clipped to [-1, 1].
+
+    Exact: u in steps of 2**-20, |W| <= 32 and 2**24 values give a product below 2**49."""
 
     name = "random"
 
@@ -158,7 +157,7 @@ class RandomRelu:
         self.parameters = parameters
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
-        values, wanted = size_of(input_shape), self.parameters.dimension
+        values, wanted = math.prod(input_shape), self.parameters.dimension
         if values * wanted > LARGEST_MATRIX:
             raise DataError(
                 f"a random projection of {values} values to {wanted} is too large",
@@ -182,7 +181,7 @@ class RandomRelu:
         return found
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
-        p, values = self.parameters, size_of(input_shape)
+        p, values = self.parameters, math.prod(input_shape)
         matrix = projection(p.seed, values, self.output_dim(input_shape)).astype(np.int8)
         flat = graph.add("Reshape", x, graph.whole(-1, values))
         scaled = graph.add("Div", flat, graph.number(p.input_scale))

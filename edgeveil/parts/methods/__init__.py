@@ -1,5 +1,4 @@
-"""Training methods, each declared by its file; see `parts/method_context.py` and, for those that
-train the job's model, `parts/update.py`."""
+"""Training methods, each declared by the file that implements it; see `method_context.py`."""
 
 from __future__ import annotations
 

@@ -2,13 +2,12 @@
 
 Local step: w ← w − η·(Σ clip(∇ℓ_i, C) + C·N(0, σ²I)) / L, L the public expected batch, over a fresh
 secret Poisson sample. σ is the least for which all steps of all rounds of a device cost (ε, δ).
-Noise and sums are discrete. The upload follows from noised sums alone.
+Noise and sums are discrete. The upload is computed from noised sums only.
 
-Noise hides a record only if the others' part of the sum stays the same to the last bit. So
-gradients are computed in blocks of one fixed shape, each record at a place drawn by its own random
-bits, the rest zeros; and each is scaled to norm C and rounded toward zero to steps of C·2⁻¹⁶, so
-that sums are exact (`docs/privacy.md`, "Gradients of records").
-"""
+Noise hides a record only if the rest of the sum stays identical to the last bit. So gradients are
+computed in blocks of one fixed shape, each record at a place drawn by its own random bits, the
+other places zero; and each gradient is scaled to norm C and rounded toward zero to steps of C·2⁻¹⁶,
+so that sums are exact (`docs/privacy.md`, "Gradients of records")."""
 
 from __future__ import annotations
 
@@ -51,21 +50,20 @@ if TYPE_CHECKING:
 
 Int64 = NDArray[np.int64]
 
-RECORD_BITS = 16  # steps of 2^-16 of the clip norm; sums of a block stay below 2^24
-PLACES = {"cpu": 16}  # of a block, a power of two; elsewhere 128
-CHUNK = 1024  # a float32 sum of so many squares is off by less than 2^-13 of itself
-AIM, LIMIT = 1 - 2.0**-12, 1 - 2.0**-13  # of the norm that is scaled to; of the square allowed
+RECORD_BITS = 16  # gradients in steps of 2^-16 of the clip norm; block sums stay below 2^24
+PLACES = {"cpu": 16}  # records per block, a power of two; elsewhere 128
+CHUNK = 1024  # a float32 sum of this many squares has a relative error below 2^-13
+AIM, LIMIT = 1 - 2.0**-12, 1 - 2.0**-13  # target of the norm; limit of its square
 
 
 def record_gradients(network: Network) -> Gradients:
-    """The gradients (n, …) of the losses of n records, each by itself, of every weight."""
     from torch.func import grad, vmap
 
     return vmap(grad(_loss_of(network)), in_dims=(None, 0, 0))
 
 
 def record_losses(network: Network) -> Losses:
-    """The losses (n,) of n records, each by itself even where a model mixes batches."""
+    """Return a function to the losses (n,) of n records, each alone for any model."""
     from torch.func import vmap
 
     return vmap(_loss_of(network), in_dims=(None, 0, 0))
@@ -79,12 +77,12 @@ def _loss_of(network: Network) -> Losses:
 
 
 def to_steps(rows: list[torch.Tensor], there: torch.Tensor, clip_norm: float) -> list[torch.Tensor]:
-    """Rows of float32 parts (n, …), clipped, as whole steps; 0 where not `there` or not finite."""
+    """Return clipped rows of float32 parts (n, …) in whole steps; 0 if absent or not finite."""
     norms = _squared_norms(rows).sqrt().clamp(min=clip_norm)
     scale = (AIM * 2.0**RECORD_BITS / norms * there.to(norms.device)).float()[:, None]
-    # Toward zero, as `trunc` does, which torch does not vectorise: 20 times slower on a CPU.
+    # Round toward zero; torch's `trunc` is not vectorised, 20 times slower on a CPU.
     whole = [part.abs().mul_(scale.to(part.device)).floor_().copysign_(part) for part in rows]
-    kept = _squared_norms(whole) <= LIMIT * 4.0**RECORD_BITS  # not so for what is no number
+    kept = _squared_norms(whole) <= LIMIT * 4.0**RECORD_BITS  # False for NaN
     if not bool(kept.all()):
         whole = [part.masked_fill_(~kept.to(part.device)[:, None], 0.0) for part in whole]
     return whole
@@ -93,19 +91,18 @@ def to_steps(rows: list[torch.Tensor], there: torch.Tensor, clip_norm: float) ->
 def in_places(
     chosen: Int64, places: int, empty: int, random_bytes: RandomBytes
 ) -> NDArray[np.int64]:
-    """Blocks (k, places) of the chosen records, each at its own uniform place, the rest `empty`; at
-    least one block, whatever the records."""
+    """Return blocks (k >= 1, places) of chosen records at uniform places, the others `empty`."""
     drawn = np.frombuffer(random_bytes(len(chosen)), np.uint8).astype(np.int64) % places
     order = np.argsort(drawn, kind="stable")
     ordered = drawn[order]
-    turn = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # among those of a place
+    turn = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # rank within its place
     blocks = np.full((int(turn.max(initial=0)) + 1, places), empty, np.int64)
     blocks[turn, ordered] = chosen[order]
     return blocks
 
 
 def _squared_norms(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Squared L2 norms (n,), float64, off by less than 2⁻¹³ of themselves: sums of chunks."""
+    """Return squared L2 norms (n,), float64, with a relative error below 2⁻¹³: sums of chunks."""
     import torch
 
     parts = []
@@ -119,25 +116,23 @@ def _squared_norms(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(parts).sum(0)
 
 
-# Noised local steps, as `dp_sgd` takes them and other methods build on them.
-#
-# Every step draws one noised sum over a fresh Poisson sample of the device's records. What a record
-# adds to it is a vector of bounded norm.
+# Noised local steps, shared with other methods: each draws one noised sum of vectors of bounded
+# norm over a fresh Poisson sample of the device's records.
 
-NOISE_BITS = 30  # noise and sums stand on 2^-30 of the clip norm: far finer than the noise
+NOISE_BITS = 30  # noise and sums in steps of 2^-30 of the clip norm, far finer than the noise
 
 
 class DpSgdParameters(MethodParameters):
     """The `train` block of the methods with noised local steps; all of it is public."""
 
     method: Literal["dp_sgd", "pso_dp_sgd"] = "dp_sgd"
-    """Which method; `edgeveil methods` tells of each."""
+    """Which method; `edgeveil methods` describes each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
     """Training rounds."""
     local_steps: int = Field(default=10, ge=1, le=10_000)
-    """Noised steps of one device in one round; each of them is paid for."""
+    """Noised steps of one device in one round; each adds to the price."""
     sampling_rate: float = Field(default=0.1, gt=0, le=1)
-    """Chance with which a record is in a step's sample; 1: every step takes all records."""
+    """Probability of a record to be in a step's sample; 1: every step takes all records."""
     clip_norm: float = Field(default=1.0, gt=0, le=1e6)
     """C: the L2 norm that one record's gradient is clipped to."""
     learning_rate: float = Field(default=0.5, gt=0, le=100)
@@ -146,7 +141,7 @@ class DpSgdParameters(MethodParameters):
         **SOME_NAMES_KEY
     )
     """Of `pso_dp_sgd`; `random`, the default: particles move by inertia and pulls. `adaptive`: each
-    goes on from its own best."""
+    continues from its own best."""
     selection: Annotated[Literal["priced", "unpriced"], only_for(pso_dp_sgd="priced")] = Field(
         **SOME_NAMES_KEY
     )
@@ -157,8 +152,7 @@ class DpSgdParameters(MethodParameters):
 def noised_steps(
     parameters: DpSgdParameters, context: MethodContext, steps: int, coordinates: int
 ) -> PoissonSampled:
-    """Price of one round of so many sums of at most `coordinates` values: the least noise for which
-    all rounds cost the job's (ε, δ). Raises PrivacyError where none does."""
+    """Return a round's event, of the least noise for (ε, δ). Raises PrivacyError if none."""
     rate, sensitivity = parameters.sampling_rate, 1 << NOISE_BITS
     one = sampled_gaussian_event(
         "gradient steps", rate, steps, sensitivity, coordinates, grid_bits=NOISE_BITS
@@ -173,7 +167,7 @@ class NoisedSums:
 
         self.processor = chosen_processor(task.processor)
         self._event, self._random_bytes = event, task.random_bytes
-        # The record after the last is the zeros of empty places.
+        # An extra record of zeros fills empty places.
         x, y = task.records.x, task.records.y
         x = np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)])
         self._x = torch.as_tensor(x).to(self.processor)
@@ -181,8 +175,9 @@ class NoisedSums:
         self.count = len(y)
 
     def draw(self, rows: Rows, norm: float) -> NDArray[np.float64]:
-        """The noised sum of `rows(x, y)`, a row per record clipped to L2 `norm`: one step of the
-        event. Raises PrivacyError for more values than it prices."""
+        """Return one priced step: the noised sum of `rows(x, y)`, each clipped to L2 `norm`.
+
+        Raises PrivacyError for more values than the event prices."""
         chosen = poisson_sample(self.count, self._event.sampling_probability, self._random_bytes)
         total = self.total(rows, chosen, norm)
         one = self._event.event
@@ -193,8 +188,9 @@ class NoisedSums:
         return np.asarray(steps * (norm * 2.0**-NOISE_BITS), np.float64)
 
     def total(self, rows: Rows, chosen: Int64, clip_norm: float) -> Int64:
-        """The sum (values,) of the `chosen` records' `rows`, in steps of `clip_norm`·2⁻¹⁶; one
-        record's L2 norm is 2¹⁶ steps at most."""
+        """Return the sum (values,) of `chosen` records' rows in steps of `clip_norm`·2⁻¹⁶.
+
+        One record's L2 norm is at most 2¹⁶ steps."""
         import torch
 
         total: Int64 = np.zeros(1, np.int64)
@@ -208,8 +204,6 @@ class NoisedSums:
 
 
 class NoisedSgd:
-    """SGD by noised sums; `weights` are torch tensors and change in place."""
-
     def __init__(
         self, task: Task, sums: NoisedSums, parameters: DpSgdParameters, context: MethodContext
     ) -> None:
@@ -219,7 +213,6 @@ class NoisedSgd:
         self._rate, self._clip_norm = parameters.learning_rate / batch, parameters.clip_norm
 
     def trained(self, start: Mapping[str, NDArray[np.float32]], steps: int) -> Update:
-        """Weights after so many steps from `start`, minus the global ones."""
         weights = self.weights(start)
         for _ in range(steps):
             self.take(weights)
@@ -246,14 +239,11 @@ class NoisedSgd:
 
 
 class DpSgd:
-    """Trainer by noised sums alone."""
-
     def __init__(self, parameters: Any, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
 
     @cached_property
     def event(self) -> PoissonSampled:
-        """What one round costs. Raises PrivacyError where no noise meets the job's budget."""
         p = self.parameters
         return noised_steps(p, self.context, p.local_steps, size_of(self.context))
 
@@ -261,7 +251,7 @@ class DpSgd:
         return (self.event,)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
-        """Weights after the noised steps, minus the global ones. Needs torch."""
+        """Return weights after the noised steps, minus the global ones. Needs torch."""
         sgd = NoisedSgd(task, NoisedSums(task, self.event), self.parameters, self.context)
         return sgd.trained(start, self.parameters.local_steps)
 

@@ -1,11 +1,11 @@
-"""Re-expanded functional mechanism for a softmax head, or a linear one of a number (`fm`).
+"""Re-expanded functional mechanism (`fm`) for a softmax head, or a linear head of a number.
 
 Around each broadcast W the cross-entropy is a second-order polynomial of ΔW with sums over records
-as coefficients (Zhang et al. 2012); the squared loss of a number is one itself. Linear coefficients
-are perturbed every round, quadratic ones (bounded by Böhning 1992) once or never, and devices
-minimise their own polynomial, which is post-processing. A round on an old polynomial would only be
-more local steps. A federated PCA (`feature_map.py`) may come first. Proofs: `docs/privacy.md`.
-"""
+as coefficients (Zhang et al. 2012); the squared loss of a number is exactly such a polynomial.
+Linear coefficients are perturbed every round, quadratic ones (bounded by Böhning 1992) once or
+never; devices minimise their own polynomial, which is post-processing. A round on an old polynomial
+would only add local steps. A federated PCA (`feature_map.py`) may precede. Proofs:
+`docs/privacy.md`."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ Form = tuple[tuple[int, ...], str]
 
 
 def forms(round: PlannedRound, parameters: FmParameters, context: MethodContext) -> dict[str, Form]:
-    """Shape and dtype of each tensor that an answer needs. With `ldp_pca` the host adds the
-    device's own earlier covariance."""
+    """Return shape and dtype of each tensor that an answer needs."""
     d, features = context.dimension, context.feature_dimension
     head = fm_sums.head_shape(parameters, context)
     needed: dict[str, Form] = {}
@@ -54,7 +53,7 @@ def forms(round: PlannedRound, parameters: FmParameters, context: MethodContext)
     if context.projection is not None and context.projection.name == "ldp_fpca":
         needed["basis"] = ((features, d), "int16")
     if context.projection is not None and context.projection.name == "ldp_pca":
-        needed[COVARIANCE] = ((fm_sums.triangle_size(features),), "float32")
+        needed[COVARIANCE] = ((fm_sums.triangle_size(features),), "float32")  # the device's own
     if round.phase == CENTRE:
         return needed
     if parameters.centre:
@@ -71,17 +70,15 @@ def forms(round: PlannedRound, parameters: FmParameters, context: MethodContext)
 def check_package(
     round: PlannedRound, tensors: Tensors, parameters: FmParameters, context: MethodContext
 ) -> None:
-    """Raise ProtocolError unless the tensors have their public form and W keeps to its limit.
+    """Raise ProtocolError unless tensors have their public form and W is within its limit.
 
-    Then, with the sizes of `check_sizes`, no exact sum overflows and nothing raises, whatever the
-    records.
-    """
+    With the sizes of `check_sizes`, no exact sum then overflows or raises, whatever the records."""
     for name, (shape, dtype) in forms(round, parameters, context).items():
         required(tensors, name, shape, dtype)
     if round.phase == TRAIN:
         limit = math.ceil(fm_sums.MAX_WEIGHT * 2**GRID_BITS)
         iterate = tensors["iterate"]
-        if iterate.min() < -limit or iterate.max() > limit:  # not abs: -2**31 has no opposite
+        if iterate.min() < -limit or iterate.max() > limit:  # abs(-2**31) overflows
             raise ProtocolError("bad_package", f"tensor 'iterate' goes beyond {limit} steps")
         low, high = tensors["spectrum"].astype(np.float64)
         if not 0 < low <= high:
@@ -92,7 +89,7 @@ HEAD = "head.weight"
 
 
 class FmDevice:
-    parameters: Any  # `pca_residual` releases its sums in the same way
+    parameters: Any  # of a subclass in `pca_residual`
 
     def __init__(self, parameters: FmParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
@@ -112,7 +109,7 @@ class FmDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """Noised sums in preparatory phases, ΔW in training; float32, or integers where summed."""
+        """Return noised sums in preparatory phases, ΔW in training; integers if summed."""
         self.check(round, tensors)
         total = self.sums(round, tensors, records)
         result = fm_sums.noised(total, self.budget.events[round.phase], random_bytes)
@@ -121,10 +118,14 @@ class FmDevice:
 
     @flushed()
     def sums(self, round: PlannedRound, tensors: Tensors, records: Records) -> Int64:
-        """The exact sum before noise, in steps of the phase's grid. Never leaves the device. Where
-        uploads are summed it is cut to the room of one."""
+        """Return the exact sum in grid steps before noise, which never leaves the device."""
         total = self.exact(round, tensors, records)
-        return self.budget.on_grid(round.phase, total, self.context)
+        total = total << (self.budget.grid_bits(round.phase) - fm_sums.PRODUCT_BITS)
+        if not self.context.summed:
+            return total
+        room = self.budget.room(round.phase, self.context.nominal_records)
+        within: Int64 = np.clip(total, -room, room)
+        return within
 
     def check(self, round: PlannedRound, tensors: Tensors) -> None:
         check_package(round, tensors, self.parameters, self.context)
@@ -141,8 +142,7 @@ class FmDevice:
         return fm_sums.linear_sum(z, iterate, clip, regression=self.context.regression)
 
     def _projected(self, phi: fm_sums.Rows, tensors: Tensors) -> fm_sums.Rows:
-        """φ, or φ·B by the broadcast basis, that of the own noised covariance (`ldp_pca`), or that
-        of the records (`local_pca`)."""
+        """Return φ, or φ·B by the basis broadcast, own noised (`ldp_pca`) or own (`local_pca`)."""
         projection, d = self.context.projection, self.context.dimension
         if projection is None:
             return phi
@@ -152,7 +152,7 @@ class FmDevice:
         return fm_sums.projected(phi, fm_sums.top_basis(own, self.context.feature_dimension, d))
 
     def bounded(self, records: Records, tensors: Tensors) -> fm_sums.Rows:
-        """z of the valid records, from a training package that has its form; kept beside them."""
+        """Return z of the valid records for a checked training package, cached."""
         d, radius = self.context.dimension, self.parameters.radius
         centre = tensors["centre"] if self.parameters.centre else np.zeros(d, np.float32)
         bases = [tensors[name].tobytes() for name in ("basis", COVARIANCE) if name in tensors]
@@ -170,8 +170,6 @@ class FmDevice:
         noised_sum: NDArray[np.generic],
         processor: str = "auto",
     ) -> Mapping[str, Array]:
-        """The segment to upload, by post-processing; where uploads are summed the noised
-        integers."""
         if self.context.summed:
             return {HEAD if round.phase == TRAIN else round.phase: noised_sum}
         if round.phase != TRAIN:
@@ -188,9 +186,9 @@ def local_minimum(
     context: MethodContext,
     processor: str = "auto",
 ) -> NDArray[np.float32]:
-    """ΔW after the steps on a noised polynomial: a linear image of its coefficients."""
+    """Return ΔW after local steps on a noised polynomial: linear in its coefficients."""
     low, high = (float(v) for v in tensors["spectrum"])
-    if parameters.quadratic == "never":  # the same curvature everywhere: one step is all
+    if parameters.quadratic == "never":  # constant curvature: one step is the minimum
         return (linear / -high).astype(np.float32)
     rows = fm_sums.head_shape(parameters, context)[0]
     curvature = fm_sums.unpacked(tensors["curvature"].tobytes(), rows)
@@ -213,8 +211,6 @@ class FmCloud(CloudMethod):
         return planned_rounds(first, self.parameters.rounds)
 
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
-        """One segment: a triangle, the centre (d,), or `head.weight`. Float32, or integers where
-        summed."""
         head, phase = self.head, round.phase
         shapes: dict[str, tuple[int, ...]] = {
             COVARIANCE: (fm_sums.triangle_size(self.context.feature_dimension),),
@@ -238,7 +234,7 @@ class FmCloud(CloudMethod):
             "tail_count": np.zeros(1, np.int64),
         }
         if self.context.projection is not None:
-            axes = np.eye(self.context.feature_dimension, d, dtype=np.int16)  # none is found yet
+            axes = np.eye(self.context.feature_dimension, d, dtype=np.int16)  # until the PCA
             state["basis"] = axes << fm_sums.BASIS_BITS
         if self.parameters.quadratic == "once":
             state["curvature"] = fm_sums.upper(np.eye(head[0], dtype=np.float32))
@@ -272,7 +268,7 @@ class FmCloud(CloudMethod):
         return mean[name or phase].astype(np.float64) * (step / self.context.nominal_records)
 
     def _change(self, state: Tensors, mean: Tensors) -> NDArray[np.float64]:
-        """ΔW: the mean of what devices' steps made, or what the steps make of their mean."""
+        """Return ΔW: the mean of the devices' steps, or if summed the steps on the mean."""
         if not self.context.summed:
             return mean[HEAD].astype(np.float64)
         linear = self._in_units(mean, TRAIN, HEAD)
@@ -293,12 +289,10 @@ class FmCloud(CloudMethod):
         return new
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        """`centre` (d,), `radius` (1,), `weight` (d, c), `bias` (c,) with an intercept, float32;
-        the mean of the tail once it began. c is 1 for a number.
+        """Return `centre` (d,), `radius` (1,), `weight` (d, c), and with an intercept `bias` (c,).
 
-        With a PCA also `basis` (D, d): broadcast, of the mean noised covariance, or the first axes
-        (`local_pca`).
-        """
+        The head is the mean of the averaged iterates, once there are any. With a PCA also `basis`
+        (D, d)."""
         count = int(state["tail_count"][0])
         source, divisor = ("tail", float(count)) if count else ("iterate", UNIT)
         head = state[source].astype(np.float64) / divisor
@@ -317,7 +311,7 @@ class FmCloud(CloudMethod):
         return weights
 
     def _curvature(self, mean: Tensors, uploads: int) -> tuple[Array, Array]:
-        """κ·Q₊ + ridge·(noise level)·I as a flat triangle, and its spectrum, both public."""
+        """Return κ·Q₊ + ridge·(noise level)·I as a flat triangle, and its spectrum, both public."""
         quadratic = fm_sums.symmetric(self._in_units(mean, QUADRATIC), self.head[0])
         values, vectors = np.linalg.eigh(quadratic)
         curved = self._hessian * np.maximum(values, 0.0) + self.ridge_level(uploads)
@@ -329,13 +323,13 @@ class FmCloud(CloudMethod):
 
     @property
     def _hessian(self) -> float:
-        """κ: what bounds the loss's second derivative along a logit; of a squared loss it is 1."""
+        """κ, bound on the loss's second derivative along a logit; 1 for a squared loss."""
         return 1.0 if self.context.regression else self.parameters.curvature
 
     def ridge_level(self, uploads: int) -> float:
-        """The ridge, from the noise in the mean of `uploads` devices alone: the larger of the
-        expected operator norms, 2√d·σ of the quadratic (σ off its diagonal) and √c·σ of the linear.
-        """
+        """Return the ridge: the larger expected operator norm of the mean's noise.
+
+        2√d·σ of the quadratic (σ off its diagonal) and √c·σ of the linear sum."""
         (d, c), b = self.head, self.budget
         linear = math.sqrt(c * b.noise_variance(TRAIN))
         quadratic = 0.0

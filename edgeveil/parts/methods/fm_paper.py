@@ -1,4 +1,4 @@
-"""The functional mechanism for a three-layer perceptron as its text has it (`fm_paper`, claimed).
+"""The functional mechanism for a three-layer perceptron as published (`fm_paper`, claimed).
 
 DELM (Cao et al. 2023, eq. 1 to 10): logits h = uᵀx with u = W₁w₂, y in {-1, 1}, and per class the
 perturbed Taylor polynomial Σ (log 2 - ½·y·h + ⅛·h²) + ηᵀu + uᵀNu, η, N ~ Lap(Δ/ε), Δ = d + d²/4
@@ -6,11 +6,10 @@ perturbed Taylor polynomial Σ (log 2 - ½·y·h + ⅛·h²) + ηᵀu + uᵀNu, 
 is redrawn at each step and charged once, and every class perturbs sums over the same records. So
 every release is a `ClaimedEvent`.
 
-Where the text leaves no polynomial or contradicts itself: ReLU is left out, as in eq. 9; the label
-stands with the odd term; N is drawn once a step, η once a step and class; a batch is all records
-over `nominal_records`; weights stay within ±MAX_WEIGHT; each round's event carries its part of
-what a PCA leaves of ε.
-"""
+Choices where the text is incomplete or contradicts itself: no ReLU, as in eq. 9; the label belongs
+to the odd term; N is drawn once a step, η once a step and class; a batch is all records over
+`nominal_records`; weights stay within ±MAX_WEIGHT; each round's event carries its part of the ε
+left by a PCA."""
 
 from __future__ import annotations
 
@@ -51,26 +50,25 @@ HIDDEN, OUTPUT = "hidden.weight", "output.weight"
 
 
 class FmPaperParameters(MethodParameters):
-    """The `train` block of a job with `method: fm_paper`. No guarantee is proven for it."""
+    """The `train` block of a job with `method: fm_paper`. No guarantee is proven."""
 
     method: Literal["fm_paper"] = "fm_paper"
-    """The functional mechanism as its text has it; claimed, not proven."""
+    """The functional mechanism as published; claimed, not proven."""
     rounds: int = Field(default=15, ge=1, le=10_000)
     """Training rounds."""
     local_steps: int = Field(default=20, ge=1, le=1000)
-    """Gradient steps of a device in a round, each on a polynomial noised anew."""
+    """Gradient steps of a device in a round, each on a freshly noised polynomial."""
 
 
 def projecting() -> FmParameters:
-    """The part of `fm` that bounds and projects features; of its releases only the covariance. One
-    round, so that no budget looks too small."""
+    """Return the `fm` that only projects; one round, so that no budget is refused as too small."""
     return FmParameters(
         rounds=1, noise="laplace", centre=False, quadratic="never", radius=1.0, intercept=False
     )
 
 
 def noise_scale(parameters: FmPaperParameters, context: MethodContext) -> float:
-    """Δ/ε (eq. 9, 10), Δ = d + d²/4, in units of the coefficients."""
+    """Return Δ/ε (eq. 9, 10), Δ = d + d²/4, in units of the coefficients."""
     d = context.dimension
     return (d + d * d / 4) / claimed_epsilon(parameters, context)
 
@@ -105,7 +103,7 @@ def check_package(
         required(tensors, name, shape, dtype)
 
 
-NOISE_STEPS = 1 << 20  # Laplace noise is drawn at this scale, in whole steps, then scaled
+NOISE_STEPS = 1 << 20  # scale of the integer Laplace noise before scaling
 
 
 class FmPaperDevice:
@@ -129,7 +127,7 @@ class FmPaperDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """W₁ (d, hidden) and W₂ (hidden, c) after the local steps, float32."""
+        """Return W₁ (d, hidden) and W₂ (hidden, c) after the local steps, float32."""
         if round.phase != TRAIN:
             return self._fm.answer(round, tensors, records, random_bytes, processor)
         check_package(round, tensors, self.parameters, self.context)
@@ -150,7 +148,7 @@ class FmPaperDevice:
     def _noised(
         self, linear: Float64, quadratic: Float64, random_bytes: RandomBytes
     ) -> tuple[Float64, Float64]:
-        """The coefficients + Lap(Δ/ε) each; the matrix made symmetric, which is the same form."""
+        """Return the coefficients plus Lap(Δ/ε) each; N made symmetric, with the same uᵀNu."""
 
         def laplace(shape: tuple[int, ...]) -> Float64:
             steps = discrete_laplace(NOISE_STEPS, shape, random_bytes)
@@ -165,17 +163,17 @@ class FmPaperDevice:
 
 
 def coefficients(z: Rows, classes: int) -> tuple[Float64, Float64]:
-    """Σ -½·y·x (d, c), y = 1 for a record's class and -1 for the others, and ⅛·Σxxᵀ (d, d)."""
+    """Return Σ -½·y·x (d, c), y = ±1 for a record's own or another class, and ⅛·Σxxᵀ (d, d)."""
     signs: NDArray[np.int64] = np.where(z.labels[:, None] == np.arange(classes), 1, -1)
     linear = exact_matmul(z.steps.T, signs).astype(np.float64) * (-(2.0**-GRID_BITS) / 2)
     return linear, exact_gram(z.steps).astype(np.float64) * (4.0**-GRID_BITS / 8)
 
 
-START_SEED = 0  # of the first weights, which are public and the same in every job
+START_SEED = 0  # of the public first weights
 
 
 class FmPaperCloud:
-    """One segment a layer, so that the proxy shuffles layers as the text has it."""
+    """Cloud half with one segment per layer, so that the proxy shuffles layers as published."""
 
     def __init__(self, parameters: FmPaperParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
@@ -192,7 +190,7 @@ class FmPaperCloud:
         return SegmentSpec(HIDDEN, (d, k), "float32"), SegmentSpec(OUTPUT, (k, c), "float32")
 
     def initial_state(self) -> dict[str, Array]:
-        """W₁ with entries N(0, 1/hidden) and W₂ = 0, so that h = 0 where the text expands."""
+        """Return W₁ with entries N(0, 1/hidden) and W₂ = 0: h = 0, the point of expansion."""
         d, k, c = self.context.dimension, WIDTH, self.context.classes
         start = np.random.default_rng(START_SEED).standard_normal((d, k)) / np.sqrt(k)
         state: dict[str, Array] = {
@@ -229,7 +227,7 @@ class FmPaperCloud:
         return new
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        """A softmax head with weight u = W₁W₂, centre 0 and radius 1: the same largest class."""
+        """Return a softmax head with weight u = W₁W₂, centre 0, radius 1: the same argmax."""
         weight = state[HIDDEN].astype(np.float64) @ state[OUTPUT].astype(np.float64)
         weights: dict[str, Array] = {
             "centre": np.zeros(self.context.dimension, np.float32),

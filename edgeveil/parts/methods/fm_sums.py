@@ -1,8 +1,8 @@
-"""What `fm` and the methods beside it release of records: parameters, exact sums, noise and budget.
+"""Exact sums over records that `fm` and related methods release, with their noise and budget.
 
-Each row of features is a function of its own record, rounded toward zero to steps of 2**-24; a PCA
-basis is applied in exact integers. Symmetric matrices travel as flat upper triangles, row by row.
-"""
+Each row of features depends only on its own record and is rounded toward zero to steps of 2**-24; a
+PCA basis is applied in exact integers. Symmetric matrices are sent as flat upper triangles, row by
+row."""
 
 from __future__ import annotations
 
@@ -80,15 +80,13 @@ def symmetric(triangle: NDArray[np.generic], d: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=2)
 def unpacked(triangle: bytes, d: int) -> NDArray[np.float32]:
-    """As `symmetric`, of float32 values, cached, since a job broadcasts one curvature every round.
-    Do not write to it."""
+    """Return `symmetric` as float32, cached over the rounds; do not modify."""
     return symmetric(np.frombuffer(triangle, np.float32), d).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """One row of norm 1 at most for each valid record: features φ (n, k) int32 on 2**-24, or z
-    (n, d) int16 on 2**-12; `labels` int64 (n,)."""
+    """Rows of norm at most 1: φ (n, k) int32 in steps of 2**-24, or z (n, d) int16 of 2**-12."""
 
     steps: Integers
     labels: Int64
@@ -96,7 +94,7 @@ class Rows:
     def made(
         self, width: int, kind: type[np.signedinteger[Any]], make: Callable[[Integers], Int64]
     ) -> Rows:
-        """Rows of another width, by a function of blocks in which each row decides alone."""
+        """Return rows of another width; `make` must treat each row of a block alone."""
         steps = np.empty((len(self.labels), width), kind)
         for rows in blocks(len(steps)):
             steps[rows] = make(self.steps[rows])
@@ -104,14 +102,13 @@ class Rows:
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """Slices over `count` rows; at least one, so that no step is skipped for want of records."""
+    """Yield slices over `count` rows, at least one, so that no data set skips a step."""
     for start in range(0, max(1, count), BLOCK):
         yield slice(start, start + BLOCK)
 
 
 @flushed()
 def features_of(records: Records, context: MethodContext) -> Rows:
-    """φ of the valid records; the others are dropped."""
     mask = context.learned_from(records)
     x, labels = records.x[mask], records.y[mask]
     steps = np.empty((len(labels), context.feature_dimension), np.int32)
@@ -121,7 +118,7 @@ def features_of(records: Records, context: MethodContext) -> Rows:
 
 
 def projected(phi: Rows, basis: Basis) -> Rows:
-    """φ·B, clipped to norm 1 again: B is orthonormal up to rounding, or whatever was sent."""
+    """Return φ·B clipped to norm 1, since a sent B need not be orthonormal."""
     scale = 2.0 ** -(FEATURE_BITS + BASIS_BITS)
 
     def make(steps: Integers) -> Int64:
@@ -132,7 +129,7 @@ def projected(phi: Rows, basis: Basis) -> Rows:
 
 
 def bounded(phi: Rows, centre: NDArray[np.generic], radius: float) -> Rows:
-    """z = clip(φ - centre, radius)/radius; `centre` (d,) may be any values."""
+    """Return z = clip(φ - centre, radius)/radius; any `centre` (d,) is safe."""
 
     def make(steps: Integers) -> Int64:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -143,13 +140,12 @@ def bounded(phi: Rows, centre: NDArray[np.generic], radius: float) -> Rows:
 
 
 def shrunk(intercept: int) -> int:
-    """a in steps of 2**-12, the largest with a² + i² <= 1; i = `intercept` in the same steps."""
+    """Return the largest a with a² + i² <= 1, i = `intercept`, in steps of 2**-12."""
     return math.isqrt((1 << 2 * GRID_BITS) - intercept**2)
 
 
 def with_intercept(z: Rows, intercept: int) -> Rows:
-    """(a·z, i) in place of z, i = `intercept` steps of 2**-12, a² + i² <= 1: of norm 1 at most. In
-    integers, toward zero."""
+    """Return (a·z, i) for z, i = `intercept` steps of 2**-12: a² + i² <= 1, rounded toward zero."""
     factor = shrunk(intercept)
 
     def make(steps: Integers) -> Int64:
@@ -161,8 +157,7 @@ def with_intercept(z: Rows, intercept: int) -> Rows:
 
 
 class RowCache:
-    """The rows of data sets as they were last asked for: φ, then z for one basis and centre. A data
-    set is known by identity (`Records`) and not kept alive."""
+    """Cache of each data set's last rows: φ, then z for one basis and centre."""
 
     def __init__(self, context: MethodContext) -> None:
         self._context = context
@@ -172,7 +167,7 @@ class RowCache:
         return self.rows(records, (), lambda phi: phi)
 
     def rows(self, records: Records, key: Key, make: Callable[[Rows], Rows]) -> Rows:
-        """What `make` gives of φ; `key` holds the bytes of what it depends on beside records."""
+        """Return `make(φ)`; `key` holds the bytes of its other inputs."""
         before, found = self._kept.get(records, (None, None))
         if found is None or before != key:
             phi = found if found is not None and before == () else None
@@ -181,23 +176,18 @@ class RowCache:
         return found
 
 
-# A record's share of each released sum: bounded, on the grid, and exact.
-#
-# Each function maps rows of bounded integers to the integer sum over records, on the grid 2**-24.
-# One record changes it by at most the stated norm, whatever the record holds and whatever the
-# others are.
+# Released sums. Each function maps rows of bounded integers to the exact integer sum over records,
+# on the grid 2**-24. Any one record changes a sum by at most the stated norm.
 
 PRODUCT_BITS = 2 * GRID_BITS
 LARGEST_L1 = 2 << GRID_BITS  # of p - y, or of a difference of numbers
 
 
 def check_sizes(context: MethodContext) -> None:
-    """Raise PrivacyError for sizes at which exact sums could overflow, so that no record decides
-    whether there is an answer.
+    """Raise PrivacyError for sizes at which exact sums could overflow, whatever the records.
 
     With at most 2**22 features and classes, in steps: φ·B is below 2**61, a logit below
-    2**22·2**12·2**22 = 2**56 (MAX_WEIGHT = 2**10), a released value at most 2**29 a record.
-    """
+    2**22·2**12·2**22 = 2**56 (MAX_WEIGHT = 2**10), a released value at most 2**29 per record."""
     for count, what, where in (
         (context.feature_dimension, "features", "features"),
         (context.classes, "classes", "data.classes"),
@@ -211,7 +201,7 @@ def check_sizes(context: MethodContext) -> None:
 
 
 def covariance_sum(phi: Rows) -> Int64:
-    """Upper triangle of Σφφᵀ (D(D+1)/2,); Frobenius norm per record at most 1."""
+    """Return the upper triangle of Σφφᵀ (D(D+1)/2,); Frobenius norm per record at most 1."""
     total = np.zeros((phi.steps.shape[1],) * 2, np.int64)
     for rows in blocks(len(phi.steps)):
         fine = phi.steps[rows]
@@ -220,20 +210,19 @@ def covariance_sum(phi: Rows) -> Int64:
 
 
 def centre_sum(phi: Rows) -> Int64:
-    """Σφ (d,); L2 norm per record at most 1."""
+    """Return Σφ (d,); L2 norm per record at most 1."""
     return np.asarray(phi.steps.sum(axis=0, dtype=np.int64))
 
 
 def quadratic_sum(z: Rows) -> Int64:
-    """Upper triangle of Σzzᵀ (d(d+1)/2,); Frobenius norm per record at most 1."""
+    """Return the upper triangle of Σzzᵀ (d(d+1)/2,); Frobenius norm per record at most 1."""
     return np.asarray(upper(exact_gram(z.steps)), dtype=np.int64)
 
 
 def linear_sum(z: Rows, weight_steps: Int64, clip: float, *, regression: bool = False) -> Int64:
-    """Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`.
+    """Return Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`.
 
-    p = softmax(Wᵀz), or with `regression` Wᵀz, and y the number t. W (d, c) is on the grid 2**-12,
-    so logits are exact integers on 2**-24.
+    p = softmax(Wᵀz), for `regression` Wᵀz. W (d, c) is on 2**-12: exact integer logits on 2**-24.
     """
     total = np.zeros(weight_steps.shape, np.int64)
     limit = int(clip * 2.0**PRODUCT_BITS) ** 2
@@ -258,8 +247,9 @@ def _residual(logits: Float64, labels: Int64) -> Float64:
 
 
 def _l1_bounded(factors: Int64, labels: Int64 | None) -> NDArray[np.bool_]:
-    """Mask (n,): ‖r‖₁ <= 2, and of classes the label's entry weighs what all others do, up to one
-    step. The L1 sensitivity rests on it."""
+    """Return a mask (n,) of records that keep the bounds behind the L1 sensitivity of `priced_sum`.
+
+    ‖r‖₁ <= 2, and for classes the label's entry equals the sum of all others, up to one step."""
     sizes = np.abs(factors)
     total = sizes.sum(axis=1)
     within: NDArray[np.bool_] = total <= LARGEST_L1
@@ -269,8 +259,9 @@ def _l1_bounded(factors: Int64, labels: Int64 | None) -> NDArray[np.bool_]:
 
 
 def _softmax(logits: Float64) -> Float64:
-    """Softmax over rows (n, c), each a function of itself bit for bit: `math.exp` per value and one
-    addition per class, since vectorised exponentials may differ in an array's tail."""
+    """Return the softmax of rows (n, c), each bit for bit a function of itself alone.
+
+    Vectorised exponentials may differ in an array's tail, hence `math.exp`."""
     shifted = logits - logits.max(axis=1, keepdims=True, initial=-np.inf)
     flat = np.fromiter(map(math.exp, shifted.ravel().tolist()), np.float64, shifted.size)
     powers: Float64 = flat.reshape(shifted.shape)
@@ -281,7 +272,6 @@ def _softmax(logits: Float64) -> Float64:
 
 
 def noised(total: Int64, event: Event, random_bytes: RandomBytes) -> Int64:
-    """`total`, in steps, plus the event's noise; of shared noise the device's own part."""
     event = as_single(event)
     if isinstance(event, GaussianEvent):
         return gaussian(total, event, random_bytes)[0]
@@ -294,8 +284,9 @@ def noised(total: Int64, event: Event, random_bytes: RandomBytes) -> Int64:
 
 
 def wishart(size: int, epsilon: float, random_bytes: RandomBytes) -> Int64:
-    """Upper triangle (`size`,) of ZZᵀ, Z (D, D+1) with entries N(0, 1/(2ε)), as DELM, alg. 2; in
-    steps of 2**-24. No guarantee is proven for it."""
+    """Return the upper triangle (`size`,) of ZZᵀ in steps of 2**-24, Z (D, D+1) ~ N(0, 1/(2ε)).
+
+    DELM, alg. 2; no guarantee is proven for it."""
     d = len(diagonal_of_triangle(size))
     variance = Fraction(1 << PRODUCT_BITS) / (2 * Fraction(epsilon))
     z = discrete_gaussian(variance, (d, d + 1), random_bytes)
@@ -303,17 +294,16 @@ def wishart(size: int, epsilon: float, random_bytes: RandomBytes) -> Int64:
 
 
 BASIS_BITS = 14  # entries of an orthonormal basis are at most 1, so they fit int16
-AXES_SEED = 0  # of public axes, by no means a secret
+AXES_SEED = 0  # of public axes
 Basis = NDArray[np.int16]
 
 
 def top_basis(triangle: NDArray[np.generic], features: int, kept: int) -> Basis:
-    """Orthonormal basis (D, d = kept) of the d leading eigenvectors' span, on 2**-14.
+    """Return an orthonormal basis (D, d = kept) of the d leading eigenvectors' span, on 2**-14.
 
-    `triangle` is the covariance's; values not finite count as 0. The basis is the one nearest to
-    public axes (orthogonal Procrustes, Schönemann 1966): eigenvectors' signs and order are
-    arbitrary, and parties with nearly one covariance must share coordinates.
-    """
+    The basis is the one nearest to public axes (orthogonal Procrustes, Schönemann 1966):
+    eigenvectors' signs and order are arbitrary, but parties with nearly one covariance need common
+    coordinates."""
     finite = np.nan_to_num(triangle.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     _, vectors = np.linalg.eigh(symmetric(finite, features))
     leading = vectors[:, features - kept :]
@@ -323,19 +313,18 @@ def top_basis(triangle: NDArray[np.generic], features: int, kept: int) -> Basis:
 
 
 def as_weights(basis: Basis) -> NDArray[np.float32]:
-    """The same basis as the ONNX graph takes it, exactly."""
     return basis.astype(np.float32) * np.float32(2.0**-BASIS_BITS)
 
 
 @lru_cache(maxsize=2)
 def _public_axes(features: int, kept: int) -> NDArray[np.float64]:
-    """Orthonormal columns (D, d) in random directions, the same for all."""
     return np.linalg.qr(np.random.default_rng(AXES_SEED).normal(size=(features, kept)))[0]
 
 
 def own_weights(context: MethodContext, records: Records | None) -> Mapping[str, Array]:
-    """With `local_pca` the weight `basis` (D, d) of the PCA of `records`, else nothing. For the
-    cloud's own test records alone: it has no noise."""
+    """Return with `local_pca` the `basis` (D, d) of `records`, else {}.
+
+    The basis has no noise, so this is only for the cloud's own test records."""
     projection = context.projection
     if records is None or projection is None or projection.name != "local_pca":
         return MappingProxyType({})
@@ -349,8 +338,9 @@ def _own_basis(context: MethodContext, records: Records) -> Array:
 
 
 class Shares(PartBlock):
-    """Budget shares of the preparatory sums, of μ² (Gaussian) or ε (Laplace); training gets the
-    rest, and the share of a sum that is not released. A PCA takes its share first."""
+    """Shares of the preparatory sums in μ² (Gaussian) or ε (Laplace).
+
+    Training gets the rest, with the share of any sum not released. A PCA takes its share first."""
 
     centre: float = Field(default=0.02, gt=0, lt=1)
     """Share for the sum of the features."""
@@ -376,7 +366,7 @@ class FmParameters(MethodParameters):
     centre: bool = True
     """Release the sum of the features, so that they can be centred; false: the centre is 0."""
     quadratic: Literal["once", "never"] = "once"
-    """`once`: the curvature comes from a released sum. `never`: it is alike in all directions."""
+    """`once`: the curvature comes from a released sum. `never`: it is constant."""
     clip: float = Field(default=0.6, gt=0, le=2.0)
     """L2 bound on one record's linear coefficients; smaller: less noise, more bias."""
     radius: float = Field(default=0.7, ge=1e-3, le=2.0)
@@ -384,17 +374,17 @@ class FmParameters(MethodParameters):
     ridge: float = Field(default=0.3, gt=0, le=1e3)
     """Ridge, as a multiple of the noise level in the averaged sums."""
     curvature: float = Field(default=0.5, gt=0, le=1.0)
-    """Bound on the softmax Hessian; 0.5 is Böhning's, smaller takes longer steps. Not for a label
-    that is a number: there the loss is a polynomial itself, and its Hessian known."""
+    """Bound on the softmax Hessian; 0.5 is Böhning's, smaller takes longer steps. Not for numeric
+    labels: their loss is a polynomial with a known Hessian."""
     shares: Shares = Shares()
     """Shares of the budget for the preparatory sums."""
     local_steps: int = Field(default=20, ge=1, le=1000)
     """Steps each device takes on its own noised polynomial in a round; they cost no ε."""
     average_from: float = Field(default=0.7, ge=0, lt=1)
-    """Part of the rounds after which the model is the average of the iterates."""
+    """Fraction of the rounds after which the model is the average of the iterates."""
     intercept: bool = True
-    """Whether each class has an intercept, so that how frequent it is can be learned; inside the
-    bound on a record, its size by a public formula. Of a number there always is one."""
+    """Whether each class has an intercept, which learns the class's frequency; within the bound on
+    a record, with a public size. Numeric labels always have one."""
 
     left_out: ClassVar[Mapping[str, Any]] = {"intercept": False}
 
@@ -406,24 +396,22 @@ class FmParameters(MethodParameters):
 MAX_WEIGHT = 1024.0  # largest absolute value of a weight
 NUMBER_INTERCEPT = 1 << (GRID_BITS - 1)  # i = 1/2, of a label that is a number
 LARGEST_INTERCEPT = 0.3 * 2**GRID_BITS  # of two classes, without noise
-HALVING_NOISE = 0.02  # of which i is half of that
+HALVING_NOISE = 0.02  # the noise level at which i is half of LARGEST_INTERCEPT
 
 
 def head_shape(parameters: FmParameters, context: MethodContext) -> tuple[int, int]:
-    """Rows and columns of the head: (d, classes), one row more for the intercept; (d + 1, 1) of a
-    number."""
+    """Return the head's shape: (d, classes), plus a row for an intercept; a number: (d + 1, 1)."""
     if context.regression:
         return (context.dimension + 1, 1)
     return (context.dimension + int(parameters.intercept), context.classes)
 
 
-# What `fm` releases, phase by phase: size, and how far one record moves it, in integer steps.
-#
-# The bounds hold for every record and every broadcast; the proofs are in `docs/privacy.md`.
+# Sizes and sensitivities of the releases of `fm`, by phase, in integer steps. The bounds hold for
+# every record and every broadcast; proofs in `docs/privacy.md`.
 
 CENTRE, QUADRATIC = "centre", "quadratic"
-# Gaussian sums are moved to the grid 2**-28, so that the noise has 2**20 steps and more; Laplace
-# noise is exactly priced on any grid and stays on that of the products.
+# Gaussian sums use the grid 2**-28, so that σ is at least 2**20 steps; Laplace noise is priced
+# exactly on any grid and uses that of the products.
 GAUSSIAN_BITS, LAPLACE_BITS = 28, PRODUCT_BITS
 LOCAL_BASIS = ClaimedEvent(
     what="basis of the device's own PCA, without noise",
@@ -434,7 +422,6 @@ LOCAL_BASIS = ClaimedEvent(
 
 
 def phases(parameters: FmParameters, projection: PcaParameters | None) -> tuple[str, ...]:
-    """The preparation rounds, in order; each is released once."""
     wanted = (
         (COVARIANCE, projection is not None and projection.name != "local_pca"),
         (CENTRE, parameters.centre),
@@ -445,8 +432,7 @@ def phases(parameters: FmParameters, projection: PcaParameters | None) -> tuple[
 
 @dataclass(frozen=True)
 class PricedSum:
-    """A sum over records before noise. `l2` is in units, the Frobenius norm of a symmetric matrix;
-    `l1_steps` counts the sent values in steps of 2**-24."""
+    """Sum over records: sensitivities `l2` in units (Frobenius), `l1_steps` in steps of 2**-24."""
 
     what: str
     size: int
@@ -466,12 +452,11 @@ class PricedSum:
 
 
 def priced_sum(phase: str, parameters: FmParameters, context: MethodContext) -> PricedSum:
-    """The sum of a preparatory phase, or of the linear terms.
+    """Return the sum of a preparatory phase, or of the linear terms.
 
     L1 of z·rᵀ, r = p - y clipped, is ‖z‖₁·‖r‖₁: at most 2√d, and at most 2√(d(c - 1)/c)·clip, since
-    r's entry at the label weighs as much as all others (up to one step of 2**-12). A number's r is
-    one value: at most 2√d, and √d·clip. d counts the intercept.
-    """
+    r's entry at the label equals the sum of all others (up to one step of 2**-12). A number's r is
+    one value: at most 2√d, and √d·clip. d counts the intercept."""
     (d, c), features = head_shape(parameters, context), context.feature_dimension
     one = 1 << PRODUCT_BITS
     if phase == COVARIANCE:
@@ -491,20 +476,19 @@ def priced_sum(phase: str, parameters: FmParameters, context: MethodContext) -> 
 
 
 def features_sum(d: int) -> PricedSum:
-    """Σφ of d features of norm 1 at most, so ‖φ‖₁ <= √d."""
+    """Return the form of Σφ of d features with ‖φ‖₂ at most 1, so ‖φ‖₁ <= √d."""
     one = 1 << PRODUCT_BITS
     return PricedSum("sum of features", d, 1.0, math.isqrt(d * one * one))
 
 
 def products_sum(what: str, d: int) -> PricedSum:
-    """Triangle of Σzzᵀ, z (d,) of norm 1 at most: its L1 is (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2."""
+    """Return the form of the triangle of Σzzᵀ, whose L1 is (‖z‖₁² + ‖z‖²)/2 <= (d + 1)/2."""
     return PricedSum(what, triangle_size(d), 1.0, (d + 1) << (PRODUCT_BITS - 1), "symmetric")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The event of each released phase in order; TRAIN is one round's. `tainted` goes with every
-    answer where the basis comes from records without noise."""
+    """Events of the released phases; TRAIN is one round's, `tainted` are of every answer."""
 
     events: Mapping[str, Event]
     participations: int
@@ -524,36 +508,28 @@ class Budget:
             return event.grid_bits
         return PRODUCT_BITS
 
-    def on_grid(self, phase: str, total: Int64, context: MethodContext) -> Int64:
-        """An exact sum on the grid of its phase; where it is summed cut off at the room of one."""
-        moved = total << (self.grid_bits(phase) - PRODUCT_BITS)
-        if not context.summed:
-            return moved
-        room = self.room(phase, context.nominal_records)
-        within: Int64 = np.clip(moved, -room, room)
-        return within
-
     def room(self, phase: str, nominal_records: int) -> int:
-        """Public bound on one device's sum where it is summed, in steps: the nominal records at
-        their largest. It is cut before the noise, so no two sums move further apart."""
+        """Return the public bound in steps to which a device's sum is clipped before noise.
+
+        Clipping before the noise moves no two sums further apart, so the sensitivity holds."""
         event = as_single(self.events[phase])
         if isinstance(event, GaussianEvent):
             return nominal_records * event.sensitivity_steps
         return nominal_records << self.grid_bits(phase) + 1
 
     def largest(self, phase: str, nominal_records: int) -> int:
-        """Public bound on a noised value, in steps, passed with a chance below 2^-40 for 2^60
-        values: 12 σ for a normal value (Mills' ratio, 2·Q(12) < 2^-107), `noise_room` for Laplace.
-        """
+        """Return a public bound on a noised value, in steps; 2^60 values exceed it with P < 2^-40.
+
+        12 σ for a normal value (Mills' ratio, 2·Q(12) < 2^-107), `noise_room` for Laplace."""
         event, room = as_single(self.events[phase]), self.room(phase, nominal_records)
         if isinstance(event, LaplaceEvent):
             return room + noise_room(event)
-        if isinstance(event, GaussianEvent):  # that on a diagonal, which is the widest
+        if isinstance(event, GaussianEvent):  # σ of the diagonal, the largest
             return room + math.ceil(12 * math.sqrt(event.sigma_squared))
         return room
 
     def noise_variance(self, phase: str) -> float:
-        """Variance of one value of a device's sum, off a matrix's diagonal, in units²."""
+        """Return the variance in units² of one value of a device's sum, off a matrix's diagonal."""
         event = as_single(self.events[phase])
         steps = 0.0
         if isinstance(event, GaussianEvent):
@@ -564,15 +540,16 @@ class Budget:
 
 
 def budget(parameters: FmParameters, context: MethodContext) -> Budget:
-    """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
+    """Return noise for which all answers of a device are (ε, δ)-DP per record; see `settled`."""
     own, rest, _ = _split(parameters, context)
     of_gaussian = own if parameters.noise == "laplace" else rest
     return settled(partial(_share_out, parameters, context), context, of_gaussian)
 
 
 def _split(parameters: FmParameters, context: MethodContext) -> tuple[float, float, float]:
-    """ε of the covariance, ε of the rest, and the covariance's share of μ². All Gaussian: μ² is
-    shared (it composes by Σμ²), both ε the job's. Two kinds: ε itself is, and prices add up."""
+    """Return ε of the covariance, ε of the rest, and the covariance's share of μ².
+
+    All Gaussian: μ² is shared (composes by Σμ²), both ε are the job's. Mixed: ε is shared."""
     projection, whole = context.projection, context.epsilon
     gaussian_rest = parameters.noise == "gaussian"
     if projection is None or COVARIANCE not in phases(parameters, projection):
@@ -586,12 +563,10 @@ def _split(parameters: FmParameters, context: MethodContext) -> tuple[float, flo
 def settled(
     made: Callable[[float], Budget], context: MethodContext, gaussian_epsilon: float
 ) -> Budget:
-    """The budget that `made` gives for a δ, such that it costs the context's (ε, δ) at most.
+    """Return the budget that `made` gives for a δ, such that it costs at most the context's (ε, δ).
 
-    Part of δ is set aside for the discreteness of Gaussian noise, which depends on the noise: a few
-    rounds settle it. Raises PrivacyError if the grid is too coarse for (ε, δ), or for so many
-    features.
-    """
+    Part of δ is reserved for the discreteness of Gaussian noise, which depends on the noise: a few
+    iterations. Raises PrivacyError if the grid is too coarse for (ε, δ) or the features."""
     check_sizes(context)
     reserve = 0.0
     for _ in range(8):
@@ -615,8 +590,7 @@ def _gaussians(result: Budget) -> list[GaussianEvent]:
 
 
 def _costs(result: Budget, delta: float) -> float:
-    """ε of the whole part by basic composition of its kinds; infinite while discreteness uses up
-    δ."""
+    """Return ε by basic composition of the kinds; infinite if discreteness exceeds δ."""
     events = result.job_events()
     pure = pure_epsilon(event for event in events if isinstance(event, LaplaceEvent))
     claimed = sum(event.claimed_epsilon for event in events if isinstance(event, ClaimedEvent))
@@ -665,8 +639,7 @@ def _share_out(parameters: FmParameters, context: MethodContext, delta: float) -
 def intercept_steps(
     parameters: FmParameters, context: MethodContext, settled_budget: Budget
 ) -> int:
-    """i, beside z for the intercept, in steps of 2**-12; 0: none. Of classes it follows from the
-    noise in the mean linear sum of `context.devices` devices, so from public numbers alone."""
+    """Return i for the intercept in steps of 2**-12, 0 without; from public numbers only."""
     if context.regression:
         return NUMBER_INTERCEPT
     if not parameters.intercept:

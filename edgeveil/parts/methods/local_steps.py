@@ -1,4 +1,4 @@
-"""Steps on a quadratic, with coefficients fixed by its public curvature."""
+"""Minimisation of a quadratic, with step coefficients fixed by its public spectrum."""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ def minimise_quadratic(
     steps: int,
     processor: str = "auto",
 ) -> NDArray[np.float32]:
-    """Approximate minimiser ΔW (d, c) of ⟨linear, ΔW⟩ + ½⟨ΔW, curvature·ΔW⟩ from ΔW = 0.
+    """Return approximate argmin ΔW (d, c) of ⟨linear, ΔW⟩ + ½⟨ΔW, curvature·ΔW⟩, from ΔW = 0.
 
-    Chebyshev semi-iteration (Saad 2003, alg. 12.1) for eigenvalues in `spectrum` = (low, high), 0 <
-    low <= high. Coefficients depend on the spectrum alone, so ΔW is linear in `linear`. In float32
-    on `processor` (`cuda`, `mps`, `cpu`, `auto`), numpy on the CPU, else torch. Raises UsageError
-    for a processor that is not there.
-    """
+    Chebyshev semi-iteration (Saad 2003, alg. 12.1) in float32 for `spectrum` = (low, high), 0 < low
+    <= high; linear in `linear`. Raises UsageError for an absent `processor`."""
     a = curvature.astype(np.float32, copy=False)
-    # Rows of d values: a narrow (c, d) product with a symmetric matrix is the faster way round.
+    # Rows of d values: (c, d) times a symmetric matrix is faster than its transpose.
     residual = -linear.T.astype(np.float32, order="C")
     device = _processor(processor)
     if device == "cpu":
@@ -46,7 +43,6 @@ def minimise_quadratic(
 
 
 def _chebyshev(residual: Any, a: Any, spectrum: tuple[float, float], steps: int) -> Any:
-    """`steps` > 0 steps from 0, all arrays of numpy or all of torch."""
     low, high = map(float, spectrum)
     middle = (high + low) / 2
     half = max((high - low) / 2, 1e-9 * middle)
@@ -61,21 +57,20 @@ def _chebyshev(residual: Any, a: Any, spectrum: tuple[float, float], steps: int)
 
 
 def _processor(processor: str) -> str:
-    """As `chosen_processor`, but loads torch (seconds, 200 MB) only where there may be a GPU."""
+    """Return `chosen_processor`, loading torch (seconds, 200 MB) only if there may be a GPU."""
     if processor == "auto" and not gpu_in_sight():
         return "cpu"
     return processor if processor == "cpu" else chosen_processor(processor)
 
 
 def gpu_in_sight() -> bool:
-    """Whether this machine shows a GPU that torch could use; torch itself may find none."""
     if sys.platform == "darwin":
         return platform.machine() == "arm64"
     return any(any(DEVICE_FILES.glob(pattern)) for pattern in _GPU_FILES)
 
 
 def chosen_processor(processor: str) -> str:
-    """`cuda`, `mps` or `cpu` for `auto` or one of them; UsageError where it is not there."""
+    """Return `cuda`, `mps` or `cpu` for that or `auto`. Raises UsageError if absent."""
     try:
         import torch
     except ImportError:

@@ -1,5 +1,6 @@
-"""`noise_only`: packages and uploads of chosen sizes, for tests of links and load. Devices upload
-fresh uniform noise; no record is read, ε = 0, nothing is learned."""
+"""`noise_only`: packages and uploads of chosen sizes, to test links and load.
+
+Devices upload fresh uniform noise; no record is read, ε = 0, nothing is learned."""
 
 from __future__ import annotations
 
@@ -59,7 +60,6 @@ class NoiseOnlyDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """`noise` (values,) float32, uniform in [-1, 1]."""
         required(tensors, PACKAGE, (self.parameters.package_values,), "float32")
         values = uniform(self.parameters.values, random_bytes)
         summed = self.context.summed
@@ -67,8 +67,6 @@ class NoiseOnlyDevice:
 
 
 class NoiseOnlyCloud(CloudMethod):
-    """Keeps the mean of all values, which tends to 0."""
-
     def __init__(self, parameters: NoiseOnlyParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
 
@@ -108,7 +106,7 @@ class NoiseOnlyCloud(CloudMethod):
 
 
 def uniform(values: int, random_bytes: RandomBytes = os_random) -> NDArray[np.float32]:
-    """`values` float32 in [-1, 1], one from each 4 bytes of `random_bytes`."""
+    """Return `values` float32 in [-1, 1], one from each 4 bytes of `random_bytes`."""
     words = np.frombuffer(random_bytes(4 * values), "<i4")
     return words.astype(np.float32) * np.float32(2.0**-31)
 
@@ -117,12 +115,11 @@ _SUMMED_BITS = 32  # as many as a float32 has
 
 
 def steps_of_one(summed: int) -> int:
-    """The integer that stands for 1.0 where so many uploads are summed."""
+    """Return the integer that encodes 1.0 in a sum of `summed` uploads."""
     return (1 << _SUMMED_BITS - 1) // summed - 1
 
 
 def as_summed_steps(values: NDArray[np.float32], summed: int) -> NDArray[np.int64]:
-    """Values (n,) in [-1, 1] as integers of which so many uploads are summed."""
     return np.rint(values.astype(np.float64) * steps_of_one(summed)).astype(np.int64)
 
 

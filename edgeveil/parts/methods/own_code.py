@@ -1,4 +1,4 @@
-"""Trial of a user's own model before a device reads a record: gradients and the ONNX form."""
+"""Test of a user's own model before a device reads a record: gradients and ONNX form."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from edgeveil.parts.methods.dp_sgd import DpSgdParameters, record_gradients
 from edgeveil.parts.models.network import Network
 from edgeveil.subnormals import flushed_training
 
-PROBES = 3  # made-up records
-FAR = 1e-3  # of a probability: rounding alone makes no such difference
+PROBES = 3  # synthetic records
+FAR = 1e-3  # difference of a probability, more than rounding
 
 
 @flushed_training()  # so that torch's threads, which start here, flush as training will
 def check_own_code(network: Network, parameters: Any) -> None:
-    """Raise DataError unless a method with these `parameters` can train the network: every weight
-    has a gradient, with noised steps also per record, and the graph gives what the code gives."""
+    """Raise DataError unless a method with these `parameters` can train the network."""
     import torch
 
     by_record = isinstance(parameters, DpSgdParameters)

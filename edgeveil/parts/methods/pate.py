@@ -1,14 +1,13 @@
 """Knowledge transfer by noised votes (`pate`): teachers label a public set, a student learns it.
 
 GNMax of Papernot et al. 2018 with its data-independent price. Each device trains a teacher, and
-votes for one class of each record of a public, unlabelled set that travels in the job. The cloud
+votes for one class of each record of a public, unlabelled set that is part of the job. The cloud
 takes the largest noised sum of votes and trains the student on these labels.
 
 **Theorem.** Votes on m records are a matrix (m, c) with at most one 1 in each row, so two of them
-differ by √(2m) at most in L2 norm, whatever the teacher. With noise of σ their sum is
+differ by at most √(2m) in L2 norm, for any teacher. With noise of σ their sum is
 √(2m)/σ-Gaussian-DP for one record and for all records of a device (Dong, Roth, Su 2022, thm 2.7);
-rounds compose by Σμ². Votes that agree earn nothing: such prices depend on the data.
-"""
+rounds compose by Σμ². Agreement of votes lowers no price: such prices depend on the data."""
 
 from __future__ import annotations
 
@@ -55,23 +54,22 @@ DIGITS = "digits"
 RIDGE = 0.003  # weight decay of teachers and student, on the mean loss
 STEPS = 200  # of gradient descent of a teacher, and of the student
 _RADIUS = 0.5  # of centred features, as in the head's graph
-_UNSET_RECORDS = 24  # where no public set is named: a job without one is refused
+_UNSET_RECORDS = 24  # without a public set; such a job is refused
 
 
 class PublicSet(PartBlock):
-    """Public, unlabelled records that devices vote on. A job file names a file; a sent job holds
-    the records."""
+    """Public, unlabelled records for the vote: a file in a job file, the records in a sent job."""
 
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
     """Path of an NPZ file with an array `x`, from the job file's folder; `digits`: test digits."""
     records: int = Field(default=48, ge=1, le=PUBLIC_BYTES)
-    """How many of its first records are labelled; each costs privacy: noise grows as its root."""
+    """How many of its first records are labelled; noise grows as the square root."""
     input_form: tuple[Annotated[int, Field(ge=1, le=PUBLIC_BYTES)], ...] = Field(
         default=(), max_length=4, examples=[[64]]
     )
     """Shape of one record; filled in from `file`."""
     dtype: Literal["uint8", "float32"] = "uint8"
-    """uint8 where all values are whole, 0 to 255; filled in from `file`."""
+    """uint8 if all values are integers in 0 to 255; filled in from `file`."""
     rows: str = Field(default="", max_length=PUBLIC_BYTES * 4 // 3 + 4)
     """The records, base64, little-endian; filled in from `file`."""
 
@@ -81,7 +79,7 @@ class PublicSet(PartBlock):
         def facts(given: dict[str, Any], folder: Path) -> dict[str, Any]:
             count = given.get("records", cls.model_fields["records"].default)
             if not isinstance(count, int) or count < 1:
-                return {"file": None}  # the field's own check says so
+                return {"file": None}  # refused by the field's own check
             return _facts(_read(given["file"], folder), count)
 
         return filled_from_file(given, info, facts)
@@ -102,7 +100,6 @@ class PublicSet(PartBlock):
         return self
 
     def values(self) -> NDArray[np.float32]:
-        """The records (records, *input_form)."""
         raw = np.frombuffer(base64.b64decode(self.rows), np.dtype(self.dtype).newbyteorder("<"))
         return raw.reshape(self.records, *self.input_form).astype(np.float32)
 
@@ -117,7 +114,6 @@ def _read(file: str, folder: Path) -> NDArray[Any]:
 
 
 def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:
-    """What a job says of the first `records` rows of x. Raises DataError where they do not fit."""
     if x.ndim < 2 or len(x) < records:
         raise DataError(
             f"has the shape {list(x.shape)}, where {records} records are asked for",
@@ -148,9 +144,9 @@ class PateParameters(MethodParameters):
     method: Literal["pate"] = "pate"
     """Teachers on devices vote on a public set under noise; a student learns the labels."""
     rounds: int = Field(default=1, ge=1, le=1000)
-    """Rounds, among which the public records are shared out; one is the least work."""
+    """Rounds, among which the public records are divided; one is the least work."""
     public: PublicSet | None = None
-    """The public, unlabelled records; needed."""
+    """The public, unlabelled records; required."""
 
     @model_validator(mode="after")
     def _one_a_round(self) -> Self:
@@ -160,19 +156,18 @@ class PateParameters(MethodParameters):
 
     @property
     def queries(self) -> int:
-        """m, the public records that are labelled in the whole job."""
+        """m, the number of public records labelled in the whole job."""
         return self.public.records if self.public else _UNSET_RECORDS
 
     @property
     def per_round(self) -> int:
-        """Rows of votes in a round; in the last some may stand for no record."""
+        """Rows of votes in a round; some of the last round may be unused."""
         return -(-self.queries // self.rounds)
 
 
 def refusals(
     parameters: PateParameters, context: MethodContext
 ) -> list[tuple[tuple[str, ...], str]]:
-    """Keys and reasons why a job with these cannot be played."""
     found: list[tuple[tuple[str, ...], str]] = []
     public = parameters.public
     if public is None:
@@ -192,7 +187,7 @@ def refusals(
 
 
 def vote_event(parameters: PateParameters, context: MethodContext) -> Event:
-    """Of one round, such that all rounds of a device are (ε, δ)-DP. Raises PrivacyError."""
+    """Return one round's event; all together are (ε, δ)-DP. Raises PrivacyError if impossible."""
     m, times = parameters.per_round, min(context.max_participations, parameters.rounds)
     sensitivity = math.isqrt((2 * m << 2 * VOTE_BITS) - 1) + 1  # √(2m) votes, rounded up
     one = meeting(
@@ -207,11 +202,9 @@ def vote_event(parameters: PateParameters, context: MethodContext) -> Event:
 
 
 def head_weights(z: Float64, labels: NDArray[np.int64], classes: int) -> Float64:
-    """W (d, c) near the minimum of the mean cross-entropy of z (n, d) plus RIDGE/2·‖W‖².
+    """Return W (d, c) near the minimum of the mean cross-entropy of z (n, d) plus RIDGE/2·‖W‖².
 
-    Nesterov's method from 0 at the step 1/(½ + RIDGE): ‖z‖ <= 1, Böhning's bound 1992. Zero without
-    records.
-    """
+    Nesterov's method from 0, step 1/(½ + RIDGE) for ‖z‖ <= 1 (Böhning 1992); 0 without records."""
     weight: Float64 = np.zeros((z.shape[1], classes))
     if not len(z):
         return weight
@@ -227,13 +220,11 @@ def head_weights(z: Float64, labels: NDArray[np.int64], classes: int) -> Float64
 
 
 class PublicFeatures:
-    """The public set as the head sees it: features, their mean, and what is bounded around it."""
-
     def __init__(self, parameters: PateParameters, context: MethodContext) -> None:
         self.context = context
         if parameters.public is not None:
             x = parameters.public.values()
-        else:  # made up, the same for all
+        else:  # synthetic and fixed
             shape = (parameters.queries, *context.input_shape)
             x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
         phi = context.features(x)
@@ -241,14 +232,13 @@ class PublicFeatures:
         self.z = self.bounded(phi)
 
     def bounded(self, phi: Float64) -> Float64:
-        """(φ - centre)/max(‖φ - centre‖, radius), as in the head's graph."""
+        """Return (φ - centre)/max(‖φ - centre‖, radius), as in the head's graph."""
         centred = phi - self.centre.astype(np.float64)
         result: Float64 = centred / np.maximum(row_norms(centred), _RADIUS)[:, None]
         return result
 
 
 def rows_of(round: PlannedRound, parameters: PateParameters) -> slice:
-    """The public records that a round labels."""
     m = parameters.per_round
     return slice((round.number - 1) * m, min(round.number * m, parameters.queries))
 
@@ -269,7 +259,7 @@ class PateDevice:
         random_bytes: RandomBytes = os_random,
         processor: str = "auto",
     ) -> Answer:
-        """`votes` (per_round, c): noised integers in steps where they are summed, else float32."""
+        """Return `votes` (per_round, c): noised integers in steps if summed, else float32."""
         if int(required(tensors, ROUND, (1,), "int32")[0]) != round.number:
             raise ProtocolError("bad_package", f"tensor '{ROUND}' is not {round.number}")
         event = vote_event(self.parameters, self.context)
@@ -281,8 +271,7 @@ class PateDevice:
 
     @flushed()
     def votes(self, round: PlannedRound, records: Records) -> Int64:
-        """One-hot rows (per_round, c) before noise, which never leave the device. No votes without
-        valid records, nor in rows for no record."""
+        """Return one-hot rows (per_round, c) before noise, which never leave the device."""
         p, s = self.parameters, self.context
         ballot = np.zeros((p.per_round, s.classes), np.int64)
         mask = s.learned_from(records)
@@ -304,8 +293,7 @@ class PateCloud(CloudMethod):
         return planned_rounds((), self.parameters.rounds)
 
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
-        """`votes` (per_round, c): float32, or integers with room for a vote and 12 σ of a device's
-        noise."""
+        """Return `votes` (per_round, c): float32, or integers up to a vote + 12 σ of one device."""
         shape = (self.parameters.per_round, self.context.classes)
         if not self.context.summed:
             return (SegmentSpec(VOTES, shape, "float32"),)
@@ -314,7 +302,7 @@ class PateCloud(CloudMethod):
         return (summed_spec(VOTES, shape, largest, self.context.summed),)
 
     def initial_state(self) -> dict[str, Array]:
-        """`labels` (m,) int64, -1 where a public record has none yet."""
+        """Return `labels` (m,) int64, -1 for a public record without a label."""
         return {"labels": np.full(self.parameters.queries, -1, np.int64)}
 
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
@@ -323,7 +311,7 @@ class PateCloud(CloudMethod):
     def absorb(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """The state with the noisy argmax of the round's records; of a tie the first."""
+        """Label the round's records by the noisy argmax, the first on a tie."""
         labels, rows = np.array(state["labels"], np.int64), rows_of(round, self.parameters)
         votes = np.nan_to_num(mean[VOTES].astype(np.float64))
         labels[rows] = votes[: rows.stop - rows.start].argmax(axis=1)
@@ -331,7 +319,6 @@ class PateCloud(CloudMethod):
 
     @flushed()
     def model(self, state: Tensors) -> dict[str, Array]:
-        """The student's head, as `fm` has it; zero before any record has a label."""
         public = PublicFeatures(self.parameters, self.context)
         labels = np.asarray(state["labels"], np.int64)
         known = labels >= 0

@@ -1,14 +1,13 @@
-"""What is usual, as the directions that records vary in; the rest is a residual (`pca_residual`).
+"""Anomaly detection by the residual of a PCA of normal records (`pca_residual`).
 
 Per record, add/remove, proven. Devices release the noised sum of their bounded features, then that
-of the centred products (Analyze Gauss, Dwork et al. 2014): exact integer sums of norm 1 a record,
+of the centred products (Analyze Gauss, Dwork et al. 2014): exact integer sums of norm 1 per record,
 priced as those of `fm` (`docs/privacy.md`, "The sums of `pca_residual`"). Records labelled
 anomalous are in no sum.
 
-With λᵢ, vᵢ of the noised covariance, direction i counts by wᵢ = r/(max(λᵢ, 0) + r), r the noise
-level: r times the squared Mahalanobis distance with a ridge. `keep` gives 0 to the leading
-directions and 1 to the others (Jackson and Mudholkar 1979).
-"""
+With λᵢ, vᵢ of the noised covariance, direction i has the weight wᵢ = r/(max(λᵢ, 0) + r), r the
+noise level: r times the squared Mahalanobis distance with a ridge. `keep` gives 0 to the leading
+directions and 1 to the others (Jackson and Mudholkar 1979)."""
 
 from __future__ import annotations
 
@@ -42,9 +41,9 @@ from edgeveil.privacy.gaussian_mechanism import shared_gaussian
 from edgeveil.privacy.grid import Int64
 
 PRODUCTS = "products"  # the segment of a training round
-CENTRE_SHARE = 0.05  # of the budget, of μ², for the sum of the features; the products get the rest
+CENTRE_SHARE = 0.05  # of μ² for the sum of the features; the products get the remainder
 RIDGE = 0.1  # r, as a multiple of the noise level in the averaged products
-LEAST_RIDGE = 1e-3  # of the mean λ: r where there is hardly any noise
+LEAST_RIDGE = 1e-3  # lower bound on r, as a multiple of the mean λ
 
 Count = Annotated[int, Field(ge=1, le=1 << 22)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -54,26 +53,26 @@ class PcaResidualParameters(MethodParameters):
     """The `train` block of a job with `method: pca_residual`; all of it is public."""
 
     method: Literal["pca_residual"] = "pca_residual"
-    """What is usual, by the covariance of public features; a residual tells what is not."""
+    """Learn normal records by the covariance of public features; score others by a residual."""
     rounds: int = Field(default=1, ge=1, le=10_000)
-    """Training rounds, in each of which devices release their products; more than one is of use
-    where not all devices take part in each, since a device's budget is shared among its rounds."""
+    """Training rounds, in each of which devices release their products. More than one helps if not
+    all devices take part in each, since rounds share a device's budget."""
     radius: float = Field(default=0.2, ge=1e-3, le=2.0)
-    """L2 bound on one record's centred features as it is learned from; public, never taken from the
-    data. Smaller: less noise, and less that an unusual record among those learned from changes."""
+    """L2 bound on one record's centred features in training; public, never taken from the data.
+    Smaller: less noise, and less influence of an unusual record."""
     keep: Count | Share | None = Field(default=None, examples=[8])
-    """So many leading directions, or this share of them, do not count at all, and all others alike.
-    null: each counts by how much records vary in it."""
+    """Number or share of leading directions that get weight 0, all others alike; null: each
+    direction is weighted by the variance of records in it."""
 
     def kept(self, d: int) -> int | None:
-        """How many of d directions do not count; None: each counts by its variance."""
+        """Return how many of d directions get weight 0; None for weights by variance."""
         if self.keep is None or isinstance(self.keep, int):
             return self.keep
         return max(1, round(self.keep * d))
 
 
 def budget(parameters: PcaResidualParameters, context: MethodContext) -> fm_sums.Budget:
-    """Noise for which a device's whole part is (ε, δ)-DP per record. Raises as `settled`."""
+    """Return noise for which all answers of a device are (ε, δ)-DP per record; see `settled`."""
     times, d = min(context.max_participations, parameters.rounds), context.dimension
     products = fm_sums.products_sum("sum of products of centred features", d)
     released = {CENTRE: fm_sums.features_sum(d), TRAIN: products}
@@ -90,8 +89,6 @@ def budget(parameters: PcaResidualParameters, context: MethodContext) -> fm_sums
 
 
 class PcaResidualDevice(FmDevice):
-    """Releases its sums as `fm` does."""
-
     def __init__(self, parameters: PcaResidualParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
         self.budget = budget(parameters, context)
@@ -116,13 +113,12 @@ class PcaResidualDevice(FmDevice):
         noised_sum: NDArray[np.generic],
         processor: str = "auto",
     ) -> Mapping[str, Array]:
-        """The segment: float32, or where uploads are summed the integers themselves."""
         name = PRODUCTS if round.phase == TRAIN else CENTRE
         return {name: noised_sum if self.context.summed else noised_sum.astype(np.float32)}
 
 
 class PcaResidualCloud(CloudMethod):
-    """State: `centre` (d,) float32; `products` (d(d+1)/2,) float64, summed over `uploads` (1,)."""
+    """Cloud half; state: `centre` (d,) float32, `products` (d(d+1)/2,) float64, `uploads` (1,)."""
 
     def __init__(self, parameters: PcaResidualParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
@@ -154,7 +150,6 @@ class PcaResidualCloud(CloudMethod):
     def absorb(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """State after a round; `mean` has the segments' names and shapes, any float type."""
         new = {name: np.asarray(value) for name, value in state.items()}
         step = 2.0 ** -self.budget.grid_bits(round.phase) / self.context.nominal_records
         if round.phase != TRAIN:
@@ -166,7 +161,7 @@ class PcaResidualCloud(CloudMethod):
         return new
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        """`centre` (d,) and `residual` (d, d), float32."""
+        """Return `centre` (d,) and `residual` (d, d), float32."""
         d, uploads = self.context.dimension, max(1, int(np.asarray(state["uploads"])[0]))
         covariance = fm_sums.symmetric(state[PRODUCTS].astype(np.float64) / uploads, d)
         values, vectors = np.linalg.eigh(covariance)
@@ -178,7 +173,7 @@ class PcaResidualCloud(CloudMethod):
         }
 
     def _weights(self, values: NDArray[np.float64], uploads: int) -> NDArray[np.float64]:
-        """By how much each direction counts (d,), of its variance, the least first."""
+        """Return the weight (d,) of each direction, in ascending order of variance."""
         kept = self.parameters.kept(len(values))
         if kept is not None:
             return (np.arange(len(values)) < len(values) - kept).astype(np.float64)
@@ -186,8 +181,7 @@ class PcaResidualCloud(CloudMethod):
         return np.asarray(ridge / np.maximum(values + ridge, np.finfo(np.float64).tiny))
 
     def ridge_level(self, uploads: int) -> float:
-        """r from the noise in the mean of `uploads` devices: the operator norm to expect of a
-        symmetric matrix of it, 2√d·σ, σ off its diagonal."""
+        """Return r: the expected operator norm 2√d·σ of the noise in `uploads` devices' mean."""
         sigma = math.sqrt(self.budget.noise_variance(TRAIN))
         scale = self.context.nominal_records * math.sqrt(uploads)
         return self.ridge * 2 * math.sqrt(self.context.dimension) * sigma / scale

@@ -1,19 +1,19 @@
-"""Swarms of weight vectors, each trained by itself and drawn to the best ones found (Zhang, Wu and
-Dong, PSO-DP): one move of the swarm, training of every particle, comparison of their losses.
+"""Swarms of trained weight vectors, drawn to the best found (Zhang, Wu and Dong, PSO-DP).
+
+An iteration moves the swarm, trains every particle and compares their losses.
 
 `random`: v ← w·v + c₁·r₁·(own best − p) + c₂·r₂·(overall best − p), p ← p + v, r₁ and r₂ uniform in
-[0, 1). `adaptive`: a particle goes on from its own best. Deviation: all particles begin at the
+[0, 1). `adaptive`: a particle continues from its own best. Deviation: all particles start at the
 broadcast weights, only first velocities are drawn.
 
 `pso_dp_fl` (alg. 2), proven, unit device: losses choose without noise, and one clip of the whole
-update with Gaussian noise (`gradient_gaussian`) hides all records. A pass over the records is a
-move.
+update with Gaussian noise (`gradient_gaussian`) hides all records. A move is one pass over the
+records.
 
 `pso_dp_sgd` (alg. 1): particles take noised steps (`dp_sgd`). `priced`, proven: a record's N
-losses, cut to [0, B] and centred, are a vector of norm ½B·√N at most, whose noised sum counts as
+losses, cut to [0, B] and centred, are a vector of norm at most ½B·√N, whose noised sum counts as
 one more step (report-noisy-max); M moves cost M·(N·local_steps + 1) steps. `unpriced`, claimed: as
-the text, the choice and the other particles' steps are free.
-"""
+in the text, the choice and the other particles' steps are free."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ Float64 = NDArray[np.float64]
 INERTIA = 0.1  # w of the text, whose c₁ and c₂ are 1
 SPREAD = 0.01  # first velocities are uniform between −SPREAD and SPREAD
 MOVES = 2  # of a swarm in a round of noised steps
-LOSS_CLIP = 4.0  # B: the largest loss of one record that is told apart
-PARTICLES = 3  # N: weight vectors that are trained side by side
+LOSS_CLIP = 4.0  # B: bound of one record's loss
+PARTICLES = 3  # N: weight vectors trained separately
 SETTLED = {
     "c1": 1.0,
     "c2": 1.0,
@@ -64,7 +64,7 @@ SETTLED = {
 
 
 class Swarm:
-    """`positions` (N, d) may be changed between `move` and `judge`: that is the training."""
+    """Particle swarm; training changes `positions` (N, d) between `move` and `judge`."""
 
     def __init__(
         self, start: Float64, random_bytes: RandomBytes, *, adaptive: bool = False
@@ -79,7 +79,6 @@ class Swarm:
         self.best, self._fitness = start.copy(), np.inf
 
     def move(self) -> None:
-        """Every particle takes the place from which it is trained next."""
         if self._adaptive:
             self.positions = self._own.copy()
             return
@@ -92,8 +91,7 @@ class Swarm:
         self.positions = self.positions + self._velocities
 
     def judge(self, fitness: Float64) -> None:
-        """Keep what is better than ever: smaller `fitness` (N,), the first of equal ones, never
-        NaN."""
+        """Update the bests by smaller `fitness` (N,); the first on a tie, never NaN."""
         better = fitness < self._own_fitness
         self._own[better], self._own_fitness[better] = self.positions[better], fitness[better]
         first = int(np.argmin(self._own_fitness))
@@ -103,8 +101,7 @@ class Swarm:
     def search(
         self, moves: int, train: Callable[[Float64], Float64], fitness: Callable[[Float64], Float64]
     ) -> Float64:
-        """The best place (d,) after so many moves, the training of each particle, and the `fitness`
-        (N,) of all."""
+        """Return the best position (d,) after `moves`, given training and `fitness` (N,)."""
         for _ in range(moves):
             self.move()
             self.positions = np.array([train(one) for one in self.positions])
@@ -130,14 +127,14 @@ class PsoDpFl:
         return self._noise.price(round)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
-        """The noised change to the swarm's best; without records the noise alone. Needs torch."""
+        """Return the noised change to the swarm's best; only noise without records."""
         origin = flat(task.weights)
         best = self.search(task, start) if len(task.records) else origin
         return self._noise.apply(task, shaped(task.weights, best - origin))
 
     @property
     def event(self) -> GaussianEvent:
-        """One round's. Raises PrivacyError where (ε, δ) cannot be met."""
+        """Event of one round. Raises PrivacyError if (ε, δ) cannot be met."""
         return self._noise.event
 
     def search(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:
@@ -150,7 +147,7 @@ class PsoDpFl:
 
 
 def mean_loss(task: Task, position: NDArray[np.float64]) -> float:
-    """Mean loss of all records under the weights `position` (d,); at least one record."""
+    """Return the mean loss of all records (at least one) under weights `position` (d,)."""
     import torch
 
     processor, records = chosen_processor(task.processor), task.records
@@ -166,7 +163,6 @@ def mean_loss(task: Task, position: NDArray[np.float64]) -> float:
 class PsoDpSgd(DpSgd):
     @cached_property
     def event(self) -> PoissonSampled:
-        """The noise of one round's steps. Raises PrivacyError where none meets the budget."""
         p = self.parameters
         steps = p.local_steps
         if p.selection == "priced":
@@ -175,8 +171,8 @@ class PsoDpSgd(DpSgd):
         return noised_steps(p, self.context, MOVES * steps, coordinates)
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
-        """All steps and noised losses together; `unpriced`: the text's share of one round."""
-        event = self.event  # told in either case, with whether its noise can be drawn
+        """Return one event of all steps and noised losses; `unpriced`: the text's claim."""
+        event = self.event  # raises in either case if its noise cannot be drawn
         if self.parameters.selection == "priced":
             return (event,)
         times = min(self.context.max_participations, self.parameters.rounds)
@@ -189,7 +185,7 @@ class PsoDpSgd(DpSgd):
         return (claimed,)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
-        """The change to the best weights that the swarm came to. Needs torch."""
+        """Return the change to the best weights of the swarm. Needs torch."""
         best = self.search(task, start, NoisedSums(task, self.event))
         return shaped(task.weights, best - flat(task.weights))
 
@@ -219,7 +215,6 @@ class PsoDpSgd(DpSgd):
 
 
 def on(processor: str, task: Task, position: Float64) -> dict[str, torch.Tensor]:
-    """The weights of a place (d,) in the search as tensors."""
     import torch
 
     weights = shaped(task.weights, position)
@@ -229,8 +224,7 @@ def on(processor: str, task: Task, position: Float64) -> dict[str, torch.Tensor]
 def losses_under(
     task: Task, positions: Float64, processor: str
 ) -> Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
-    """Each record's losses (n, N) under N weight vectors, cut to [0, B], less B/2; one that is no
-    number is B."""
+    """Return a function to losses (n, N) of N weight vectors in [0, B], less B/2; NaN is B."""
     import torch
 
     losses = record_losses(task.network)

@@ -1,12 +1,12 @@
-"""Mini-batch SGD, the local half of FedAvg (`sgd`; McMahan et al. 2017, alg. 1), and FedProx
-(`fedprox`; Li et al. 2020); no guarantee. An epoch takes the records in random order.
+"""Local SGD without guarantee, and output perturbation.
 
-Output perturbation ("DP-params"): plain local training, then noise on the weights; claimed.
+`sgd`: mini-batch SGD, the local half of FedAvg (McMahan et al. 2017, alg. 1); `fedprox`: Li et al.
+2020. An epoch visits the records in random order.
 
-The comparison of the PSO-DP text, as if one record moved the trained weights by `sensitivity` at
-most. For convex losses that can be proven (Chaudhuri, Monteleoni and Sarwate 2011); here nothing
-enforces it. The stage `gradient_gaussian` is the sound relative.
-"""
+`output_perturbation` ("DP-params"): local training, then noise on the weights; claimed. This is the
+comparison of the PSO-DP text, which assumes that one record moves the trained weights by at most
+`sensitivity`. For convex losses that can be proven (Chaudhuri, Monteleoni and Sarwate 2011); here
+nothing enforces it. The stage `gradient_gaussian` is the sound alternative."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SgdParameters(MethodParameters):
     """The `train` block of the methods with local SGD; all of it is public."""
 
     method: Literal["sgd", "fedprox", "output_perturbation", "pso_dp_fl"] = "sgd"
-    """Which method; `edgeveil methods` tells of each."""
+    """Which method; `edgeveil methods` describes each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
     """Training rounds."""
     local_epochs: int = Field(default=1, ge=1, le=1000)
@@ -49,14 +49,14 @@ class SgdParameters(MethodParameters):
     learning_rate: float = Field(default=0.05, gt=0, le=100)
     """Step size, for a loss that is a batch's mean."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the last step that the next one goes on with."""
+    """Share of the last step that is added to the next one."""
     mu: Annotated[float, Field(gt=0, le=1000), only_for(fedprox=0.01)] = Field(**SOME_NAMES_KEY)
     """μ of `fedprox`: how strongly local weights are held near the global ones; 0.01 by default."""
     sensitivity: Annotated[float, Field(gt=0, le=1e6), only_for(output_perturbation=1.0)] = Field(
         **SOME_NAMES_KEY
     )
-    """Of `output_perturbation`: L2 distance by which one record is taken to move the trained
-    weights; nothing enforces it. 1 by default."""
+    """Of `output_perturbation`: assumed L2 distance by which one record moves the trained weights;
+    nothing enforces it. 1 by default."""
     clip_norm: Annotated[float, Field(ge=1e-6, le=1e6), only_for(pso_dp_fl=1.0)] = Field(
         **SOME_NAMES_KEY
     )
@@ -71,7 +71,7 @@ class Sgd:
         return (UnprotectedEvent(what="update without noise", unit="record"),)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
-        """Weights after the local epochs, minus the global ones. Needs torch."""
+        """Return weights after the local epochs, minus the global ones. Needs torch."""
         import torch
 
         p, processor = self.parameters, chosen_processor(task.processor)
@@ -90,7 +90,7 @@ class Sgd:
                 chosen = torch.as_tensor(batch).to(processor)
                 loss = task.network.loss(weights, x[chosen], y[chosen])
                 steps.take(loss + self._penalty(weights, anchor))
-        # In place: what was trained is not needed beside what changed.
+        # In place, to save memory: only the change is needed.
         return {
             name: value.detach().sub_(anchor[name]).cpu().numpy() for name, value in weights.items()
         }
@@ -98,7 +98,7 @@ class Sgd:
     def _penalty(
         self, weights: Mapping[str, torch.Tensor], anchor: Mapping[str, torch.Tensor]
     ) -> torch.Tensor | float:
-        """½μ‖w − w_t‖² of FedProx; 0 for SGD."""
+        """Return ½μ‖w − w_t‖² of FedProx; 0 for SGD."""
         if self.parameters.method != "fedprox":
             return 0.0
         far = sum(((value - anchor[name]) ** 2).sum() for name, value in weights.items())
@@ -106,8 +106,7 @@ class Sgd:
 
 
 class Steps:
-    """SGD with momentum (as PyTorch's `SGD`), in place. By hand: `torch.optim` loads torch's
-    compiler, a second and 70 MiB."""
+    """SGD with momentum, in place, as of `torch.optim`, whose import takes a second and 70 MiB."""
 
     def __init__(self, weights: Sequence[torch.Tensor], rate: float, momentum: float) -> None:
         self._weights, self._rate, self._momentum = weights, rate, momentum
@@ -127,14 +126,13 @@ class Steps:
 
 
 def batches(count: int, size: int, random_bytes: RandomBytes) -> Iterator[NDArray[np.int64]]:
-    """The indices 0 … count − 1 in a random order, `size` at a time."""
     keys = np.frombuffer(random_bytes(8 * count), "<u8") if count else np.zeros(0, "<u8")
     order = np.argsort(keys, kind="stable").astype(np.int64)
     return (order[k : k + size] for k in range(0, count, size))
 
 
-BITS = 24  # weights and noise stand on 2^-24
-LARGEST = 2.0**20  # a trained change beyond it is cut, so that it stays on the grid
+BITS = 24  # weights and noise are in steps of 2^-24
+LARGEST = 2.0**20  # bound of a trained change, so that it stays on the grid
 
 
 class OutputPerturbation(Sgd):
@@ -145,7 +143,7 @@ class OutputPerturbation(Sgd):
 
     @cached_property
     def sigma_steps(self) -> int:
-        """σ of the noise, in steps, by Gaussian DP; PrivacyError past what the sampler draws."""
+        """σ of the noise in steps, by Gaussian DP. Raises PrivacyError if it is too large."""
         mu = mu_for(self.context.epsilon, self.context.delta) / math.sqrt(self._times)
         steps = math.ceil(self._sensitivity / mu * 2.0**BITS)
         if steps > LARGEST_SCALE:
@@ -157,7 +155,6 @@ class OutputPerturbation(Sgd):
         return steps
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
-        """The claim's share of one round, told together with whether its noise can be drawn."""
         del round
         _ = self.sigma_steps
         share = self.context.epsilon * HAIR / self._times

@@ -18,8 +18,7 @@ MODELS = TABLE = PartTable(__name__, ModelPart)
 def build_network(
     parameters: ModelParameters, input_shape: Shape, classes: int, artifacts: Artifacts = NONE
 ) -> Network:
-    """The network of a `model` block; `artifacts` holds packed state_dicts by SHA-256 (hex). Raises
-    DataError for records it does not take, and for adapters that fit no weight."""
+    """Return the network of a `model` block. Raises DataError if records or adapters do not fit."""
     network = MODELS[parameters.name].build(parameters, input_shape, classes)
     network.weights  # noqa: B018 - shapes are checked here
     if parameters.state_dict is None:
@@ -34,12 +33,11 @@ def build_network(
 
 
 def python_function(parameters: ModelParameters | None) -> str | None:
-    """The `module:function` of Python code that a `model` block names, None without any."""
     if parameters is None or not parameters.runs_python:
         return None
     return str(getattr(parameters, "function", ""))
 
 
 def runs_python(parameters: ModelParameters | None) -> bool:
-    """Whether a `model` block names Python code, which runs only where it is allowed."""
+    """Return whether a `model` block names Python code, which needs permission to run."""
     return parameters is not None and parameters.runs_python

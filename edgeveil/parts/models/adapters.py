@@ -1,9 +1,8 @@
-"""Weights that a model begins with, and low-rank adapters on them (LoRA, `model.adapters`).
+"""Low-rank adapters on pretrained weights (LoRA, `model.adapters`).
 
-An adapted weight is W + (α/r)·B·A (Hu et al. 2021): W, out of the job's state_dict, stays and does
-not travel; A (r, in) begins as public chance, B (out, r) as 0. Adapters and head alone are an
-update, the cloud's state and what is noised. Devices run, and releases hold, merged weights.
-"""
+An adapted weight is W + (α/r)·B·A (Hu et al. 2021): W, from the job's state_dict, is frozen and not
+sent; A (r, in) starts with public random values, B (out, r) with 0. Updates, noise and the cloud's
+state cover only adapters and head. Devices run, and releases contain, merged weights."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ A, B = "lora_a", "lora_b"
 
 @dataclass(frozen=True)
 class AdaptedNetwork(Network):
-    """`base` with frozen weights, of which only adapters and the head are trained."""
+    """Network with the weights of `base` frozen, except adapters and the head."""
 
     base: Network = field(kw_only=True)
     adapters: AdapterParameters = field(kw_only=True)
@@ -47,7 +46,6 @@ class AdaptedNetwork(Network):
 
     @cached_property
     def head(self) -> frozenset[str]:
-        """Names of the weights that are trained whole."""
         names, given = [one.name for one in self.base.weights], self.adapters.head
         last = names[-1].rpartition(".")[0]
         found = frozenset(
@@ -61,7 +59,7 @@ class AdaptedNetwork(Network):
 
     @cached_property
     def adapted(self) -> tuple[Weight, ...]:
-        """The base's weights that have an adapter. Raises DataError for patterns that name none."""
+        """Weights of the base with an adapter. Raises DataError for patterns without a match."""
         rank, patterns = self.adapters.rank, self.adapters.targets
         if not rank:
             return ()
@@ -100,7 +98,7 @@ class AdaptedNetwork(Network):
 
     @cached_property
     def whole(self) -> Mapping[str, NDArray[np.float32]]:
-        """The state_dict's weights; without the head where that begins anew."""
+        """Weights of the state_dict, without the head if it starts new."""
         head = tuple(sorted(self.head))
         if self.adapters.head_start == "new":
             return self.base.pretrained(head)
@@ -108,9 +106,7 @@ class AdaptedNetwork(Network):
             return self.base.pretrained()
         except DataError as error:
             if self.packed is not None:
-                self.base.pretrained(
-                    head
-                )  # raises where it is not the head alone that does not fit
+                self.base.pretrained(head)  # raises if other weights do not fit either
                 fix = "begin the head anew: adapters: {head_start: new}"
                 raise DataError(error.what, where=error.where, fix=fix) from error
             raise
@@ -119,7 +115,6 @@ class AdaptedNetwork(Network):
         return dict(self.whole)
 
     def initial(self) -> dict[str, NDArray[np.float32]]:
-        """A by chance that is public, B as 0, the head as the state_dict has it, or new."""
         chance, result = np.random.default_rng(START_SEED), dict[str, Any]()
         kept = self.adapters.head_start == "state_dict" and self.packed is not None
         whole: Mapping[str, Any] = self.whole if kept else {}
@@ -134,7 +129,7 @@ class AdaptedNetwork(Network):
         return result
 
     def merged(self, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.float32]]:
-        """Plain weights of the base: W + (α/r)·B·A, W where there is no adapter, and the head."""
+        """Return weights of the base: W + (α/r)·B·A, W without an adapter, and the head."""
         result = dict[str, Any]()
         adapted = {one.name: one for one in self.adapted}
         for one in self.base.weights:
@@ -148,7 +143,7 @@ class AdaptedNetwork(Network):
         return result
 
     def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """The base's with merged weights; gradients reach the adapters and the head alone."""
+        """Return the base's logits with merged weights; gradients reach only adapters and head."""
         frozen = {name: value.to(x.device) for name, value in self._tensors.items()}
         result = frozen | {name: weights[name] for name in self.head}
         for one in self.adapted:
@@ -158,8 +153,7 @@ class AdaptedNetwork(Network):
 
     @cached_property
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """The frozen weights in torch, by `from_numpy`: other tensors made in a transform of
-        torch.func belong to it."""
+        """Frozen weights in torch, by `from_numpy`: other tensors would belong to a transform."""
         import torch
 
         return {name: torch.from_numpy(array) for name, array in self.frozen.items()}
@@ -169,7 +163,6 @@ class AdaptedNetwork(Network):
         _ = self._tensors
 
     def _adapted(self, weight: Weight, frozen: Any, a: Any, b: Any) -> Any:
-        """Arrays of numpy, or all of torch."""
         change = self.adapters.alpha / max(1, self.adapters.rank) * (b @ a)
         return frozen + (change.T if weight.turned else change).reshape(weight.shape)
 
@@ -186,6 +179,6 @@ class AdaptedNetwork(Network):
 
 
 def _matrix(weight: Weight) -> tuple[int, int]:
-    """(out, in) of a weight as a matrix; a convolution's filters are its rows."""
+    """Return (out, in) of a weight as a matrix; the rows of a convolution are its filters."""
     first, rest = weight.shape[0], math.prod(weight.shape[1:])
     return (rest, first) if weight.turned else (first, rest)

@@ -32,7 +32,7 @@ from edgeveil.parts.models.network import ModelPart, Network
 
 
 def build_cnn(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
-    """The text names no padding; 1 here, so that border values count."""
+    """Build with a padding of 1, so that border values count; the text gives none."""
     window = Window(kernel=3, stride=2, padding=1)
     layers = (
         ("picture", Picture()),
@@ -47,7 +47,7 @@ def build_cnn(parameters: NetworkParameters, input_shape: Shape, classes: int) -
 
 
 def build_lenet(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
-    """The first convolution keeps the size: 28×28 as the original's 32×32."""
+    """Build with a first convolution that keeps the size: 28×28 as the original's 32×32."""
     pool = MaxPool(Window(kernel=2, stride=2))
     layers: tuple[tuple[str, Layer], ...] = (
         ("picture", Picture()),
@@ -73,7 +73,7 @@ DENSE = 1024  # units of the first two dense layers; the original has 4096
 
 
 def build_alexnet(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
-    """The first convolution has stride 2; pooling after the first, second and fifth."""
+    """Build with stride 2 first, and pooling after the first, second and fifth convolution."""
     layers: list[tuple[str, Layer]] = [("picture", Picture())]
     for number, channels in enumerate(CHANNELS, start=1):
         window = Window(kernel=3, stride=2 if number == 1 else 1, padding=1)
@@ -87,13 +87,12 @@ def build_alexnet(parameters: NetworkParameters, input_shape: Shape, classes: in
     return Network(tuple(layers), input_shape, classes, parameters.input_scale)
 
 
-STAGES = (16, 32, 64)  # channels; the picture's sides are halved from stage to stage
-BLOCKS = 3  # a stage, of two convolutions each
-GROUPS = 16  # of channels that are normalised together
+STAGES = (16, 32, 64)  # channels; each stage halves the picture's sides
+BLOCKS = 3  # per stage, of two convolutions each
+GROUPS = 16  # groups of channels normalised together
 
 
 def build_resnet20(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
-    """One convolution, nine residual blocks, each channel's mean, one dense layer."""
     layers: list[tuple[str, Layer]] = [("picture", Picture())]
     layers += _normalised("0", STAGES[0], Window(3, padding=1))
     layers.append(("relu0", Relu()))
@@ -122,7 +121,7 @@ def _block(before: int, channels: int, stride: int) -> Residual:
 
 
 def _normalised(name: str, channels: int, window: Window) -> tuple[tuple[str, Layer], ...]:
-    # The shift of the normalisation does a bias's work.
+    # The shift of the normalisation replaces a bias.
     return (
         (f"conv{name}", Conv(channels, window, bias=False)),
         (f"norm{name}", GroupNorm(GROUPS)),

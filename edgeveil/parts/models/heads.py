@@ -1,10 +1,9 @@
-"""Heads on public features: each as an ONNX graph, and the same in numpy.
+"""Heads on public features, each as an ONNX graph and in numpy.
 
 z = (φ(x) - centre) / max(‖φ(x) - centre‖, radius); with a PCA φ(x)·basis in place of φ(x). Classes:
 probabilities = softmax(z·weight + bias). A number: value = middle + half·clip(z·weight + bias, -1,
-1). Anomalies: score = ‖u·residual‖² / threshold, u = φ(x) - centre; above 1 is an anomaly's, and
-with an unknown threshold (1) a score only orders records.
-"""
+1). Anomalies: score = ‖u·residual‖² / threshold, u = φ(x) - centre; above 1 is an anomaly. With an
+unknown threshold (1) a score only orders records."""
 
 from __future__ import annotations
 
@@ -29,11 +28,10 @@ def build_graph(
     *,
     bias: bool = False,
 ) -> bytes:
-    """The ONNX graph of classes, float32.
+    """Return the ONNX graph of classes, float32.
 
     Inputs: `x` (N, *input_shape), `centre` (d,), `radius` (1,), `weight` (d, classes); `basis` (D,
-    d = kept) with a PCA; `bias` (classes,) with `bias`. Output: `probabilities` (N, classes).
-    """
+    d = kept) with a PCA; `bias` (classes,) with `bias`. Output: `probabilities` (N, classes)."""
     parts, inputs = bounded_features(features, input_shape, kept)
     basis = {name: inputs.pop(name) for name in ("basis",) if name in inputs}
     product = "head.product" if bias else "head.logits"
@@ -52,7 +50,7 @@ BOUNDED = "head.bounded"
 def bounded_features(
     features: FeatureMap, input_shape: tuple[int, ...], kept: int | None
 ) -> tuple[NodeList, dict[str, tuple[int | str, ...]]]:
-    """Nodes that give z (N, d), named BOUNDED, and the graph's inputs up to there."""
+    """Return nodes that compute z (N, d), named BOUNDED, and the graph's inputs so far."""
     from onnx import numpy_helper
 
     given = features.output_dim(input_shape)
@@ -77,13 +75,11 @@ def bake(
     weights: Mapping[str, NDArray[np.generic]],
     entries: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A self-contained model: weight inputs become initializers; of classes `label` int64 (N,) is
-    added. `entries` become its `metadata_props`. DataError if a weight is missing or of another
-    shape."""
+    """Return a model with `weights` built in, and for classes an output `label` int64 (N,)."""
     import onnx
     from onnx import TensorProto, helper
 
-    model = onnx.load_model_from_string(graph_bytes)  # `serialise` made it
+    model = onnx.load_model_from_string(graph_bytes)  # of `NodeList.model`
     graph = model.graph
     for given in [i for i in graph.input if i.name != "x"]:
         shape = tuple(dim.dim_value for dim in given.type.tensor_type.shape.dim)
@@ -91,7 +87,7 @@ def bake(
         if array is None or array.shape != shape:
             found = "missing" if array is None else f"of shape {array.shape}"
             raise DataError(f"weight '{given.name}' is {found}, the graph needs {shape}")
-        # Put there at once: a tensor that is made first and appended is a model's size more.
+        # Fill in place: appending a separate tensor would take the memory of the model again.
         kept = graph.initializer.add(name=given.name, dims=shape, data_type=TensorProto.FLOAT)
         kept.raw_data = np.ascontiguousarray(array, dtype="<f4").tobytes()
         graph.input.remove(given)
@@ -105,18 +101,16 @@ def bake(
 
 
 def described(model: bytes, entries: Mapping[str, str]) -> bytes:
-    """A model with these entries too."""
     import onnx
 
     more = onnx.ModelProto()
     for key, value in entries.items():
         more.metadata_props.add(key=key, value=value)
     added: bytes = more.SerializeToString()
-    return model + added  # protobuf takes messages one after the other as one
+    return model + added  # protobuf merges concatenated messages
 
 
 def head_probabilities(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
-    """The graph's output (n, classes) from features (n, D), by numpy in float64."""
     logits = bounded(phi, weights) @ weights["weight"].astype(np.float64)
     return softmax(logits + weights["bias"].astype(np.float64) if "bias" in weights else logits)
 
@@ -138,15 +132,14 @@ def softmax(logits: Float64) -> Float64:
 def regression_graph(
     features: FeatureMap, input_shape: tuple[int, ...], target: TargetRange, kept: int | None = None
 ) -> bytes:
-    """The ONNX graph of a number: inputs as `build_graph`, `weight` (d, 1), `bias` (1,); output
-    `value` (N, 1) in the range's own unit."""
+    """Return the ONNX graph of a number: `weight` (d, 1), `bias` (1,), output `value` (N, 1)."""
     parts, inputs = bounded_features(features, input_shape, kept)
     product = parts.add("MatMul", BOUNDED, "weight")
     found = parts.add("Add", product, "bias")
     within = parts.add("Clip", found, parts.number(-1.0), parts.number(1.0))
     wide = parts.add("Mul", within, parts.number(target.half))
     moved = parts.add("Add", wide, parts.number(target.middle))
-    ends = parts.number(target.low), parts.number(target.high)  # rounding passes none of them
+    ends = parts.number(target.low), parts.number(target.high)  # rounding may not exceed them
     parts.add("Clip", moved, *ends, output="value")
     inputs |= {"weight": (*inputs["centre"], 1), "bias": (1,)}
     return parts.model("regression_head", inputs, {"value": ("N", 1)})
@@ -155,7 +148,7 @@ def regression_graph(
 def head_values(
     phi: Float64, weights: Mapping[str, NDArray[np.generic]], target: TargetRange
 ) -> Float64:
-    """The graph's output as (n,), computed by numpy in float64 from features (n, D)."""
+    """Return the graph's output as (n,) from features (n, D), in float64."""
     found = bounded(phi, weights) @ weights["weight"].astype(np.float64)
     within = np.clip(found[:, 0] + float(np.ravel(weights["bias"])[0]), -1.0, 1.0)
     return np.asarray(target.middle + target.half * within, np.float64)
@@ -165,13 +158,11 @@ THRESHOLD = "threshold"  # the weight (1,) that a score is divided by
 
 
 def no_threshold() -> dict[str, NDArray[np.float32]]:
-    """The weight where none is known: a score is the residual itself."""
     return {THRESHOLD: np.ones(1, np.float32)}
 
 
 def residual_graph(features: FeatureMap, input_shape: tuple[int, ...]) -> bytes:
-    """The ONNX graph of anomalies: inputs `x`, `centre` (d,), `residual` (d, d), `threshold` (1,);
-    output `score` float32 (N, 1) >= 0."""
+    """Return the ONNX graph of anomalies: `residual` (d, d), `threshold`; `score` (N, 1)."""
     parts, d = NodeList(), features.output_dim(input_shape)
     centred = parts.add("Sub", features.onnx_nodes(parts, "x", input_shape), "centre")
     left = parts.add("MatMul", centred, "residual")
@@ -182,7 +173,7 @@ def residual_graph(features: FeatureMap, input_shape: tuple[int, ...]) -> bytes:
 
 
 def residual_scores(phi: Float64, weights: Mapping[str, NDArray[np.generic]]) -> Float64:
-    """The graph's output as (n,), computed by numpy in float64 from features (n, d)."""
+    """Return the graph's output as (n,) from features (n, d), in float64."""
     left = (phi - weights["centre"].astype(np.float64)) @ weights["residual"].astype(np.float64)
     found: Float64 = np.square(left).sum(axis=1) / float(np.ravel(weights[THRESHOLD])[0])
     return found

@@ -20,8 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Weight:
-    """One trained tensor. `fan_in` scales its first values; 0: it begins as `start`. `turned`: a
-    matrix (in, out), which a state_dict of PyTorch holds as (out, in)."""
+    """One trained tensor; `turned`: a matrix (in, out), in a PyTorch state_dict (out, in)."""
 
     name: str
     shape: Shape
@@ -35,29 +34,26 @@ def value_count(weights: Iterable[Weight]) -> int:
 
 
 class Layer:
-    """A function of a batch and of the weights named `name.…`. Records are treated alone, so that
-    gradients per record exist. Here: without weights, shapes kept."""
+    """Function of each record alone, so that per-record gradients exist; weights are `name.…`."""
 
     def output_shape(self, given: Shape) -> Shape:
-        """Shape of one record's output; raises DataError for records it does not take."""
+        """Return the shape of one record's output. Raises DataError for unsupported records."""
         return given
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         return ()
 
     def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
-        """The output (n, *output_shape) of x (n, *given), in torch."""
         raise NotImplementedError
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
-        """The same as ONNX nodes, weights as graph inputs of their names; the output's name."""
+        """Add ONNX nodes, with weights as graph inputs; return the output's name."""
         raise NotImplementedError
 
 
 def placed(
     layers: tuple[tuple[str, Layer], ...], shape: Shape
 ) -> Iterator[tuple[str, Layer, Shape]]:
-    """Each of layers in a row with its name and the shape of the records that reach it."""
     for name, layer in layers:
         yield name, layer, shape
         shape = layer.output_shape(shape)
@@ -115,7 +111,7 @@ _NO_PICTURE = "set data.input_shape to [height, width] or [channels, height, wid
 
 @dataclass(frozen=True)
 class Picture(Layer):
-    """Records (height, width) get a channel axis; those with one (channels first) pass."""
+    """Add a channel axis to records (height, width); channels-first records pass unchanged."""
 
     def output_shape(self, given: Shape) -> Shape:
         if len(given) not in (2, 3):
@@ -133,14 +129,14 @@ class Picture(Layer):
 
 @dataclass(frozen=True)
 class Window:
-    """A square of `kernel` values a side that moves by `stride` over `padding` more a side."""
+    """Square of `kernel` values a side, moved by `stride`, with `padding` on each side."""
 
     kernel: int
     stride: int = 1
     padding: int = 0
 
     def places(self, given: Shape) -> Shape:
-        """(height, width) of the result; DataError for pictures smaller than the window."""
+        """Return (height, width) of the result. Raises DataError for too small pictures."""
         if len(given) != 3:
             raise DataError(f"records of shape {list(given)} are no pictures", fix=_NO_PICTURE)
         sides = tuple(
@@ -220,8 +216,7 @@ class GlobalAveragePool(Layer):
 
 @dataclass(frozen=True)
 class GroupNorm(Layer):
-    """Each group of a record's channels to mean 0, variance 1, then a scale and shift a channel (Wu
-    and He 2018); in place of batch normalisation, which mixes records. `groups` divides them."""
+    """Group normalisation (Wu and He 2018), since batch normalisation mixes records."""
 
     groups: int
 
@@ -281,7 +276,7 @@ class Chain(Layer):
 
 @dataclass(frozen=True)
 class Residual(Layer):
-    """body(x) + shortcut(x), of one shape; without layers the shortcut is x itself."""
+    """body(x) + shortcut(x), of one shape; by default the shortcut is x itself."""
 
     body: Chain
     shortcut: Chain = Chain()
@@ -304,7 +299,7 @@ class Residual(Layer):
 
 @dataclass(frozen=True)
 class Thin(Layer):
-    """Every `stride`-th place, and channels of 0 up to `channels`: a shortcut without weights."""
+    """Shortcut without weights: every `stride`-th place, zero channels up to `channels`."""
 
     channels: int
     stride: int

@@ -15,17 +15,17 @@ Width = Annotated[int, Field(ge=1, le=8192)]
 
 
 class NetworkParameters(ModelParameters):
-    """The `model` block of the networks that EdgeVeil brings."""
+    """The `model` block of the built-in networks."""
 
     name: Literal["mlp", "mlp_300_100", "autoencoder", "cnn", "lenet", "alexnet", "resnet20"] = (
         "mlp"
     )
-    """Which network; `edgeveil methods` tells of each."""
+    """Which network; `edgeveil methods` describes each."""
     hidden: Annotated[
         tuple[Width, ...], Field(max_length=8), only_for(mlp=(128,), autoencoder=(64,))
     ] = Field(**SOME_NAMES_KEY)
     """Of `mlp`: widths of the hidden layers; (128,) by default. Of `autoencoder`: widths of the
-    layers before the narrow one, with ReLU, which stand behind it in turn; (64,) by default."""
+    layers before the narrow one, with ReLU, mirrored after it; (64,) by default."""
     code: Annotated[Width, only_for(autoencoder=8)] = Field(**SOME_NAMES_KEY)
     """Of `autoencoder`: width of the narrow layer, which is linear; 8 by default."""
 
@@ -40,7 +40,6 @@ def build(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Ne
 
 
 def build_autoencoder(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
-    """d - hidden… - code - …hidden - d; of nothing but records, so `classes` says nothing."""
     layers: list[tuple[str, Layer]] = [("flat", Flatten())]
     for number, width in enumerate(parameters.hidden, start=1):
         layers += [(f"encoder{number}", Dense(width)), (f"relu{number}", Relu())]

@@ -1,8 +1,7 @@
-"""A trained network: layers, weights, goal (loss and output of the graph), torch and ONNX forms.
+"""A trained network: layers, weights, goal, torch and ONNX forms; and files of weights.
 
-A state_dict of PyTorch as a file: read without running code, packed, and fitted. A job names
-weights by the SHA-256 of one form, safetensors with sorted names, whatever file they lay in.
-"""
+A state_dict of PyTorch is read without running code. A job names weights by the SHA-256 of one
+canonical form, safetensors with sorted names, independent of the file's format."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Classes:
-    """Layers give logits; the loss is the cross-entropy in nats. `inputs`: of the graph beside
-    weights."""
+    """Classification: layers give logits, the loss is the cross-entropy in nats."""
 
     output = "probabilities"
     inputs: tuple[str, ...] = ()
@@ -53,8 +51,7 @@ class Classes:
         return classes
 
     def loss(self, found: torch.Tensor, given: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Mean loss over records: `found` (n, k) of the layers, scaled input `given` (n, ...),
-        labels y (n,)."""
+        """Return the mean loss of outputs (n, k) for scaled inputs (n, ...), labels y (n,)."""
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(found, y)
@@ -65,8 +62,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Layers give back their input; loss and score (over the threshold) are the mean squared
-    error."""
+    """Autoencoding: loss and score (divided by the threshold) are the mean squared error."""
 
     output = "score"
     inputs = (THRESHOLD,)
@@ -90,13 +86,12 @@ CLASSES = Classes()
 
 
 START_SEED = 0  # of the first weights, which are public
-_DRAWN = 1 << 16  # of them at one time
+_DRAWN = 1 << 16  # values drawn at a time
 
 
 @dataclass(frozen=True)
 class Network:
-    """Logits of records of `input_shape`, divided by `input_scale` first. Weights lie outside: a
-    mapping from `layers.Weight.name`, float32."""
+    """Logits of records of `input_shape` / `input_scale`; weights are passed by name, float32."""
 
     layers: tuple[tuple[str, Layer], ...]
     input_shape: Shape
@@ -104,7 +99,7 @@ class Network:
     input_scale: float = 1.0
     goal: Goal = CLASSES
     packed: bytes | None = field(default=None, repr=False)
-    """A packed state_dict to begin with; a device, which is sent all weights, has none."""
+    """Packed state_dict of the first weights; None on a device, which receives all weights."""
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -115,14 +110,13 @@ class Network:
         return tuple(found)
 
     def prepare(self) -> None:
-        """Load what the layers run, before it is called inside a transform of torch.func."""
+        """Load code that must not first run inside a transform of torch.func."""
 
     def initial(self) -> dict[str, NDArray[np.float32]]:
         return self.drawn() if self.packed is None else self.pretrained()
 
     def pretrained(self, optional: Iterable[str] = ()) -> dict[str, NDArray[np.float32]]:
-        """The state_dict's weights by the network's names, without the `optional` ones. Raises
-        DataError where it is missing or does not fit."""
+        """Return the state_dict's weights without `optional` ones. Raises DataError."""
         if self.packed is None:
             raise DataError(
                 "the weights that the job names are not here",
@@ -140,13 +134,13 @@ class Network:
         }
 
     def drawn(self) -> dict[str, NDArray[np.float32]]:
-        """First weights by chance: He et al. 2015 (normal, by fan-in), the same in every job."""
+        """Return first weights by He et al. 2015 (normal, by fan-in), the same in every job."""
         chance = np.random.default_rng(START_SEED)
         result = {}
         for weight in self.weights:
             values = np.full(math.prod(weight.shape), weight.start, np.float32)
             if weight.fan_in:
-                # A few at a time: drawn at once they would take four times what they become.
+                # In blocks: float64 and its product would take four times the result's memory.
                 for start in range(0, values.size, _DRAWN):
                     part = values[start : start + _DRAWN]
                     part[:] = chance.standard_normal(part.size) * np.sqrt(2 / weight.fan_in)
@@ -157,19 +151,16 @@ class Network:
         return weight
 
     def saved(self, weights: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-        """The graph's weights as a state_dict of PyTorch holds them: its names, matrices turned."""
         return {
             self.saved_name(one.name): weights[one.name].T if one.turned else weights[one.name]
             for one in self.weights
         }
 
     def merged(self, weights: Mapping[str, NDArray[np.generic]]) -> Mapping[str, Any]:
-        """All weights of the graph, made of the trained ones."""
         return weights
 
     def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Logits (n, classes) of x (n, *input_shape), or what the goal takes; pure, for
-        torch.func."""
+        """Return logits (n, classes) of x (n, *input_shape); a pure function, for torch.func."""
         x = x / self.input_scale
         for name, layer in self.layers:
             x = layer.apply(weights, name, x)
@@ -181,11 +172,9 @@ class Network:
         return self.goal.loss(self.logits(weights, x), x / self.input_scale, y)
 
     def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
-        """ONNX: `x` (N, *input_shape) and all weights in, the goal's output out.
+        """Return the ONNX model: `x` (N, *input_shape) and all weights in, the goal's output out.
 
-        With `front`, a feature map and a record's shape, `x` is records and the network takes their
-        features.
-        """
+        With `front`, `x` is records of its shape and the network gets the map's features."""
         parts = NodeList()
         shape, x = self.input_shape, "x"
         if front is not None:
@@ -220,7 +209,6 @@ class StateDictFile(PartBlock):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """A path, or the block that a job holds once it is sent."""
         whole = handler(schema)
         return {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 4096}, whole]}
 
@@ -240,20 +228,18 @@ class AdapterParameters(PartBlock):
     targets: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
         default=("*",), min_length=1, max_length=64, examples=[["hidden*.weight"]]
     )
-    """Names of the weights that get an adapter, as patterns with `*`; of two dimensions at least.
-    A matrix that is smaller than its adapter stays frozen."""
+    """Names of the weights that get an adapter, as patterns with `*`; of at least two dimensions. A
+    matrix smaller than its adapter stays frozen."""
     head: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
         default=(), max_length=64, examples=[["output.*"]]
     )
     """Names of the weights that are trained whole, as patterns with `*`; empty: the last layer."""
     head_start: Literal["state_dict", "new"] = "state_dict"
-    """`new`: the head does not begin as in `state_dict`, which may hold one of another shape, or
-    none: for other classes."""
+    """`new`: do not start the head from `state_dict`, which may lack it or hold another shape; for
+    other classes."""
 
 
 class ModelParameters(PartBlock):
-    """What every `model` block may say."""
-
     runs_python: ClassVar[bool] = False
     """Whether the block names code that owners must have installed and allowed."""
 
@@ -268,22 +254,19 @@ class ModelParameters(PartBlock):
     adapters: AdapterParameters | None = Field(
         default=None, exclude_if=says_nothing(None), examples=[{"rank": 4, "alpha": 8}]
     )
-    """Train low-rank adapters and the head alone; all else of `state_dict` stays as it is."""
+    """Train only low-rank adapters and the head; the other weights of `state_dict` stay fixed."""
 
     @model_validator(mode="after")
     def _based(self) -> Self:
         if self.adapters is not None and self.state_dict is None:
             raise ValueError(
-                "adapters stand on frozen weights and none are named; add state_dict: FILE"
+                "adapters need frozen weights and none are named; add state_dict: FILE"
             )
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart(BlockPart):
-    """Declaration of a model; `build(parameters, input_shape, classes)` gives its network;
-    `anomaly`: it learns what is normal."""
-
     family: ClassVar[str] = "models"
     key: ClassVar[str] = "model"
     what: ClassVar[str] = "model"
@@ -298,7 +281,7 @@ _HEAD_BYTES = 8  # of safetensors: the header's length
 _MOST_HEADER_BYTES = 1 << 22  # JSON takes many times its size in memory
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *_TORCH)
-_TOLD = 5  # names of one kind
+_MOST_NAMES = 5  # in one error text
 _SAVE = "save the weights alone: torch.save(model.state_dict(), FILE)"
 _FLOAT = "save model.float()'s"
 _NUMPY = {"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"}
@@ -307,8 +290,10 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def packed_state_dict(path: Path) -> bytes:
-    """The bytes that a job names by digest, of a `.safetensors` or `.pt` file; runs no code. Raises
-    DataError for a file that is none, larger than MAX_BYTES, or not finite float32."""
+    """Return the canonical bytes of a `.safetensors` or `.pt` file, without running code.
+
+    Raises DataError for another file, one beyond MAX_BYTES, or weights that are not finite float32.
+    """
     try:
         _bounded(path, path.stat().st_size)
         raw = path.read_bytes()[: MAX_BYTES + 1]
@@ -323,7 +308,7 @@ def packed_state_dict(path: Path) -> bytes:
         raise _refused(path, f"holds other types than float32: {_some(other)}", _FLOAT)
     broken = [name for name, one in found.items() if not np.isfinite(one).all()]
     if broken:
-        raise _refused(path, f"holds what is no number: {_some(broken)}", "train it again")
+        raise _refused(path, f"holds values that are not finite: {_some(broken)}", "train it again")
     return bytes(save({name: found[name] for name in sorted(found)}))
 
 
@@ -348,7 +333,7 @@ def _from_safetensors(raw: bytes, path: Path) -> Arrays:
 
 
 def _from_torch(path: Path) -> Arrays:
-    """By `torch.load` with `weights_only`, which makes tensors and containers alone."""
+    """Read by `torch.load` with `weights_only`, which creates only tensors and containers."""
     try:
         with zipfile.ZipFile(path) as file:
             size = sum(one.file_size for one in file.infolist())
@@ -371,7 +356,7 @@ def _from_torch(path: Path) -> Arrays:
     if inner:
         what = f"is a checkpoint, with other things than tensors: {_some(inner)}"
         raise _refused(path, what, _SAVE)
-    # A view of few values may have any size.
+    # A view of few stored values may have any size.
     _bounded(path, sum(one.numel() * one.element_size() for one in found.values()))
     arrays = {}
     for name, tensor in found.items():
@@ -387,8 +372,7 @@ def _from_torch(path: Path) -> Arrays:
 def fitted(
     wanted: Mapping[str, Shape], found: Mapping[str, NDArray[Any]], optional: Iterable[str] = ()
 ) -> Arrays:
-    """Those of `found` that are `wanted`. DataError names what is missing, unexpected or of another
-    shape; `optional` ones may be any and are left out."""
+    """Return the `wanted` arrays of `found`. Raises DataError unless all but `optional` fit."""
     free = set(optional)
     missing = [name for name in wanted if name not in found and name not in free]
     unexpected = [name for name in found if name not in wanted and name not in free]
@@ -416,8 +400,8 @@ def _bounded(path: Path, size: int) -> None:
 
 
 def _some(names: list[str]) -> str:
-    more = len(names) - _TOLD
-    return ", ".join(names[:_TOLD]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _refused(path: Path, what: str, fix: str) -> DataError:

@@ -1,9 +1,8 @@
-"""A model of the user's own: a torch.nn.Module from an installed Python package (`python`).
+"""A user's own model (`python`): a torch.nn.Module from an installed Python package.
 
-The code never travels, and runs only where allowed (`allowed_python_models` of a device's policy,
-`allow_python_models` of the cloud). It is asked for weights and ONNX form in an own process. The
-job carries names and shapes of the weights, so that it is judged without the code.
-"""
+The code is never sent, and runs only with permission (`allowed_python_models` of a device's policy,
+`allow_python_models` of the cloud). Weights and ONNX form are computed in a separate process. The
+job carries names and shapes of the weights, so that it can be judged without the code."""
 
 from __future__ import annotations
 
@@ -29,15 +28,15 @@ from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.features.feature_map import OPSET, NodeList
 from edgeveil.parts.models.layers import Layer, Shape, Weight
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
-from edgeveil.parts.part import as_tuples, own_function
+from edgeveil.parts.part import as_tuples, import_function
 
 if TYPE_CHECKING:
     import torch
 
     from edgeveil.parts.models.layers import Tensors
 
-LOAD_S = 180.0  # for the import of torch on a slow box too
-_CALLS = Lock()  # torch puts the weights into the module itself for a call
+LOAD_S = 180.0  # includes the import of torch on a slow device
+_CALLS = Lock()  # functional_call swaps weights inside the shared module
 _Size = Annotated[int, Field(ge=1, le=1 << 24)]
 _Named = tuple[
     Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]{1,128}$")],
@@ -51,20 +50,20 @@ class PythonParameters(ModelParameters):
     runs_python: ClassVar[bool] = True
 
     name: Literal["python"]
-    """A torch.nn.Module of one's own, installed on the devices, whose owners allow it."""
+    """Your own torch.nn.Module, installed on the devices and allowed by their owners."""
     function: str = Field(
         pattern=FUNCTION,
         max_length=256,
         examples=["mypackage.models:Net"],
     )
-    """`module:function`; called without arguments it gives the module (its class does, too)."""
+    """`module:function` or `module:Class`; called without arguments, it returns the module."""
     weights: tuple[_Named, ...] = Field(default=(), max_length=512)
     """Names and shapes of the module's parameters; filled in where the job file is read."""
 
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, given: Any, info: ValidationInfo) -> Any:
-        """Ask the module where a job file is read; a sent job runs nothing."""
+        """Query the module while a job file is read; a sent job runs no code."""
         given = as_tuples(given)
         function = given.get("function") if isinstance(given, dict) else None
         if not isinstance(function, str) or not re.match(FUNCTION, function, re.ASCII):
@@ -86,7 +85,7 @@ class PythonParameters(ModelParameters):
 
 @dataclass(frozen=True)
 class Module(Layer):
-    """The user's module as one layer; code is loaded where it is trained or exported."""
+    """The user's module as one layer; its code is loaded only to train or export."""
 
     parameters: PythonParameters
     classes: int
@@ -102,7 +101,7 @@ class Module(Layer):
 
         own = {one: weights[f"{name}.{one}"] for one, _ in self.parameters.weights}
         module = self.loaded()
-        with _CALLS:  # devices of one process train side by side
+        with _CALLS:  # devices of one process train concurrently
             found: torch.Tensor = functional_call(module, own, (x,), strict=True)
         if found.shape != (len(x), self.classes):
             raise self.refused(f"gives {list(found.shape[1:])} a record, not [{self.classes}]")
@@ -124,7 +123,7 @@ class Module(Layer):
 
 class PythonNetwork(Network):
     def prepare(self) -> None:
-        """Make the module now: a transform forbids the chance that its first weights come from."""
+        """Create the module now: its random first weights are forbidden inside a transform."""
         for _, layer in self.layers:
             if isinstance(layer, Module):
                 layer.loaded()
@@ -155,10 +154,10 @@ def build(parameters: PythonParameters, input_shape: Shape, classes: int) -> Net
 
 @lru_cache(maxsize=4)
 def loaded(function: str) -> torch.nn.Module:
-    """The module that `module:function` gives, in eval mode. Raises DataError."""
+    """Return the module that `module:function` gives, in eval mode. Raises DataError."""
     import torch
 
-    make = own_function(function, f"model python: {function}")
+    make = import_function(function, f"model python: {function}")
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(START_SEED)
@@ -183,18 +182,17 @@ def _refused(function: str, what: str, fix: str = "correct the function") -> Dat
     return DataError(what, where=f"model python: {function}", fix=fix)
 
 
-# What a job asks of the code beside training, in a process of its own (`edgeveil.own_process`).
+# Uses of the code besides training, in a separate process (`edgeveil.own_process`).
 
 
 def _run(apart: Callable[[bytes], bytes], function: str, given: Mapping[str, Any]) -> bytes:
-    """`apart` for this function and what is given, here where this process is such a one."""
     request = json.dumps({"function": function, **given}).encode()
     if is_own():
         return apart(request)
     return _ran(f"{__name__}:{apart.__name__}", request, f"model python: {function}")
 
 
-@lru_cache(maxsize=8)  # a job asks for the same several times
+@lru_cache(maxsize=8)  # a job repeats its requests
 def _ran(target: str, request: bytes, where: str) -> bytes:
     return run_apart(target, request, LOAD_S, where)
 
@@ -205,22 +203,22 @@ def weights_apart(request: bytes) -> bytes:
 
 
 def initial_apart(request: bytes) -> bytes:
-    found = _asked(request, 1).loaded().named_parameters()
+    found = _module_of(request, 1).loaded().named_parameters()
     return bytes(save({name: value.detach().cpu().numpy().copy() for name, value in found}))
 
 
 def exported_apart(request: bytes) -> bytes:
     asked = json.loads(request)
-    return _exported(_asked(request, asked["classes"]), tuple(asked["shape"]))
+    return _exported(_module_of(request, asked["classes"]), tuple(asked["shape"]))
 
 
-def _asked(request: bytes, classes: int) -> Module:
+def _module_of(request: bytes, classes: int) -> Module:
     return Module(PythonParameters.model_validate(json.loads(request)["parameters"]), classes)
 
 
 _RECORDS = 2  # of the traced batch
 _PRINTS = "_jit_onnx_log"
-_CHANCE = frozenset(  # operators without one value
+_CHANCE = frozenset(  # operators of random output
     f"{name}{like}"
     for name in ("Bernoulli", "Multinomial", "RandomNormal", "RandomUniform")
     for like in ("", "Like")
@@ -228,8 +226,7 @@ _CHANCE = frozenset(  # operators without one value
 
 
 def exported_nodes(layer: Module, name: str, graph: NodeList, x: str, given: Shape) -> str:
-    """Add the module's nodes to `graph`; returns the name of its logits. DataError without an ONNX
-    form. By the TorchScript exporter: the newer one needs more packages."""
+    """Add the module's nodes to `graph`; return the name of its logits. Raises DataError."""
     import onnx
 
     weights = {name for name, _ in layer.parameters.weights}
@@ -241,7 +238,7 @@ def exported_nodes(layer: Module, name: str, graph: NodeList, x: str, given: Sha
     raw = _run(exported_apart, layer.parameters.function, asked)
     try:
         parts = onnx.load_model_from_string(raw).graph
-    except ValueError as error:  # it comes from where the user's code ran
+    except ValueError as error:  # the process also ran the user's code
         raise layer.refused("gave no ONNX model") from error
     for node in parts.node:
         if any(one.HasField("g") for one in node.attribute):
@@ -283,8 +280,7 @@ def _plain(node: Any, graph: NodeList) -> list[Any]:
 
 
 def _fold(graph: Any, given: set[str]) -> None:
-    """Replace nodes that follow from no input by arrays, in place; `given` names the inputs. The
-    exporter computes shapes by operators that devices do not run."""
+    """Replace nodes that depend on no input by arrays: the exporter's shape computations."""
     from onnx import TensorProto, helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 
@@ -332,8 +328,7 @@ def _exported(layer: Module, given: Shape) -> bytes:
 def exported_onnx(
     module: torch.nn.Module, probe: torch.Tensor, output: str, *, weights_as_inputs: bool
 ) -> bytes:
-    """The module as PyTorch traces it on `probe` (n, …), `x` in and `output` out, with a free batch
-    axis."""
+    """Return the module traced on `probe` (n, …), from `x` to `output`, with a free batch axis."""
     import torch
 
     file = io.BytesIO()
@@ -355,11 +350,11 @@ def exported_onnx(
 
 @contextmanager
 def _plainly() -> Iterator[None]:
-    """Without the exporter's talk, and without attention in one step, which has no ONNX form."""
+    """Silence the exporter, and disable fused attention, which has no ONNX form."""
     import torch
 
     fused, inner = torch.backends.mha.get_fastpath_enabled(), torch._C
-    print_graph = getattr(inner, _PRINTS, None)  # of what cannot be exported, to standard output
+    print_graph = getattr(inner, _PRINTS, None)  # prints unsupported graphs to standard output
     torch.backends.mha.set_fastpath_enabled(False)
     setattr(inner, _PRINTS, lambda *_: None)
     try:

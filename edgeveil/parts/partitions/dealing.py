@@ -1,13 +1,12 @@
-"""Who holds which records of a shared data set, and which are of low quality.
+"""Dealing of shared data sets to devices, with an optional share of low-quality records.
 
 Published data sets are dealt by index. An owner's record is placed by HMAC-SHA256 of its own bytes
-under a public key, so that one record more moves no other: the record-level guarantee of a fleet
-that shares a file needs that. The label takes no part in the hash, so that one image labelled twice
-is not both tested on and learned from. Rules by class cut each class by public shares.
+under a public key, so that one more record moves no other: the record-level guarantee of devices
+that share a file depends on that. The label is not hashed, so that an image stored under two labels
+cannot be both tested on and learned from. Rules by class cut each class by public shares.
 
 Low quality (Cao et al. 2023, section 5): a share `lq_user` of users hold a share `lq_data` of
-records with noise and another class.
-"""
+records with noise and another class."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ LQ_NOISE = 0.5  # standard deviation, as a share of the range of the data set's 
 
 
 def partition(y: Indices, devices: int, rule: Partition, seed: int = 0) -> Shares:
-    """One ascending array of indices into labels y (n,) per device. Raises DataError,
-    UsageError."""
+    """Return ascending indices into labels y (n,) per device. Raises DataError, UsageError."""
     check_dealing(devices, rule)
     shares = PARTITIONS[rule.kind].deal(y, devices, rule, seed)
     return [np.sort(share) for share in shares]
@@ -51,8 +49,9 @@ def check_dealing(devices: int, rule: Partition) -> None:
 
 
 def hold_back_share(records: Records, share: float, fold: int = 0) -> tuple[Records, Records]:
-    """(rest, held): each record is held by its own hash, with probability `share` in [0, 1).
-    Another `fold` holds others: five of 0.2 hold every record once. Raises DataError."""
+    """Return (rest, held): each record is held by its own hash with probability `share` in [0, 1).
+
+    Other values of `fold` hold other records: five folds of 0.2 hold each record once."""
     if not 0.0 <= share < 1.0:
         raise DataError(
             f"must be at least 0 and below 1, got {share}", where="test_share", fix="write 0.2"
@@ -63,15 +62,16 @@ def hold_back_share(records: Records, share: float, fold: int = 0) -> tuple[Reco
 
 
 def needs_classes(rule: Partition) -> bool:
-    """Whether own records are dealt or disturbed by class, so that the classes must be public."""
+    """Return whether own records are dealt or disturbed by class, which needs public classes."""
     return bool(rule.lq_data) or PARTITIONS[rule.kind].by_class
 
 
 def deal_own(
     records: Records, devices: int, rule: Partition, seed: int, classes: int | None
 ) -> tuple[Records, Shares]:
-    """Own records as the devices hold them, and each device's ascending indices. `classes` is
-    public; DataError where a rule needs them, or the noise's range, and they are not said."""
+    """Return own records as devices hold them, and each device's ascending indices.
+
+    Raises DataError if a rule needs public `classes`, or the noise a range, that is not set."""
     check_dealing(devices, rule)
     if classes is None and needs_classes(rule):
         raise DataError(
@@ -86,7 +86,7 @@ def deal_own(
 
 
 def record_words(x: NDArray[np.float32], seed: int, label: bytes) -> Words:
-    """Four uniform numbers below 2**64 (n, 4) for each record of x (n, ...), by its bytes alone."""
+    """Return four uniform 64-bit words (n, 4) per record of x (n, ...), from its bytes alone."""
     key = sha256(context(PUBLIC_SEED, str(seed).encode())).digest()
     digests = [
         hmac.digest(key, context(label, row.tobytes()), "sha256") for row in canonical_rows(x)
@@ -97,7 +97,6 @@ def record_words(x: NDArray[np.float32], seed: int, label: bytes) -> Words:
 def _disturbed(
     records: Records, place: Indices, devices: int, rule: Partition, seed: int, classes: int
 ) -> Records:
-    """As `disturbed`, by each record's own hash and public classes and range."""
     poor = low_quality_devices(devices, rule, seed)
     if not len(poor) or classes < 2:
         return records
@@ -126,7 +125,6 @@ def _disturbed(
 
 
 def low_quality_devices(devices: int, rule: Partition, seed: int) -> NDArray[np.int64]:
-    """Ascending numbers, from 0, of the devices that hold low-quality records."""
     if not rule.lq_data:
         return np.empty(0, np.int64)
     count = _share(devices, rule.lq_user)
@@ -134,8 +132,7 @@ def low_quality_devices(devices: int, rule: Partition, seed: int) -> NDArray[np.
 
 
 def disturbed(records: Records, shares: Shares, rule: Partition, seed: int) -> Records:
-    """A copy in which low-quality records have another class, each equally likely, and Gaussian
-    noise of LQ_NOISE times the data set's range, cut at that range."""
+    """Return a copy whose low-quality records have another class, and noise by LQ_NOISE."""
     chosen = low_quality_devices(len(shares), rule, seed)
     classes = np.unique(records.y)
     if not len(chosen) or len(classes) < 2:

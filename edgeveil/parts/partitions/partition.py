@@ -1,8 +1,7 @@
 """Partitions: ways to deal a data set to devices, for demonstrations.
 
 Published sets are dealt by index and all labels (`deal`), owners' records by each record's own hash
-(`place`, `dealing.py`).
-"""
+(`place`; see `dealing.py`)."""
 
 from __future__ import annotations
 
@@ -29,15 +28,12 @@ Words = NDArray[np.uint64]
 Deal = Callable[[Indices, int, "Partition", int], Shares]
 """(labels (n,), devices, rule, seed) -> indices for each device; each index once."""
 Place = Callable[[Words, Indices, int, "Partition", int, int], Indices]
-"""(words (n,), labels (n,), devices, rule, seed, classes) -> the device of each record. A record's
-device may follow from its own word and label alone; `classes` says how many labels there are."""
+"""(words (n,), labels (n,), devices, rule, seed, classes) -> the device of each record. The device
+may depend only on the record's own hash word and label; `classes` is the number of labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionPart(Part):
-    """Declaration of a partition: `deal` for published sets, `place` for owners' records; `reads`
-    names keys of its block, `by_class`: it needs the number of classes."""
-
     family: ClassVar[str] = "partitions"
     key: ClassVar[str] = "local_run.partition"
     what: ClassVar[str] = "partition"
@@ -59,8 +55,7 @@ def cut(order: Indices, shares: NDArray[np.float64]) -> Shares:
 
 
 def proportions(count: int, alpha: float, chance: np.random.RandomState) -> NDArray[np.float64]:
-    """Draw from the symmetric Dirichlet distribution (count,), by logarithms of Gamma(alpha + 1):
-    Gamma(alpha) underflows for a small alpha."""
+    """Draw (count,) from a symmetric Dirichlet; by logarithms, since Gamma(alpha) underflows."""
     uniform = 1.0 - chance.random_sample(count)  # in (0, 1]
     logs = np.log(chance.standard_gamma(alpha + 1.0, count)) + np.log(uniform) / alpha
     weights = np.exp(logs - logs.max())
@@ -68,13 +63,13 @@ def proportions(count: int, alpha: float, chance: np.random.RandomState) -> NDAr
 
 
 def drawn(words: Words, shares: NDArray[np.float64]) -> Indices:
-    """The device of each word (n,), one of `len(shares)`, each with its share of all words."""
+    """Return the device of each word (n,), such that device k gets the fraction `shares[k]`."""
     cuts = np.array([threshold(edge) for edge in np.cumsum(shares)[:-1]], np.uint64)
     return np.asarray(np.searchsorted(cuts, words, side="right"), dtype=np.int64)
 
 
 def threshold(share: float) -> np.uint64:
-    """The number below 2**64 that a uniform word stays under with probability `share`."""
+    """Return the number below 2**64 that a uniform word is under with probability `share`."""
     return np.uint64(min(math.floor(share * 2.0**64), 2**64 - 1))
 
 
@@ -102,7 +97,6 @@ def deal_n_class(y: Indices, devices: int, rule: Partition, seed: int) -> Shares
 def place_n_class(
     words: Words, y: Indices, devices: int, rule: Partition, seed: int, classes: int
 ) -> Indices:
-    """Each class is cut into equal pieces, of which each device has `classes_per_device`."""
     pieces, known = devices * rule.classes_per_device, (y >= 0) & (y < classes)
     rank = np.argsort(public_order(classes, seed, "classes"))
     at = (rank[y[known]] + words[known].astype(np.float64) * 2.0**-64) * (pieces / classes)
@@ -115,8 +109,7 @@ def place_n_class(
 
 
 def class_pieces(devices: int, pieces: int, seed: int) -> NDArray[np.int64]:
-    """Numbers (devices, pieces) of the pieces of the class order, one from each of `pieces`
-    stretches, so that a device's come from different classes."""
+    """Return the pieces (devices, pieces) of the class order that each device gets, far apart."""
     stretches = [public_order(devices, seed, f"stretch-{k}") + k * devices for k in range(pieces)]
     return np.stack(stretches, axis=1)
 

@@ -32,8 +32,7 @@ def published_files() -> dict[str, FileSet]:
 
 
 def load_records(source: str, origin: Origin | None = None) -> Records:
-    """Records of a name of SOURCES, or `python: module:function`. DataError (file, place, fix) for
-    bad data, also where its file changes while it is read; UsageError for an unknown name."""
+    """Return the records of a source. Raises DataError for bad or changing data, UsageError."""
     chosen = origin or Origin()
     part = source_part(source)
     if part.name == "python":
@@ -61,7 +60,7 @@ def load_records(source: str, origin: Origin | None = None) -> Records:
 
 
 def require_header(source: str, header: bool | None, schema: DataSchema | None) -> None:
-    """Raise DataError where neither the owner (`header`) nor a schema names a source's columns."""
+    """Raise DataError if neither the owner (`header`) nor a schema names a source's columns."""
     if "header" in source_part(source).reads:
         require_columns(header, schema)
 
@@ -69,15 +68,14 @@ def require_header(source: str, header: bool | None, schema: DataSchema | None) 
 def guessed_header(
     source: str, header: bool | None, path: Path | None, schema: DataSchema | None
 ) -> bool | None:
-    """`header`, or what a look at the file suggests. For tools and the cloud's test records
-    alone."""
+    """Return `header`, or a guess from the file. Only for tools and the cloud's test records."""
     if header is None and "header" in source_part(source).reads:
         return guess_header(path, schema)
     return header
 
 
 def require_schema(part: SourcePart, schema: DataSchema) -> None:
-    """Raise DataError where a source's records are not read by such a schema."""
+    """Raise DataError if the source cannot be read by this kind of schema."""
     kind = "columns" if schema.columns is not None else "image"
     if part.by_schema == kind:
         return
@@ -90,8 +88,7 @@ def require_schema(part: SourcePart, schema: DataSchema) -> None:
 
 
 def _state(source: str, origin: Origin) -> dict[Path, tuple[int, int, int]]:
-    """(inode, bytes, mtime) of each own file there is, and of a folder's folders. Published sets
-    are left out."""
+    """Return (inode, bytes, mtime) of each existing file and its folders; {} for published sets."""
     if brings_its_test(source):
         return {}
     named = [path for path in (origin.path, origin.labels_path) if path is not None]

@@ -1,4 +1,4 @@
-"""Arrays x and y: NPZ files, or what an owner's own function returns (`python: module:name`)."""
+"""Arrays x and y: NPZ files, or the result of an owner's function (`python: module:name`)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from edgeveil.data.records import (
     whole_labels,
 )
 from edgeveil.errors import OF_OTHERS_CODE, DataError, RecordsError
-from edgeveil.parts.part import own_function
+from edgeveil.parts.part import import_function
 from edgeveil.parts.sources.source import Origin, SourcePart
 
-# RuntimeError is how zipfile says that a member is encrypted or of an unknown compression.
+# zipfile raises RuntimeError for an encrypted member or an unknown compression.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError)
 
 _HEADER_BYTES = 10_000
-# By version: bytes of the header's length, and who reads the header.
+# By version: bytes of the header's length, and the reader of the header.
 _READERS = {
     (1, 0): (2, np.lib.format.read_array_header_1_0),
     (2, 0): (4, np.lib.format.read_array_header_2_0),
@@ -42,11 +42,9 @@ _READERS = {
 
 
 def read_npz(origin: Origin) -> Records:
-    """Records from `x` (n, ...) and `y` (n,). Raises DataError; never loads a pickle.
+    """Return records from `x` (n, ...) and `y` (n,); with a schema, pictures and names or numbers.
 
-    A schema reads pictures, and labels that are classes' names or numbers from 0; where a class is
-    called by a number, numbers are names.
-    """
+    Raises DataError; never loads a pickle."""
     file, schema = require_file(origin.path, "data.path"), origin.schema
     x, y = npz_array(file, "x", origin.max_bytes), npz_array(file, "y", origin.max_bytes)
     if schema is None:
@@ -56,8 +54,7 @@ def read_npz(origin: Origin) -> Records:
 
 
 def _by_name(y: NDArray[Any], numbers: dict[str, int]) -> NDArray[np.int64]:
-    """Labels y as classes, each by itself: NumPy gives an array one type, so 1, 1.0, True and their
-    texts are one."""
+    """Return labels y as class numbers; 1, 1.0, True and their texts are one label."""
     classes: dict[str | float, int] = {}
     for name, number in numbers.items():
         classes.setdefault(_label(name, number_in_text(name)), number)
@@ -71,12 +68,11 @@ def _by_name(y: NDArray[Any], numbers: dict[str, int]) -> NDArray[np.int64]:
 
 
 def _label(text: str, value: float) -> str | float:
-    """What a label is compared by: the number that it is, else its text."""
     return text.strip() if math.isnan(value) else float(value)
 
 
 def npz_array(file: Path, name: str, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
-    """The array called `name` of an NPZ file, of whatever type, after its header passed."""
+    """Return array `name` of an NPZ file, of any dtype, after a check of its header."""
     where = f"{file}:{name}"
     try:
         with zipfile.ZipFile(file) as archive:
@@ -108,7 +104,7 @@ def npy_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
 def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
     shape, fortran, dtype = _header(stream)
     if dtype.kind in OPAQUE:
-        # Objects are all values of an array where one is None, or past 64 bits.
+        # One None or integer beyond 64 bits makes the whole array dtype object.
         kind = RecordsError if dtype.kind == "O" else DataError
         raise kind(f"holds {dtype}, not numbers", where=where, fix="store plain numbers")
     require_room(shape, dtype.itemsize, max_bytes, where)
@@ -121,15 +117,13 @@ def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type of an NPY array. The header's length is checked first: NumPy reads up
-    to 4 GiB. Raises ValueError."""
     version = np.lib.format.read_magic(stream)
     if version not in _READERS:
         raise ValueError(f"unknown NPY version {version}")
     length_bytes, read = _READERS[version]
     length = stream.read(length_bytes)
     size = int.from_bytes(length, "little")
-    if size > _HEADER_BYTES:
+    if size > _HEADER_BYTES:  # NumPy alone reads up to 4 GiB
         raise ValueError(f"an NPY header of {size} bytes")
     try:
         return read(io.BytesIO(length + stream.read(size)))
@@ -138,13 +132,11 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def read_python(origin: Origin) -> Records:
-    """What the owner's `module:function` gives without arguments: (x, y), two arrays whose type and
-    shape state the form."""
     where = f"data.source python: {origin.function or ''}"
     target = origin.function or ""
     if not all(target.partition(":")):
         raise DataError("names no function", where=where, fix="write python: module:function")
-    function = own_function(target, where)
+    function = import_function(target, where)
     try:
         found = function()
     except OF_OTHERS_CODE as error:  # the owner's code may raise anything
@@ -155,7 +147,7 @@ def read_python(origin: Origin) -> Records:
 
 
 def given_records(found: object, where: str, max_bytes: int = MAX_BYTES) -> Records:
-    """An owner's (x, y) or Records, checked; `where` names the function. Raises DataError."""
+    """Return an owner's (x, y) or Records, checked; raises DataError that names `where`."""
     if isinstance(found, Records):
         found = (found.x, found.y)
     if not isinstance(found, tuple) or len(found) != 2:

@@ -21,8 +21,7 @@ TEST_RECORDS = 360
 def load_digits_split(
     test_records: int | None = None, seed: int = SPLIT_SEED
 ) -> tuple[Records, Records]:
-    """(train, test) of scikit-learn's digits, stratified; x (n, 64) float32 in 0..16. Public, the
-    same for one `seed`. DataError without scikit-learn, or for `test_records` not in 0..1797."""
+    """Return scikit-learn's digits (train, test), stratified by `seed`; x (n, 64) in 0..16."""
     count = TEST_RECORDS if test_records is None else test_records
     return hold_back(Records(*_all_digits()), count, seed, "digits")
 

@@ -1,9 +1,7 @@
-"""IDX files, plain or gzipped: an owner's own, and MNIST and EMNIST as published. Pixels stay 0 to
-255.
+"""IDX files (an owner's own, MNIST, EMNIST; plain or gzipped) and binary CIFAR-10 and CIFAR-100.
 
-CIFAR-10 and CIFAR-100 in their binary version: one byte or two of labels, then the pixels. A
-label outside the classes is refused.
-"""
+Pixels stay 0 to 255. A CIFAR record is one or two label bytes, then the pixels. A label outside the
+classes is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E:
 
 
 def read_idx(origin: Origin) -> Records:
-    """Records from an images file (n, rows, columns) and a labels file (n,). Raises DataError."""
+    """Return records from images (n, rows, columns) and labels (n,). Raises DataError."""
     images = require_file(origin.path, "data.path")
     labels = require_file(origin.labels_path, "data.labels_path")
     x, y = idx_array(images, origin.max_bytes), idx_array(labels, origin.max_bytes)
@@ -34,7 +32,6 @@ def read_idx(origin: Origin) -> Records:
 
 
 def idx_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
-    """The one array of an IDX file; decided to be gzipped by its first two bytes."""
     with file.open("rb") as probe:
         zipped = probe.read(2) == b"\x1f\x8b"
     try:
@@ -95,8 +92,7 @@ def read_mnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
 
 
 def read_emnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
-    """EMNIST Balanced (Cohen et al. 2017): 47 classes, images upright (files swap rows and
-    columns)."""
+    """Return EMNIST Balanced (Cohen et al. 2017), 47 classes, rows and columns swapped back."""
     fix = "take the files of the split `balanced`"
     records = _read_half(files, max_bytes, EMNIST_CLASSES, "EMNIST Balanced", fix)
     return Records(np.ascontiguousarray(records.x.swapaxes(1, 2)), records.y)
@@ -121,7 +117,6 @@ def _read_half(
 def _check_labels(
     labels: NDArray[Any], classes: int, name: str, where: str, start: int, step: int, fix: str
 ) -> None:
-    """Raise DataError for a label of no class, with the byte that holds it."""
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         first = int(wrong[0])
@@ -132,8 +127,7 @@ def _check_labels(
 def _read_cifar(
     name: str, labels: int, classes: int, files: tuple[Path, ...], max_bytes: int = MAX_BYTES
 ) -> Records:
-    """Records x (n, 3, 32, 32) float32 in 0..255 of all files. One is `labels` bytes, of which the
-    last is the class, then its pixels. Raises DataError with the place."""
+    """Return records x (n, 3, 32, 32) float32 in 0..255; `labels` bytes precede the pixels."""
     size = labels + math.prod(SHAPE)
     fix = f"copy the file again, or take it from the binary version of {name}"
     counts = []

@@ -1,5 +1,7 @@
-"""Image folders: PNG and JPEG files, one folder per class, all brought to one size and colour by
-the owner's word. An unreadable picture becomes a record that learning drops."""
+"""Image folders: PNG and JPEG files, one folder per class, resized and recoloured.
+
+Size and colours are set by the owner. An unreadable picture becomes a record that learning drops.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,22 @@ if TYPE_CHECKING:
     from edgeveil.config.data import Images
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
-MAX_PIXELS = 1 << 26  # of one picture as it is stored
+MAX_PIXELS = 1 << 26  # of one stored picture
 _FORMATS = ("PNG", "JPEG")
 
 _Labelled = tuple[Path, int]  # a picture and its class
 
 
 def read_images(origin: Origin) -> Records:
-    """Records x (n, height, width), or (n, 3, height, width) in colour, float32 in 0..255; by a
-    schema placed by their files' bytes and cut to the limit.
+    """Return records x (n, height, width), or (n, 3, height, width) in colour, float32 in 0..255.
 
-    Classes count from 0 in the order of their names, never by the folders that are there; other
-    folders' pictures have the label -1. DataError without Pillow, folder or classes, or beyond
-    `max_bytes`.
-    """
+    Classes are numbered by their given names, not by the folders present; pictures of other folders
+    have the label -1. Raises DataError without Pillow, folder or classes, or beyond `max_bytes`."""
     return _read(origin)[0]
 
 
 def image_faults(origin: Origin) -> list[str]:
-    """`file: what is wrong` of each picture that learning drops. For the owner's console alone."""
+    """Return `file: fault` for each picture that learning drops, for the owner's console only."""
     return _read(origin)[1]
 
 
@@ -85,7 +84,6 @@ def _require_pillow() -> None:
 
 
 def class_folders(folder: Path | None) -> list[Path]:
-    """The folders below, by name, but the hidden ones. Raises DataError."""
     place = require_folder(folder, "name the one that holds a folder of pictures for each class")
     return sorted(p for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
 
@@ -148,7 +146,7 @@ def _stored(listed: list[_Labelled]) -> NDArray[np.float32]:
 def encode_files(
     files: Sequence[Path], schema: DataSchema, max_bytes: int = MAX_BYTES
 ) -> NDArray[np.float32]:
-    """Single pictures as a schema's records; one that cannot be read is NaN. Raises DataError."""
+    """Return pictures as a schema's records, NaN for an unreadable one. Raises DataError."""
     _require_pillow()
     form = _form_of(schema)
     require_room((len(files), *schema.input_shape), 4, max_bytes, "the pictures")
@@ -159,7 +157,6 @@ def encode_files(
 
 
 def pictures_below(folder: Path) -> list[Path]:
-    """The pictures in a folder, then those in the folders of it, by name."""
     inside = sorted(folder.iterdir())
     found = [*inside, *(file for one in inside if one.is_dir() for file in sorted(one.iterdir()))]
     return [file for file in found if file.suffix.lower() in ENDINGS and file.is_file()]

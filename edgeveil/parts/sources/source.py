@@ -1,5 +1,7 @@
-"""Data sources: one function from where the records are to `Records`. A source with a `test` is a
-published data set, dealt by index; others are an owner's own records."""
+"""Interface of data sources: a function from an `Origin` to `Records`.
+
+A source with a `test` is a published data set, dealt by index; others hold an owner's own records.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,20 @@ Half = Literal["train", "test"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the records are, and the job's schema. `function`: `module:function`, of `python`
-    alone."""
+    """Location of records, and the job's schema; `function` is `module:function` of `python`."""
 
     path: Path | None = None
     labels_path: Path | None = None
-    header: bool | None = None  # of csv: whether the first line names the columns
+    header: bool | None = None  # csv: whether the first line names the columns
     label_column: str | None = None
     function: str | None = None
     images: Images | None = None
-    test_records: int | None = None  # of digits and published sets; None: as these have it
-    test_share: float | None = None  # of own files, held back for the cloud; None: nothing is
-    test_fold: int = 0  # which share of them
+    test_records: int | None = None  # digits, published sets; None: the default number
+    test_share: float | None = None  # own files: share held back for the cloud; None: none
+    test_fold: int = 0  # number of the share held back
     schema: DataSchema | None = None
     max_bytes: int = MAX_BYTES
-    limit: RecordLimit | None = None  # of what a schema reads; None: all, or RecordsError
+    limit: RecordLimit | None = None  # with a schema; None: all records, or RecordsError
 
 
 def require_folder(folder: Path | None, fix: str) -> Path:
@@ -49,7 +50,7 @@ def require_folder(folder: Path | None, fix: str) -> Path:
 
 @dataclass(frozen=True)
 class FileSet:
-    """Files of a published data set by half; `below`: the folder that its archive makes."""
+    """Files of a published data set by half; `below`: top folder of its archive."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -63,7 +64,7 @@ class FileSet:
         return [name for name in self.names if self._found(folder, name) is None]
 
     def paths(self, folder: Path | None, half: Half) -> tuple[Path, ...]:
-        """One half's files, in their order. Raises DataError that lists what is wanted."""
+        """Return one half's files in order. Raises DataError that lists the missing files."""
         fix = f"name the folder with {', '.join(self.names)}"
         place, paths = require_folder(folder, fix), list[Path]()
         for name in self.train if half == "train" else self.test:
@@ -86,13 +87,11 @@ class FileSet:
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePart(Part):
-    """Declaration of a data source.
+    """Declaration of a data source; `read` raises DataError.
 
-    `read` raises DataError. `place`: what `path` names. `reads`: other keys; `demands`: what to
-    write for needed ones. `faults` names what learning drops, `tallies` what columns hold, for the
-    owner's console. `by_schema`: the kind of schema it reads by. Of published sets: `test` reads
-    the cloud's part; `shape`, `classes` and `files`.
-    """
+    `place`: kind of `path`. `reads`: other keys used; `demands`: fixes for missing ones. `faults`
+    and `tallies` report dropped records and columns to the owner. `by_schema`: kind of schema
+    supported. Published sets: `test` reads the cloud's half; `shape`, `classes`, `files`."""
 
     family: ClassVar[str] = "sources"
     key: ClassVar[str] = "local_run.data.source"
@@ -112,10 +111,9 @@ class SourcePart(Part):
 
 
 def published_part(
-    files: FileSet, read: Callable[[tuple[Path, ...], int], Records], **said: Any
+    files: FileSet, read: Callable[[tuple[Path, ...], int], Records], **declaration: Any
 ) -> SourcePart:
-    """Declare a published data set: one half for devices, the other the cloud's. `read` takes one
-    half's files and the most bytes."""
+    """Declare a published data set; `read` takes one half's files and the size limit in bytes."""
 
     def train(origin: Origin) -> Records:
         return read(files.paths(origin.path, "train"), origin.max_bytes)
@@ -137,5 +135,5 @@ def published_part(
         place="folder",
         needs="the folder of the published files",
         files=files,
-        **said,
+        **declaration,
     )

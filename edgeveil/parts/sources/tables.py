@@ -1,14 +1,13 @@
-"""Tables: CSV and Parquet files, numbers with a label column, or whatever a job's schema reads.
+"""Tables: CSV and Parquet files, numbers with a label column, or read by a job's schema.
 
-Whether a CSV file's first line names the columns is the owner's word (`Origin.header`), never
-guessed: a job could otherwise ask whether the first record holds certain cells. No record makes a
-file unreadable, since taking part may not depend on one: a line out of form becomes a record that
-learning drops, and `csv_faults` says where.
+Whether a CSV file's first line names the columns is set by the owner (`Origin.header`), never
+guessed: otherwise a job could ask whether the first record holds certain cells. No record makes a
+file unreadable, since taking part may not depend on a record: a malformed line becomes a record
+that learning drops, reported by `csv_faults`.
 
-Names of a Parquet file's columns are its form. Types are not, since writers take them from the
-rows. A value that is no number is NaN, such a label -1, and learning drops these records. Numbers
-are read as float64, so that a gap rounds none of the others differently.
-"""
+The names of a Parquet file's columns are its form; the types are not, since writers derive them
+from the rows. A value that is not a number is NaN, such a label -1; learning drops these records.
+Numbers are read as float64, so that a gap does not change the rounding of others."""
 
 from __future__ import annotations
 
@@ -39,23 +38,22 @@ from edgeveil.errors import DataError, RecordsError
 from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest
 
-_NAME_THEM = "write a first line that names every column, such as v1,v2,label"
-_SAY_IT = (
+_ADD_HEADER = "write a first line that names every column, such as v1,v2,label"
+_SET_HEADER = (
     "write header: true where the first line names the columns, header: false where it does not"
 )
 
 _LINES_LOOKED_AT = 100
 
-Tell = Callable[[int, str], object]  # line number from 1, what is wrong there
+Report = Callable[[int, str], object]  # (line number from 1, fault)
 
 
 def read_csv(origin: Origin) -> Records:
-    """Records by the origin's schema, or with x (n, columns-1) and as label the last column or the
-    one named.
+    """Return records by the origin's schema, or x (n, columns-1) and the label column.
 
-    The first line names every column. A later cell that is no number is NaN, such a label -1, a
-    line of another width all of that. Raises DataError for a file that is no such table.
-    """
+    Without a schema the first line names every column; the label is the last column by default.
+    Cells that are not numbers are NaN, such labels -1. Raises DataError for a file that is no such
+    table."""
     if origin.schema is not None:
         return encode_csv(origin, origin.schema).records
     require_columns(origin.header, None)
@@ -66,14 +64,14 @@ def read_csv(origin: Origin) -> Records:
 
 
 def csv_faults(origin: Origin) -> list[str]:
-    """`file:line: what is wrong` of each line that learning drops; never shows a cell."""
+    """Return `file:line: fault` for each line that learning drops, without cell contents."""
     found: dict[int, str] = {}
     if origin.schema is not None:
         encode_csv(origin, origin.schema, found.setdefault)
     else:
         require_columns(origin.header, None)
         file, numbers = require_file(origin.path, "data.path"), list[int]()
-        header, table = read_matrix(file, tell=found.setdefault, lines=numbers)
+        header, table = read_matrix(file, report=found.setdefault, lines=numbers)
         labels = table[:, _label_index(header, origin.label_column, f"{file}:1")]
         for line, label, whole in zip(numbers, labels, whole_labels(labels), strict=True):
             if label != whole:
@@ -84,14 +82,15 @@ def csv_faults(origin: Origin) -> list[str]:
 def read_matrix(
     file: Path,
     max_bytes: int = MAX_BYTES,
-    tell: Tell = lambda _line, _what: None,
+    report: Report = lambda _line, _what: None,
     lines: list[int] | None = None,
     *,
     need_header: bool = True,
 ) -> tuple[list[str], NDArray[np.float64]]:
-    """(header, table (n, columns) float64), NaN for no number; `tell` gets its line, `lines` each
-    record's. Without `need_header` a first line of numbers is a record. DataError for a file
-    without a needed header, or of more than `max_bytes`."""
+    """Return (header, table (n, columns) float64), with NaN for cells that are not numbers.
+
+    `report` gets malformed lines, `lines` each record's line number. Raises DataError if a needed
+    header is missing, or beyond `max_bytes`."""
     _require_small(file, max_bytes)
     header: list[str] = []
     width, values = 0, array("d")
@@ -107,27 +106,25 @@ def read_matrix(
         row, fault = _row(line, width)
         values.extend(row)
         if fault:
-            tell(number, fault)
+            report(number, fault)
         if lines is not None:
             lines.append(number)
     if not width:
-        raise DataError("is empty", where=str(file), fix=_NAME_THEM)
+        raise DataError("is empty", where=str(file), fix=_ADD_HEADER)
     return header, np.frombuffer(values, dtype=np.float64).reshape(-1, width)
 
 
 def encode_csv(
     origin: Origin,
     schema: DataSchema,
-    tell: Tell = lambda _line, _what: None,
+    report: Report = lambda _line, _what: None,
     *,
     labelled: bool | None = True,
 ) -> Encoded:
-    """The records of a CSV file as a job's schema reads them, and what its columns hold.
+    """Return the records of a CSV file by a job's schema, and statistics of its columns.
 
-    Where no first line names the columns, `schema.header` does. `tell` gets lines out of form. With
-    a limit so many records of a file of any size are read. DataError for a header that is missing
-    or holds a number, and for a lacking column; never for a record.
-    """
+    `report` gets malformed lines; with a limit a file may have any size. Raises DataError for a
+    header that is missing or holds a number and for a missing column, never for a record."""
     require_columns(origin.header, schema)
     file = require_file(origin.path, "data.path")
     if origin.limit is None:
@@ -144,9 +141,9 @@ def encode_csv(
             _require_no_number(names, f"{file}:{number}")
             encoder = encoding(names, f"{file}:{number}")
         elif fault := encoder.add(_cells(line)):
-            tell(number, fault)
+            report(number, fault)
     if encoder is None:
-        raise DataError("is empty", where=str(file), fix=_NAME_THEM)
+        raise DataError("is empty", where=str(file), fix=_ADD_HEADER)
     return encoder.encoded()
 
 
@@ -154,7 +151,7 @@ def require_columns(header: bool | None, schema: DataSchema | None) -> None:
     """Raise DataError unless the first line (`header`) or a schema names a CSV file's columns."""
     if header is None:
         what = "does not say whether the first line of the CSV file names its columns"
-        raise DataError(what, where="data.header", fix=_SAY_IT)
+        raise DataError(what, where="data.header", fix=_SET_HEADER)
     if not header and (schema is None or schema.header is None):
         raise DataError(
             "no line of the CSV file names its columns, and the job does not either",
@@ -165,7 +162,6 @@ def require_columns(header: bool | None, schema: DataSchema | None) -> None:
 
 
 def guess_header(path: Path | None, schema: DataSchema | None) -> bool:
-    """Whether the first line seems to name the columns that a schema reads."""
     if schema is None or schema.header is None:
         return True
     if path is None or not path.is_file():
@@ -174,7 +170,6 @@ def guess_header(path: Path | None, schema: DataSchema | None) -> bool:
 
 
 def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    """(header, all rows) of a CSV file as text; no header where its first line holds none."""
     file = require_file(path, "the file")
     _require_small(file, MAX_BYTES)
     rows = [_cells(line) for _, line in _lines(file)]
@@ -187,8 +182,7 @@ def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
 
 
 def any_form(file: Path, schema: DataSchema) -> tuple[DataSchema, bool]:
-    """(schema, header) by which a file that no device holds may be read, with or without header and
-    label."""
+    """Return (schema, header) to read a file to predict, with or without header and label."""
     wanted = {name for column in schema.columns or () for name in column.names}
     lines = islice(_lines(file), _LINES_LOOKED_AT)
     rows = [[cell.strip() for cell in _cells(line)] for _, line in lines]
@@ -241,30 +235,28 @@ def _require_names(cells: list[str], where: str) -> None:
         raise DataError(
             "holds no header: one record more or less would change the form of the file",
             where=where,
-            fix=_NAME_THEM,
+            fix=_ADD_HEADER,
         )
 
 
 def _require_no_number(cells: list[str], where: str) -> None:
-    """Raise DataError for a line that holds a number: the owner may be wrong about it."""
     if any(cell and _number(cell) is not None for cell in cells):
         raise DataError(
             "should name the columns, as data.header says, and holds a number: it may be a record",
             where=where,
-            fix=f"{_SAY_IT}; no column may be called by a number",
+            fix=f"{_SET_HEADER}; no column may be called by a number",
         )
 
 
 def _row(line: str, width: int) -> tuple[list[float], str]:
-    """The numbers of one record's line, and what is wrong. Lines are read alone, so that an open
-    quote swallows nothing."""
+    """Return one line's numbers, and a fault or ""; an open quote ends with the line."""
     cells, missing = _cells(line, skip_blanks=False), float("nan")
     if len(cells) != width:
         return [missing] * width, f"{len(cells)} columns, the first line has {width}"
     with suppress(ValueError):
-        return list(map(float, cells)), ""  # nearly every line
+        return list(map(float, cells)), ""  # the common case
     row, fault = [_number(cell) for cell in cells], ""
-    if None in row:  # the text may be private: it is not shown
+    if None in row:  # the text may be private, so it is not shown
         fault = f"column {row.index(None) + 1} holds text where a number belongs"
     return [missing if cell is None else cell for cell in row], fault
 
@@ -280,7 +272,6 @@ def _number(cell: str) -> float | None:
 
 
 def _label_index(columns: list[str], name: str | None, where: str) -> int:
-    """The place of the label's column: the last, or the one named. Raises DataError."""
     if len(columns) < 2:
         fix = "give each record its values and a label"
         raise DataError("has a single column", where=where, fix=fix)
@@ -291,16 +282,17 @@ def _label_index(columns: list[str], name: str | None, where: str) -> int:
 
 _TEXT_BYTES = 1 << 20  # of one name in the footer
 _ITEMS = 1 << 16  # of one list there
-_ROWS = 4096  # of what is unpacked at a time
+_ROWS = 4096  # unpacked at a time
 _REPEATED_BYTES = 1 << 24  # of texts that pyarrow repeats in memory
-_TIMES_ROOM = 4  # of what is read for records that take the room
+_TIMES_ROOM = 4  # largest ratio of unpacked bytes to `max_bytes`
 _AS_DICTIONARY = frozenset({"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"})
 _NO_VALUE = (ValueError, OverflowError, TypeError)
 
 
 def read_parquet(origin: Origin) -> Records:
-    """Records by the origin's schema, or with x (n, columns-1) float32. DataError without pyarrow,
-    for a file that is none or has no such columns, and by its footer for one of more than
+    """Return records by the origin's schema, or x (n, columns-1) float32 and the label column.
+
+    Raises DataError without pyarrow, for a file without the form, or, by its footer, beyond
     `max_bytes`."""
     if origin.schema is not None:
         return encode_parquet(origin, origin.schema).records
@@ -315,8 +307,7 @@ def read_parquet(origin: Origin) -> Records:
 
 
 def encode_parquet(origin: Origin, schema: DataSchema, *, labelled: bool | None = True) -> Encoded:
-    """The records as a job's schema reads them, and what its columns hold. DataError as
-    `read_parquet`, for a lacking column, and without a limit for too long texts."""
+    """Return the records by a job's schema, and statistics of the columns. Raises DataError."""
     file, most, limit = require_file(origin.path, "data.path"), origin.max_bytes, origin.limit
     with _opened(file) as opened:
         _check_size(opened, str(file), most)
@@ -338,16 +329,15 @@ def parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
 
 
 def _numbers(column: Any) -> NDArray[np.float64]:
-    """A column (n,) as numbers; NaN for what is none. Raises nothing for a cell."""
+    """Return a column (n,) as numbers, NaN for other cells. No cell raises."""
     if _holds_numbers(column.type):
         return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
     texts = _texts(column)
-    numbers = {text: number_in_text(text) for text in set(texts)}  # one may be that of all rows
+    numbers = {text: number_in_text(text) for text in set(texts)}  # all rows may share a text
     return np.array([numbers[text] for text in texts], np.float64)
 
 
 def _holds_numbers(kind: Any) -> bool:
-    """Whether a column's type has numbers alone, or gaps alone, which writers give a type too."""
     import pyarrow as pa
 
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
@@ -355,7 +345,7 @@ def _holds_numbers(kind: Any) -> bool:
 
 
 def parquet_faults(origin: Origin) -> list[str]:
-    """`file: what is wrong` of each column whose type is not one of numbers; a schema reads all."""
+    """Return `file: fault` for each column of a non-numeric type; [] with a schema."""
     if origin.schema is not None:
         return []
     file = require_file(origin.path, "data.path")
@@ -369,7 +359,7 @@ def parquet_faults(origin: Origin) -> list[str]:
 
 
 def _row_texts(opened: Any, where: str, max_bytes: int | None) -> Iterator[tuple[str, ...]]:
-    """All rows as texts. Raises DataError where they are too long in all for `max_bytes`."""
+    """Yield all rows as texts. Raises DataError if their total length exceeds `max_bytes`."""
     letters = 0
     for batch in _batches(opened):
         for cells in zip(*map(_texts, batch.columns), strict=True):
@@ -380,10 +370,10 @@ def _row_texts(opened: Any, where: str, max_bytes: int | None) -> Iterator[tuple
 
 
 def _texts(column: Any) -> list[str]:
-    """A column's cells as text, each text of the file once in memory. Raises nothing for a cell."""
+    """Return a column's cells as text, each distinct text once in memory. No cell raises."""
     import pyarrow as pa
 
-    if pa.types.is_nested(column.type):  # never unpacked: all are one text
+    if pa.types.is_nested(column.type):  # never unpacked
         return [UNREADABLE if given else "" for given in column.is_valid().to_pylist()]
     if pa.types.is_dictionary(column.type):
         used = column.indices.dictionary_encode()
@@ -400,8 +390,7 @@ def _texts(column: Any) -> list[str]:
 
 @contextmanager
 def _opened(file: Path, *, as_typed: bool = False) -> Iterator[Any]:
-    """A Parquet file, texts as dictionaries unless `as_typed`; DataError for whatever cannot be
-    read."""
+    """Open a Parquet file, texts as dictionaries unless `as_typed`. Raises DataError."""
     if find_spec("pyarrow") is None:
         raise DataError(
             "the source 'parquet' needs pyarrow, which is not installed",
@@ -429,15 +418,14 @@ def _opened(file: Path, *, as_typed: bool = False) -> Iterator[Any]:
 
 
 def _once(opened: Any, at: int) -> bool:
-    """Whether a leaf has texts in encodings that pyarrow reads as a dictionary."""
+    """Return whether a leaf has texts in encodings that pyarrow can read as a dictionary."""
     groups = [opened.metadata.row_group(k) for k in range(opened.num_row_groups)]
     texts = opened.schema.column(at).physical_type == "BYTE_ARRAY"
     return texts and all(_AS_DICTIONARY.issuperset(one.column(at).encodings) for one in groups)
 
 
 def _batches(opened: Any) -> Iterator[Any]:
-    """All rows. Texts in lists come by group, since pyarrow reads no list of two dictionaries.
-    Where texts are repeated after all, few rows at a time."""
+    """Yield all rows, few at a time if texts are repeated; by row group if texts are in lists."""
     groups, rows = range(opened.num_row_groups), _ROWS
     if any(_repeats_texts(field.type) for field in opened.schema_arrow):
         longest = max((opened.metadata.row_group(k).total_byte_size for k in groups), default=0)
@@ -448,7 +436,7 @@ def _batches(opened: Any) -> Iterator[Any]:
 
 
 def _repeats_texts(kind: Any) -> bool:
-    """Whether a type holds texts although dictionaries are asked for."""
+    """Return whether a type holds texts in spite of `read_dictionary`."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
@@ -469,7 +457,7 @@ def _check_size(opened: Any, where: str, max_bytes: int) -> None:
     groups = [footer.row_group(k) for k in range(footer.num_row_groups)]
     packed = sum(group.total_byte_size for group in groups)
     require_room((packed,), 1, _TIMES_ROOM * max_bytes, where)
-    # What is long by its type, and lists, may be in the file once and in memory many times.
+    # Fixed-width values and lists may be stored once in the file and many times in memory.
     widths = [max(1, (leaf.length + 7) // 8) for leaf in _leaves(opened)]
     words = sum(
         width * group.column(at).num_values for group in groups for at, width in enumerate(widths)

@@ -1,10 +1,10 @@
-"""Stages that make an upload or a download smaller; after noise they are post-processing and free.
+"""Stages that shrink an upload or a download; after noise they are free post-processing.
 
-`cast`: to the nearest float16 (IEEE 754 binary16); the cloud widens values before it adds them up.
-`upload_top_k`: λ_u of Zhao et al. 2021; before the noise, *which* values are chosen follows from
-the records. `stc`: sparse ternary compression with error feedback (Sattler et al. 2020, alg. 1 and
-2), of uploads alone. `download_random`: λ_d of Zhao et al. 2021; the first time from all weights.
-"""
+`cast`: to the nearest float16 (IEEE 754 binary16); the cloud widens values before adding them.
+`upload_top_k`: λ_u of Zhao et al. 2021; before the noise, *which* values are chosen depends on the
+records. `stc`: sparse ternary compression with error feedback (Sattler et al. 2020, alg. 1 and 2),
+for uploads only. `download_random`: λ_d of Zhao et al. 2021; the first round starts from all
+weights."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ LARGEST = float(np.finfo(np.float16).max)
 
 
 class CompressionParameters(StageParameters):
-    """An entry of a job's `update` list that makes an upload or a download smaller."""
+    """An entry of a job's `update` list that shrinks an upload or a download."""
 
     name: Literal["cast", "upload_top_k", "stc", "download_random"]
-    """Which stage; `edgeveil methods` tells of each."""
+    """Which stage; `edgeveil methods` describes each."""
     share: Annotated[
         float,
         Field(gt=0, le=1),
@@ -44,7 +44,7 @@ class CompressionParameters(StageParameters):
 
 
 class Cast(BaseStage):
-    """Larger values are cut off at ±65,504."""
+    """Rounding to float16; values are clipped to ±65,504."""
 
     wire = "float16"
 
@@ -84,7 +84,7 @@ OWN = "own/"  # before a weight's name in the device's memory
 
 
 class DownloadRandom(BaseStage):
-    """Places are drawn anew in each round, over all weights together."""
+    """Training from a random share of the global weights, drawn anew each round."""
 
     leads = True
 

@@ -1,14 +1,14 @@
-"""Gaussian noise on the whole update (`gradient_gaussian`; Zhao et al. 2021), proven, unit device.
-The update is clipped to L2 norm C (the text has no bound), which may follow a quantile of norms
-(`parts/update.py`), put on a grid toward zero, and gets discrete Gaussian noise.
+"""Stages that add noise to an update: `gradient_gaussian` and `ldp_fl`.
 
-Each weight sent as one of two values (`ldp_fl`; Sun, Qian and Chen 2021, LDP-FL, alg. 2).
+`gradient_gaussian` (Zhao et al. 2021), proven, unit device: the update is clipped to L2 norm C (the
+text has no bound), which may follow a quantile of norms (`parts/stage.py`), rounded toward zero to
+a grid, and gets discrete Gaussian noise.
 
-A weight in [c − r, c + r] becomes c ± r/T with chances that keep its mean, T = (e^ε − 1)/(e^ε + 1);
-c is the broadcast weight, r one public radius (the text: a range per layer). One weight is ε-LDP;
-all d of a device cost d·ε (`sequential`, proven, unit device). The text counts ε once, since the
-proxy mixes weights (`parallel`, claimed).
-"""
+`ldp_fl` (Sun, Qian and Chen 2021, LDP-FL, alg. 2): each weight in [c − r, c + r] becomes c ± r/T
+with probabilities that keep its mean, T = (e^ε − 1)/(e^ε + 1); c is the broadcast weight, r one
+public radius (the text: a range per layer). One weight is ε-LDP; all d of a device cost d·ε
+(`sequential`, proven, unit device). The text counts ε once, since the proxy mixes weights
+(`parallel`, claimed)."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ class GradientGaussianParameters(StageParameters):
     name: Literal["gradient_gaussian"] = "gradient_gaussian"
     """Clip the whole update and add Gaussian noise for the job's (ε, δ), per device."""
     clip_norm: float = Field(default=1.0, ge=1e-6, le=1e6)
-    """C: the largest L2 norm of an update; of the first round, where there is a quantile."""
+    """C: the largest L2 norm of an update; with a quantile, that of the first round."""
     quantile: float | None = Field(default=None, gt=0, lt=1, exclude_if=says_nothing(None))
-    """γ: from round to round C moves to where this share of the updates is within it; null: C
-    stays. Needs secure sums, which a bit of each device goes through."""
+    """γ: C follows this quantile of update norms from round to round; null: C is fixed. Needs
+    secure sums, which carry one bit per device."""
 
 
 class GradientGaussian(BaseStage):
-    """The noise is made for all rounds of a device; of masked sums it can be shared."""
+    """Gaussian noise calibrated to all rounds of a device; can be shared in masked sums."""
 
     protects = True
     shares = True
 
     @cached_property
     def release(self) -> GaussianEvent | SharedGaussian:
-        """One round's price. Raises PrivacyError where (ε, δ) cannot be met."""
+        """One round's event. Raises PrivacyError if (ε, δ) cannot be met."""
         context, adapts = self.context, self.parameters.quantile is not None
         event = update_event(
             "update with Gaussian noise",
@@ -100,8 +100,10 @@ class GradientGaussian(BaseStage):
 
     @property
     def grid(self) -> FixedPoint:
-        """The noise's, with room for a whole update in one value and 12 σ: one of 2^60 normal
-        values is beyond with less than 2^-40 (Mills' ratio: 2·Q(12) < 2^-107)."""
+        """Grid of the noise, with room for the whole update in one value plus 12 σ.
+
+        2^60 normal values exceed it with probability below 2^-40 (Mills' ratio: 2·Q(12) < 2^-107).
+        """
         noise = math.ceil(12 * math.sqrt(self.event.sigma_squared))
         return FixedPoint(self.event.grid_bits, self.event.sensitivity_steps + noise)
 
@@ -131,17 +133,18 @@ class LdpFlParameters(StageParameters):
     radius: float = Field(default=0.1, ge=1e-6, le=1e6)
     """r: a weight moves by at most this much in one round."""
     composition: Literal["sequential", "parallel"] = "sequential"
-    """`sequential`: all weights share the job's ε, proven. `parallel`: each has it, claimed."""
+    """`sequential`: all weights share the job's ε, proven. `parallel`: each gets all of it,
+    claimed."""
 
 
 class LdpFl(BaseStage):
-    """`privacy.epsilon` is shared among a device's rounds, and `sequential`: among its weights."""
+    """Two-value randomisation; ε is shared among the rounds and, if `sequential`, the weights."""
 
     protects = True
 
     @cached_property
     def event(self) -> TwoValueEvent:
-        """What one round's upload truly is. Raises PrivacyError where ε is too small."""
+        """Exact event of one round's upload. Raises PrivacyError if ε is too small."""
         size = size_of(self.context)
         each = self._round_epsilon / (size if self.parameters.composition == "sequential" else 1)
         return duchi_event("weights as one of two values", each, size)

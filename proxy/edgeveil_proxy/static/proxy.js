@@ -14,13 +14,13 @@
   const WARNINGS = {
     fleet_offline: "half of the fleet or more is offline: see the devices below",
     rounds_declined: "most devices declined the newest round: their owners' pages and edgeveil edge status say why",
-    plain_http: "this page is readable on its way: set http.tls, or listen on 127.0.0.1",
+    plain_http: "this page is sent unencrypted: set http.tls, or listen on 127.0.0.1",
   };
-  const OF_FLEET = ["fleet_offline", "rounds_declined"]; // warnings with which nothing is well
+  const OF_FLEET = ["fleet_offline", "rounds_declined"]; // warnings about the fleet, not the proxy
   const REASONS = {
-    rate: "faster than a device may speak", cooling_down: "dropped in a cool-down", forged: "signature is not the sender's",
-    malformed: "no message of the protocol", unknown_signer: "of nobody who is admitted", unknown_version: "of an unknown version",
-    wrong_size: "not of the size that the round asks for", late: "after the round closed", replayed: "said before",
+    rate: "faster than a device may send", cooling_down: "dropped in a cool-down", forged: "signature is not the sender's",
+    malformed: "no message of the protocol", unknown_signer: "signer is not admitted", unknown_version: "of an unknown version",
+    wrong_size: "not of the size that the round asks for", late: "after the round closed", replayed: "received before",
     oversized: "larger than a packet may be", oversized_blob: "larger than an upload may be",
   };
   const $ = (id) => document.getElementById(id);
@@ -79,7 +79,7 @@
   }
 
   function devices(told) {
-    if (told === null) return ev.el("p", { class: "soft" }, "Told to the proxy's own machine alone: open this page there, by http://127.0.0.1 and its port.");
+    if (told === null) return ev.el("p", { class: "soft" }, "Shown on the proxy's own machine only: open this page there, by http://127.0.0.1 and its port.");
     if (!told.length) return ev.el("p", { class: "soft" }, "None.");
     return ev.table(["Device", "Admitted", "Refused", "Reasons", "State"], told.map((one) => [
       one.device, one.enrolled ? "yes" : "no", total(one.refused),
@@ -128,7 +128,7 @@
     paintTimes();
   }
 
-  // What a clock changes too.
+  // Values that also change with time.
   function paintTimes() {
     const s = state;
     ev.show($("rounds"), s.rounds.length ? s.rounds.map(round) : ev.el("p", { class: "soft" }, "None now."));

@@ -83,7 +83,7 @@ def test_a_request_and_a_reply_of_megabytes_pass():
         ("abort", r"ended the process that it ran in \(SIGABRT\)"),
         ("leave", "ended the process that it ran in"),
         ("exits", "ended the process that it ran in"),
-        ("forges", "something else than its reply"),
+        ("forges", "malformed reply"),
         ("floods", "ended the process"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_device_imports_what_its_owner_allows_and_nothing_else(good):
         "'midrange' of plug-in good-parts 1.0 is not allowed by policy.allowed_plugins" in found[0]
     )
     assert found[1] == "fine"
-    assert "has other files here than policy.allowed_plugins says" in found[2]
+    assert "has other files here than policy.allowed_plugins allows" in found[2]
     assert found[3:] == ["False", "fine", "True"]
 
 
@@ -144,8 +144,8 @@ def test_the_process_that_computes_holds_to_the_same_list(good):
         digest = plugins.digest("good-parts")
         server = wire.ComputeServer()
         for allowed in ((), (("good-parts", digest),)):
-            know = wire.TeachJob(b"1", raw, b"", (), True, allowed)
-            reply = wire.decode_reply(server.learn(wire.encode(know)))
+            know = wire.LoadJob(b"1", raw, b"", (), True, allowed)
+            reply = wire.decode_reply(server.change_state(wire.encode(know)))
             print(wire.error_of(reply) if isinstance(reply, wire.Refusal) else "taken")
         """,
     )

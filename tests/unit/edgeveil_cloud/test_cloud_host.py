@@ -23,7 +23,7 @@ from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud import commit_round
 from edgeveil_cloud.broadcasts import BroadcastLimits
-from edgeveil_cloud.database import _told
+from edgeveil_cloud.database import _store_away
 from edgeveil_cloud.host import CloudHost
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.round_report import Recorder
@@ -369,7 +369,9 @@ def test_what_the_machine_or_the_store_lacks_pauses_a_job_until_it_is_back(desk,
     def lacks(_task):
         if what != STORE:
             raise error
-        raise _told(sa.exc.OperationalError("", {}, error), sa.make_url("sqlite:////x.sqlite"))
+        raise _store_away(
+            sa.exc.OperationalError("", {}, error), sa.make_url("sqlite:////x.sqlite")
+        )
 
     desk.host._perform = lacks
     blocked = desk.host.perform(ct.SealRound(desk.wire, 1, 1))

@@ -9,7 +9,7 @@ from edgeveil.config.cloud import CloudSite
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, SystemFault
 from edgeveil.transport.process import make_signing_key
-from edgeveil_cloud.main import _run_alone
+from edgeveil_cloud.main import _run
 
 
 def free_port():
@@ -34,7 +34,7 @@ def site(tmp_path):
 
 def start(site):
     async def body():
-        await asyncio.wait_for(_run_alone(site, asyncio.Event()), 20)
+        await asyncio.wait_for(_run(site, asyncio.Event()), 20)
 
     asyncio.run(body())
 

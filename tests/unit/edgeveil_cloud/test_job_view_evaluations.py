@@ -109,9 +109,9 @@ def test_accuracy_stands_beside_the_largest_classs_rate():
     rounds = [committed(1, 1, 1), committed(2, 2, 2)]
     rounds[1]["data"]["figures"] = {"largest_class_rate": 0.25, "balanced_accuracy": 0.5}
     shown = view([*rounds, evaluation(largest_class_rate=0.95)])
-    told = "always the largest class 0.950, and the model is worse"
+    told = "majority class 0.950, and the model is worse"
     assert own_card(shown)["note"].startswith(f"{told}; noised counts of about 465 records")
-    by_cloud = "0.500 (always the largest class 0.250; balanced 0.500)"
+    by_cloud = "0.500 (majority class 0.250; balanced 0.500)"
     assert section(shown, "federated")["parts"][0]["rows"][:2] == [
         ["accuracy", f"0.910 ± 0.020 ({told})", by_cloud],
         ["balanced accuracy", "–", "0.500"],

@@ -167,7 +167,7 @@ def tensors(found):
 def child(process):
     """The one that serves: the child, or its branch while a job is known."""
     found = psutil.Process(process._child.pid)
-    return found.children()[0] if process._known else found
+    return found.children()[0] if process._jobs else found
 
 
 def test_a_trial_waits_for_the_time_of_an_answer_and_not_for_the_answer(process, tmp_path):
@@ -180,10 +180,10 @@ def test_a_trial_waits_for_the_time_of_an_answer_and_not_for_the_answer(process,
     )
     tried.start()
     tried.join(1.5)
-    assert tried.is_alive() and len(process._known) == 1
+    assert tried.is_alive() and len(process._jobs) == 1
     now.seconds = 2.0
     tried.join()
-    assert len(process._known) == 2
+    assert len(process._jobs) == 2
 
 
 def test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read(process, tmp_path):
@@ -202,11 +202,11 @@ def test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read(proce
     tries.start()
     now.seconds = 0.99 * step_s
     reads.join(1.0)
-    assert reads.is_alive() and not process._known  # nothing else is done either
+    assert reads.is_alive() and not process._jobs  # nothing else is done either
     now.seconds = step_s
     reads.join()
     tries.join()
-    assert len(process._known) == 1
+    assert len(process._jobs) == 1
     far.read_ahead(0.2, SCHEMA)  # known: nothing is waited for
 
 
@@ -472,7 +472,7 @@ def test_a_job_that_ends_during_another_s_trial_does_not_end_that(process, tmp_p
 
     process._receive = meanwhile
     assert device.try_job(other, trains=True).refused == ""
-    assert threads and process._known == {digest_of(other)}
+    assert threads and process._jobs == {digest_of(other)}
 
 
 def test_who_stops_gets_an_end_and_no_answer(process, tmp_path):

@@ -129,7 +129,7 @@ def test_a_box_that_cannot_be_asked_does_not_hold_a_condition():
 
     bare = SimpleNamespace(**{**vars(WELL), "load": load})
     assert unmet(Conditions(), DISK, bare) == []
-    assert "cannot be asked: /proc/loadavg" in unmet(Conditions(max_load=1), DISK, bare)[0]
+    assert "cannot be measured: /proc/loadavg" in unmet(Conditions(max_load=1), DISK, bare)[0]
 
 
 class Course:

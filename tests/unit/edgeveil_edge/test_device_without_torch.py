@@ -32,8 +32,8 @@ def learn():
     """What a computing process that is told of a job then has of torch."""
     server = ComputeServer()
     for one in (job(), job(**WHOLE_MODEL)):
-        know = wire.encode(wire.TeachJob(b"", one.canonical(), b"", (), True))
-        assert wire.decode_reply(server.learn(know)) == wire.RequestDone()
+        know = wire.encode(wire.LoadJob(b"", one.canonical(), b"", (), True))
+        assert wire.decode_reply(server.change_state(know)) == wire.RequestDone()
         print(one.train.method, "torch" in sys.modules)
 
 

@@ -11,8 +11,8 @@ from edgeveil import plugins
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import DataError, UsageError
 from edgeveil_edge.compute_worker import (
+    AddDevice,
     ComputeServer,
-    IntroduceDevice,
     ReadRecords,
     encode,
     records_bytes,
@@ -106,8 +106,8 @@ def test_the_computing_process_reads_them_and_not_the_site_s_source(own):
     there = own.model_copy(update={"data": absent})
     raw = records_bytes(Records(X.astype(np.float32), Y.astype(np.int64)))
     server = ComputeServer()
-    server.learn(encode(IntroduceDevice("box", there.model_dump_json().encode(), bytes(32), raw)))
-    server.learn(encode(ReadRecords("box", 0.5)))
+    server.change_state(encode(AddDevice("box", there.model_dump_json().encode(), bytes(32), raw)))
+    server.change_state(encode(ReadRecords("box", 0.5)))
     _, computer = server._devices["box"]
     training, evaluation = computer.records(0.5)
     assert len(training) + len(evaluation) == len(X)

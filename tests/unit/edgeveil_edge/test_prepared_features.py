@@ -15,8 +15,9 @@ def test_after_a_trial_each_worker_has_the_axes_of_drawn_pictures_from_its_begin
     canonical = plan.job.canonical()
     digest = hashlib.sha256(canonical).digest()
     server = ComputeServer()
-    taught = wire.TeachJob(digest, canonical, b"", (), trains=True)
-    assert isinstance(wire.decode_reply(bytes(server.learn(wire.encode(taught)))), wire.RequestDone)
+    taught = wire.LoadJob(digest, canonical, b"", (), trains=True)
+    reply = wire.decode_reply(bytes(server.change_state(wire.encode(taught))))
+    assert isinstance(reply, wire.RequestDone)
     axes_of.cache_clear()
-    server.learn(wire.encode(wire.LoadModules((), digest)))
+    server.change_state(wire.encode(wire.LoadModules((), digest)))
     assert axes_of.cache_info().currsize == 1

@@ -40,7 +40,7 @@ def test_a_box_that_cannot_be_asked_is_no_end(tmp_path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/proc/meminfo")
 
     (only,) = self_check(site(tmp_path), replace(WELL, memory_bytes=without_proc))
-    assert "/proc/meminfo: how much room there is cannot be measured" in only
+    assert "/proc/meminfo: free disk space and memory cannot be measured" in only
 
 
 def test_a_clock_behind_the_device_s_own_files_is_not_believed(tmp_path):

@@ -164,7 +164,7 @@ def test_a_move_that_the_site_did_not_sign_is_refused(registry, write, north, tm
             north.look()
         assert caught.value.reason == reason and active(registry) == {}
     write(moved(one, "north", 1))
-    with pytest.raises(TrustError, match="names nobody who moves devices"):
+    with pytest.raises(TrustError, match="lists no key that moves devices"):
         DevicesFile(tmp_path / "devices.jsonl", registry, "north").look()
 
 

@@ -86,7 +86,7 @@ def test_a_fleet_of_which_too_much_is_offline_or_declines_is_not_well(tmp_path):
     proxy.registry.admit_many(boxes)
     first, second, *others = [box.device_id for box in boxes]
     assert (proxy.warnings(), told(page)[0]["offline"]) == ([], None)  # not known yet
-    context.all_came = True
+    context.presence_known = True
     context.online.update((first, second))
     assert proxy.warnings() == ["fleet_offline"]  # half of it is too much by default
     context.online.update(others[:1])

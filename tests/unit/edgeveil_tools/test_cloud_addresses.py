@@ -76,7 +76,7 @@ def test_a_cloud_whose_certificate_nobody_vouches_for_hears_no_token(tmp_path, a
     with served(tmp_path, tls_at(authority, clients=False)) as (url, store):
         store.jobs = lambda: heard.append(1) or ()
         for others in (None, Authority(tmp_path / "others").cert_file):
-            with pytest.raises(UsageError, match="not to be trusted") as caught:
+            with pytest.raises(UsageError, match="is not trusted") as caught:
                 Cloud(url, tmp_path / "http.token", ca_file=others).list()
             assert "EDGEVEIL_CA_FILE" in caught.value.fix
         assert heard == []
@@ -87,8 +87,8 @@ def test_a_cloud_whose_certificate_nobody_vouches_for_hears_no_token(tmp_path, a
 @pytest.mark.parametrize(
     ("url", "options", "what"),
     [
-        ("http://127.0.0.1:1", {"ca_file": Path("ca")}, "EDGEVEIL_CA_FILE is of TLS"),
-        ("unix:/x", {"cert_file": Path("c")}, "EDGEVEIL_CERT_FILE is of TLS"),
+        ("http://127.0.0.1:1", {"ca_file": Path("ca")}, "EDGEVEIL_CA_FILE needs TLS"),
+        ("unix:/x", {"cert_file": Path("c")}, "EDGEVEIL_CERT_FILE needs TLS"),
         ("ftp://127.0.0.1", {}, "is no address of a cloud"),
         ("http://127.0.0.1:1", {}, "neither a token nor a certificate"),
         ("https://127.0.0.1:1", {"cert_file": Path("absent")}, "does not exist"),
@@ -110,8 +110,8 @@ SITE = """cloud:
 @pytest.mark.parametrize(
     ("http", "problem"),
     [
-        ("{socket: a.sock, port: 8701}", "http.port: a Unix socket stands in place of TCP"),
-        ("{socket: a.sock, host: '::1'}", "http.host: a Unix socket stands in place of TCP"),
+        ("{socket: a.sock, port: 8701}", "http.port: a Unix socket replaces TCP"),
+        ("{socket: a.sock, host: '::1'}", "http.host: a Unix socket replaces TCP"),
         ("{socket_group: users}", "http.socket_group: is of a Unix socket"),
         ("{clients: [{name: a, scope: read}]}", "nobody vouches for their certificates"),
         ("{clients: [{name: a, scope: root}]}", "scope"),

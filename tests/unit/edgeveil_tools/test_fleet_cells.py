@@ -151,7 +151,7 @@ def test_a_table_says_the_cell(folder):
     [
         ({"devices": {"cell": "east"}}, "devices.cell: there is no cell 'east'"),
         ({"cells": {"North": {}}}, "cells.North"),
-        ({"cells": {"": {"proxy": {}}}}, "whose blocks stand beside cells"),
+        ({"cells": {"": {"proxy": {}}}}, "which has the blocks beside cells"),
         ({"cells": {"south": {"edge_broker": {"listen": "0.0.0.0:1"}}}}, "one's own broker needs"),
         (
             {"devices": {"claims": {}, "data": {"name": "a", "source": "digits"}}},

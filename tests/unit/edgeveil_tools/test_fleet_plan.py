@@ -76,8 +76,8 @@ def test_a_placeholder_alone_may_be_a_number(folder):
         (("edge_broker", "url"), "mqtts://x:1", "drop listen and public"),
         (("edge_broker", "url"), "mqtt://x:1", "not encrypted"),
         (("edge_broker", "engine"), "amqtt", "set mosquitto, or passwords"),
-        (("root", "threshold"), 2, "cannot sign"),
-        (("renew_days",), 400, "renew every time"),
+        (("root", "threshold"), 2, "so many signatures"),
+        (("renew_days",), 400, "renew each time"),
         (("devices", "policy", "lifetime"), 1, "unknown key"),
     ],
 )

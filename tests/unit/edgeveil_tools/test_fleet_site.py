@@ -174,7 +174,7 @@ def test_a_root_that_was_taken_away_is_never_made_anew(folder, tmp_path):
     (folder / "trust").rename(tmp_path / "trust")
     plan(folder, proxy={"min_batch_floor": 9})
     before = contents(folder)
-    with pytest.raises(UsageError, match=r"trust\.json: is gone.*copy the root's trust\.json"):
+    with pytest.raises(UsageError, match=r"trust\.json: is missing.*copy the root's trust\.json"):
         opened(folder).apply()
     assert contents(folder) == before
     (folder / "trust").mkdir()
@@ -205,7 +205,7 @@ def test_without_its_record_nobody_is_made_anew(folder):
     opened(folder).apply()
     (folder / "record.json").unlink()
     before = contents(folder)
-    with pytest.raises(UsageError, match=r"record\.json: is gone.*restore it from a backup"):
+    with pytest.raises(UsageError, match=r"record\.json: is missing.*restore it from a backup"):
         opened(folder).apply()
     assert contents(folder) == before
 

@@ -38,7 +38,7 @@ from tests.kits.people import SCHEMA, write_people
 
 LABELS = np.repeat([0, 1], [134, 866])
 REACHED, FIGURES = 0.134, classification_figures(np.eye(2)[[0] * 1000], LABELS)  # always says 0
-BESIDE = "always the largest class 0.866, and the model is worse; balanced 0.500"
+BESIDE = "majority class 0.866, and the model is worse; balanced 0.500"
 JOB, RUN = local_job(Path(__file__).parents[2] / "kits" / "quickstart.yaml", Overrides())
 PLAN = compile_job(JOB)
 ROUND = committed(1, 1, 1, accuracy=REACHED, figures=FIGURES)

@@ -244,7 +244,7 @@ def test_what_is_no_cloud_is_told(tmp_path, raw):
             partial(other.fetch, "0" * 32, tmp_path / "a.safetensors"),
         ]
         for call in calls:
-            with pytest.raises(UsageError, match="what answers there is no cloud"):
+            with pytest.raises(UsageError, match="the server is not a cloud"):
                 call()
     assert not list(tmp_path.iterdir())
 

@@ -143,7 +143,7 @@ def test_a_draft_is_ones_own_look_and_no_job_before_it_is_judged(tmp_path, capsy
     assert found["missing"] == ["?"]
     assert "note is left out: 400 different texts" in draft
     rest = "features: [{name: identity}]\ntrain: {method: fm}\nprivacy: {epsilon: 8}\njob: d\n"
-    with pytest.raises(ConfigError, match=r"tell of a single one"):
+    with pytest.raises(ConfigError, match=r"reveal a single record"):
         parse_plan(draft + rest)
     assert parse_plan((draft + rest).replace("own_records   #", "public   #")).job.data.classes == 2
     with pytest.raises(DataError, match="no column 'incme'"):

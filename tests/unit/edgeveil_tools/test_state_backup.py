@@ -93,7 +93,7 @@ def test_an_older_ledger_never_comes_back_under_a_device_that_went_on(edge, tmp_
     pay(edge, "second")
     before = contents(edge.state_dir)
     for word in ({}, {"vouched": True}):
-        with pytest.raises(BackupError, match="has gone on to link 4"):
+        with pytest.raises(BackupError, match="continues to link 4"):
             restore(edge, tmp_path / "old", replace=True, **word)
     assert contents(edge.state_dir).items() >= before.items()
     back_up(edge, tmp_path / "new")
@@ -121,7 +121,7 @@ def test_the_owners_word_does_not_count_against_the_ledger_in_place(edge, tmp_pa
     pay(edge, "second")
     (edge.state_dir / "ledger.head").unlink()
     before = contents(edge.state_dir)
-    with pytest.raises(BackupError, match="has gone on to link 4"):
+    with pytest.raises(BackupError, match="continues to link 4"):
         restore(edge, tmp_path / "old", replace=True, vouched=True)
     assert contents(edge.state_dir).items() >= before.items()
     (edge.state_dir / LEDGER_FILE).write_bytes(b"no database")
@@ -148,7 +148,7 @@ def test_a_restore_that_was_cut_short_is_done_again(edge, tmp_path, monkeypatch,
         patch.setattr("edgeveil_tools.site.state_backup.shutil.rmtree", lambda _path: None)
         with pytest.raises(_PowerFailure):
             restore(edge, back_up_now, replace=True)
-    with pytest.raises(BackupError, match="has gone on to link 4"):  # and not: nobody knows
+    with pytest.raises(BackupError, match="continues to link 4"):  # and not: nobody knows
         restore(edge, tmp_path / "box.backup", replace=True)
     assert paid(edge) == pytest.approx(2)
     assert before.keys() <= contents(edge.state_dir).keys()

@@ -151,7 +151,7 @@ def test_bad_input_is_refused_by_name_and_nothing_changes(root, keys, tmp_path, 
     assert root.init() == 2 and "is not empty" in capsys.readouterr().err
     assert root("rotate", "cloud-jobs", keys["jobs"]) == 2
     assert "has this key already" in capsys.readouterr().err
-    assert root("rotate", "cloud-jobs") == 2 and "names no value" in capsys.readouterr().err
+    assert root("rotate", "cloud-jobs") == 2 and "needs a value" in capsys.readouterr().err
     assert root("rotate", "proxy-rosters", keys["jobs"]) == 2
     assert "the cloud's" in capsys.readouterr().err, "who hides senders is not who reads uploads"
     root.passphrase.write_text("wrong\n")
@@ -201,9 +201,9 @@ def test_cells_come_and_are_rotated_and_recovered_one_by_one(root, keys, tmp_pat
     ("command", "told"),
     [
         (("rotate", "proxy-rosters", "next", "--cell", "east"), "names no cell 'east'"),
-        (("rotate", "cloud-jobs", "next", "--cell", "north"), "cloud-jobs is of no cell"),
-        (("rotate", "proxy-rosters", "rosters", "--cell", "north"), "another cell's key too"),
-        (("rotate", "proxy-rosters", "jobs", "--cell", "north"), "the cloud's key too"),
+        (("rotate", "cloud-jobs", "next", "--cell", "north"), "cloud-jobs has no key per cell"),
+        (("rotate", "proxy-rosters", "rosters", "--cell", "north"), "also another cell's key"),
+        (("rotate", "proxy-rosters", "jobs", "--cell", "north"), "also the cloud's key"),
         (("rotate", "registry", "5f" * 16, "--cell", "east"), "names no cell 'east'"),
     ],
 )

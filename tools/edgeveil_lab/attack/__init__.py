@@ -1,1 +1,1 @@
-"""Attacks on what a run released: whose record took part, and what it looked like."""
+"""Attacks on recorded jobs: membership inference and record reconstruction."""

@@ -1,7 +1,4 @@
-"""`edgeveil attack`: what a recorded job gives away to its cloud, with its noise and without.
-
-DIR gets `attack.json`, `inversion.png` and `membership.png`.
-"""
+"""`edgeveil attack`: reconstruct records and infer members, with the recorded noise and without."""
 
 from __future__ import annotations
 
@@ -23,8 +20,9 @@ _SCORES = ("records", "method", "noise", "mse", "psnr_db", "ssim")
 
 
 def attack(folder: Path, out: Path | None = None, *, as_json: bool = False) -> int:
-    """Attack the recording in `folder`, print a table, write to `out` (default: folder/attack).
-    Raises UsageError where there is no recording, or it cannot be attacked or written."""
+    """Attack the recording in `folder` and write to `out` (default: folder/attack).
+
+    Raises UsageError if the recording cannot be read or attacked, or `out` not be written."""
     recording = Recording.load(folder)
     target = out or folder / "attack"
     console = Console(stderr=as_json, highlight=False)

@@ -2,8 +2,8 @@
 
 DLG (Zhu, Liu and Han 2019), iDLG (Zhao, Mopuri and Bilen 2020) and cosine similarity with total
 variation (Geiping et al. 2020) on the linear coefficients of `fm`, the clipped gradient at the
-broadcast weights. The attacker is favoured: many labels, the likeliest upload, known counts.
-"""
+broadcast weights. The attacker is favoured: a device with many labels, its likeliest upload, and
+known record counts."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ SMOOTHNESS = 1e-3  # weight of the total variation
 
 @dataclass(frozen=True)
 class AttackedHead:
-    """The public facts that turn records into linear coefficients."""
-
     parameters: FmParameters
     features: IdentityParameters
     broadcast: Tensors
@@ -49,7 +47,7 @@ class AttackedHead:
     intercept: int = 0
 
     def linear(self, x: Tensor, chances: Tensor) -> Tensor:
-        """Σ z(p − y)ᵀ, clipped per record, for scaled records (n, D) and label chances (n, c)."""
+        """Return Σ z(p − y)ᵀ, clipped per record, for records (n, D) and label chances (n, c)."""
         import torch
 
         unit = x + self.features.shift
@@ -59,8 +57,8 @@ class AttackedHead:
         radius = self.parameters.radius
         z = phi / phi.norm(dim=1, keepdim=True).clamp_min(radius)
         if self.intercept:
-            beside = torch.full((len(z), 1), self.intercept / UNIT, dtype=z.dtype)
-            z = torch.cat([z * (shrunk(self.intercept) / UNIT), beside], dim=1)
+            column = torch.full((len(z), 1), self.intercept / UNIT, dtype=z.dtype)
+            z = torch.cat([z * (shrunk(self.intercept) / UNIT), column], dim=1)
         weight = torch.from_numpy(self.broadcast["iterate"].astype(np.float64) * 2.0**-GRID_BITS)
         residual = torch.softmax(z @ weight, dim=1) - chances
         size = z.norm(dim=1, keepdim=True) * residual.norm(dim=1, keepdim=True)
@@ -73,7 +71,7 @@ Method = Callable[[AttackedHead, Float64, int, int], Float64]
 
 
 def cosine(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
-    """The direction alone, signed Adam steps, smooth images preferred; labels as in iDLG."""
+    """Match the direction by signed Adam steps, preferring smooth images; labels as in iDLG."""
     import torch
 
     wanted = torch.from_numpy(target)
@@ -101,8 +99,7 @@ def cosine(head: AttackedHead, target: Float64, count: int, seed: int) -> Float6
 
 
 def likely_labels(target: Float64, count: int) -> list[int]:
-    """Classes (count,) by the norm of their column, the largest first, each at most once more
-    often than the others."""
+    """Return classes (count,) by descending norm of their column, repeated in this order."""
     order = np.argsort(-np.linalg.norm(target, axis=0)).tolist()
     return [order[k % len(order)] for k in range(count)]
 
@@ -110,9 +107,7 @@ def likely_labels(target: Float64, count: int) -> list[int]:
 def matched(
     head: AttackedHead, target: Float64, count: int, seed: int, *, labelled: bool
 ) -> Float64:
-    """Images and soft labels that give the same sum: LBFGS on the squared distance, the best of a
-    few starts. `labelled`: labels are read off first, a class that is there has the larger column.
-    """
+    """Match the sum by L-BFGS on images and soft labels, or `labelled`: on images alone."""
     import torch
 
     labels = likely_labels(target, count) if labelled else None
@@ -156,7 +151,7 @@ METHODS: dict[str, Method] = {
     "iDLG": partial(matched, labelled=True),
     "cosine + TV": cosine,
 }
-"""By (head, target, count, seed); records (count, D) >= 0, of no known scale."""
+"""Called with (head, target, count, seed); returns records (count, D) >= 0 of unknown scale."""
 
 
 def _start(count: int, head: AttackedHead, seed: int) -> Tensor:
@@ -172,7 +167,7 @@ def _one_hot(labels: list[int], classes: int) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor(labels), classes).to(torch.float64)
 
 
-# --- how near a recorded device's records are come by ---
+# --- how closely a recorded device's records are reconstructed ---
 
 LADDER = (1, 2, 4, 8)  # records that the attack is tried on
 WINDOW = 7  # of the structural similarity
@@ -180,7 +175,7 @@ WINDOW = 7  # of the structural similarity
 
 @dataclass(frozen=True)
 class InversionResult:
-    """One attack: `images` (n, side, side) in the order of the originals, and how near they are."""
+    """One attack: `images` (n, side, side) in the order of the originals, and their error."""
 
     records: int
     method: str
@@ -193,9 +188,9 @@ class InversionResult:
 
 @dataclass(frozen=True)
 class Inversion:
-    """All attacks on one device; `originals` (n, side, side) in [0, 1]. `sigma` (noise of one
-    value) and `signal` (norm of the exact sum) are in units of one record; `guess` is the mean of
-    nobody's records."""
+    """All attacks on one device: `originals` (n, side, side), and `guess` from the mean image.
+
+    `sigma` (noise of one value) and `signal` (norm of the exact sum) are in units of one record."""
 
     originals: Float64
     results: tuple[InversionResult, ...]
@@ -214,7 +209,6 @@ def why_no_pictures(recording: Recording) -> str:
 
 
 def invert(recording: Recording) -> Inversion:
-    """Attack the first training round."""
     round, device = recording.rounds[0], recording.device
     broadcast = recording.broadcast(round)
     target = max(recording.devices, key=lambda own: len(np.unique(own.y[: LADDER[-1]])))
@@ -246,13 +240,13 @@ def invert(recording: Recording) -> Inversion:
 
 
 def shown(images: Float64) -> Float64:
-    """Images (n, D) at their largest value 1: features say nothing of a record's brightness."""
+    """Scale images (n, D) to a maximum of 1, since features do not depend on brightness."""
     positive = np.maximum(images, 0.0)
     return np.asarray(positive / np.maximum(positive.max(axis=1, keepdims=True), 1e-12))
 
 
 def ssim(a: Float64, b: Float64) -> float:
-    """Mean structural similarity of two images in [0, 1] (Wang et al. 2004, uniform window)."""
+    """Return the mean structural similarity of images in [0, 1] (Wang et al. 2004, uniform)."""
     low, high = 0.01**2, 0.03**2
     size = min(WINDOW, *a.shape)
 
@@ -267,7 +261,7 @@ def ssim(a: Float64, b: Float64) -> float:
 
 
 def head_of(recording: Recording) -> AttackedHead:
-    """The public facts of the first training round, where `why_no_pictures` says nothing."""
+    """Return the public parameters of the first training round of a job with images."""
     features = cast(IdentityParameters, recording.job.features[0])
     side = math.isqrt(math.prod(recording.job.data.input_shape))
     broadcast = recording.broadcast(recording.rounds[0])

@@ -1,8 +1,7 @@
 """Membership inference from the global model and from single devices' uploads.
 
 By the loss (Yeom et al. 2018), by the likelihood ratio of shadow models (LiRA, Carlini et al.
-2022), and by the inner product with the record's own part.
-"""
+2022), and by the inner product with the record's own contribution."""
 
 from __future__ import annotations
 
@@ -32,15 +31,13 @@ Float64 = NDArray[np.float64]
 SHADOWS = 32
 SHADOW_SHARE = 0.8
 MOST_SHADOWED = 6000  # records; with more, shadow models take too long
-CANDIDATES = 200  # records of each kind that single uploads are tried on
-MOST_VALUES = 1 << 24  # of all candidates' parts of one sum: bounds memory
+CANDIDATES = 200  # members and others that single uploads are tested on
+MOST_VALUES = 1 << 24  # of all candidates' contributions to one sum; bounds memory
 DRAWS = 50
 
 
 @dataclass(frozen=True)
 class RocCurve:
-    """A receiver operating characteristic, and what is read off it."""
-
     name: str
     noise: bool
     fpr: Float64
@@ -48,19 +45,16 @@ class RocCurve:
 
     @property
     def auc(self) -> float:
-        """Area under the curve; 0.5 is guessing."""
         return float(np.diff(self.fpr) @ (self.tpr[1:] + self.tpr[:-1]) / 2)
 
     @property
     def tpr_at_1_percent(self) -> float:
-        """True positives where one in a hundred others is accused."""
         return float(np.interp(0.01, self.fpr, self.tpr))
 
 
 @dataclass(frozen=True)
 class Membership:
-    """`model`: curves for the final global model; `rounds`: AUC of the loss by round, with noise
-    and without; `upload`: curves for one device's uploads. `mu_round` and `mu_job` bound them."""
+    """Curves of the final `model` and of one `upload`; `rounds`: AUC with noise and without."""
 
     model: tuple[RocCurve, ...]
     rounds: tuple[tuple[float, float], ...]
@@ -70,7 +64,6 @@ class Membership:
 
 
 def roc(name: str, noise: bool, members: Float64, others: Float64) -> RocCurve:
-    """The curve of a score that is larger for members."""
     scores = np.concatenate([members, others])
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.diff(scores[order]) != 0, True)
@@ -103,9 +96,10 @@ def infer(recording: Recording) -> Membership:
 
 
 def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ...]:
-    """Score ⟨seen − known, g⟩/σ² for a record's part g, of fresh noise by the device's mechanism.
-    Blind: a device's first upload, nothing else known. Informed: all other records known, of one
-    upload or of the whole job."""
+    """Score ⟨seen − known, g⟩/σ² for a record's contribution g, with fresh device noise.
+
+    Blind: a device's first upload, with nothing else known. Informed: all other records are known,
+    for one upload or for the whole job."""
     device, rounds = recording.device, recording.plan.of_method
     first = len(rounds) - len(recording.rounds)
     rng = np.random.default_rng(0)
@@ -113,22 +107,21 @@ def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ..
     most = max(1, min(CANDIDATES, MOST_VALUES // largest))
     inside = members.at(rng.permutation(len(members))[:most])
     outside = recording.test.at(rng.permutation(len(recording.test))[:most])
-    heard = [_heard(device, e, recording.broadcast(e), inside, outside) for e in rounds]
+    scores = [_candidate_scores(device, e, recording.broadcast(e), inside, outside) for e in rounds]
     return (
         *(_blind(recording, noise) for noise in (False, True)),
-        informed("knows all but the record, one upload", heard[first : first + 1]),
-        informed("knows all but the record, whole job", heard),
+        informed("knows all but the record, one upload", scores[first : first + 1]),
+        informed("knows all but the record, whole job", scores),
     )
 
 
 CandidateScores = tuple[Float64, Float64, Float64, Float64]
-"""Of one round: ‖g‖²/σ² for members and for others, and ⟨seen, g⟩/σ² over draws for both."""
+"""One round's ‖g‖²/σ² for members and for others, and ⟨seen, g⟩/σ² over draws for both."""
 
 
-def _heard(
+def _candidate_scores(
     device: FmDevice, round: PlannedRound, sent: Tensors, inside: Records, outside: Records
 ) -> CandidateScores:
-    """Fresh noise for one round, and what it leaves of each candidate's part."""
     event = device.budget.events[round.phase]
     variance = event_variances(event)
     zero = np.zeros(variance.shape, np.int64)
@@ -138,9 +131,9 @@ def _heard(
     return size_in, size_out, g_in @ noise.T + size_in[:, None], g_out @ noise.T
 
 
-def informed(name: str, heard: list[CandidateScores]) -> RocCurve:
-    """The likelihood ratio's normal form: N(μ, 1) for members, N(0, 1) for others."""
-    sizes_in, sizes_out, scores_in, scores_out = (sum(part) for part in zip(*heard, strict=True))
+def informed(name: str, scores: list[CandidateScores]) -> RocCurve:
+    """Return the curve of the normalised likelihood ratio, N(μ, 1) for members, else N(0, 1)."""
+    sizes_in, sizes_out, scores_in, scores_out = (sum(part) for part in zip(*scores, strict=True))
     members, others = (
         scores_in / np.sqrt(sizes_in)[:, None],
         scores_out / np.sqrt(sizes_out)[:, None],
@@ -149,13 +142,12 @@ def informed(name: str, heard: list[CandidateScores]) -> RocCurve:
 
 
 def _parts(device: FmDevice, round: PlannedRound, sent: Tensors, records: Records) -> Float64:
-    """What each record alone adds to the sum (n, values), in steps."""
     rows = [device.sums(round, sent, records.at(np.array([i]))) for i in range(len(records))]
     return np.stack([row.ravel().astype(np.float64) for row in rows])
 
 
 def _blind(recording: Recording, noise: bool) -> RocCurve:
-    """The first upload of each device against its own records and as many of nobody's."""
+    """Score the first upload of each device against its records and as many unused ones."""
     device, round = recording.device, recording.rounds[0]
     event, sent = device.budget.events[round.phase], recording.broadcast(round)
     test = recording.test
@@ -175,7 +167,7 @@ def _blind(recording: Recording, noise: bool) -> RocCurve:
 def _likelihood_ratio(
     recording: Recording, both: Records, phi: Float64, scores: Float64, noise: bool
 ) -> Float64:
-    """log N(s; in) − log N(s; out) (n,), one common variance for each side."""
+    """Return log N(s; in) − log N(s; out) (n,), with one common variance for each side."""
     rng = np.random.default_rng(2)
     size = round(SHADOW_SHARE * len(both))
     inside = np.zeros((SHADOWS, len(both)), np.bool_)
@@ -197,7 +189,6 @@ def _likelihood_ratio(
 def _rehearsed(
     recording: Recording, records: Records, rng: np.random.Generator | None
 ) -> Iterator[Tensors]:
-    """Training by the job's rules; without noise the ridge, which is made for noise, is less."""
     context = replace(recording.plan.context, devices=len(recording.devices))
     parameters = recording.parameters
     if rng is None:
@@ -209,7 +200,7 @@ def _joined(parts: Sequence[Records]) -> Records:
     return Records(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
 
 
-# --- training that an attacker rehearses: heads of `fm` on chosen records ---
+# --- shadow training: heads of `fm` on chosen records ---
 
 
 def trained(
@@ -218,8 +209,9 @@ def trained(
     records: Records,
     rng: np.random.Generator | None = None,
 ) -> Iterator[Tensors]:
-    """The global model after each round; `records` pools those of `context.devices` devices. With
-    `rng` the mean carries the noise of so many devices, one normal variable."""
+    """Yield the global model after each round; `records` pools those of `context.devices`.
+
+    With `rng` the mean carries the noise of so many devices, drawn as one normal variable."""
     device, cloud = FmDevice(parameters, context), FmCloud(parameters, context)
     state = cloud.initial_state()
     for round in cloud.plan():
@@ -236,7 +228,7 @@ def trained(
 
 
 def event_variances(event: Event) -> Float64:
-    """Of each value that a Gaussian event releases, in steps²: a matrix's diagonal has more."""
+    """Return each value's variance in steps²; larger on a symmetric matrix's diagonal."""
     if not isinstance(event, GaussianEvent):
         raise PrivacyError(f"'{event.what}' is not Gaussian")
     result = np.full(event.coordinates, float(event.finest_sigma_squared))
@@ -246,21 +238,21 @@ def event_variances(event: Event) -> Float64:
 
 
 def confidence(phi: Float64, labels: NDArray[np.int64], model: Tensors) -> Float64:
-    """log p − log(1 − p) (n,) of the true classes' probabilities p (Carlini et al. 2022)."""
+    """Return log p − log(1 − p) (n,) of the true classes' probabilities p (Carlini et al. 2022)."""
     chances = head_probabilities(phi, model)[np.arange(len(labels)), labels]
     bounded = np.clip(chances, 1e-12, 1 - 1e-12)
     return np.asarray(np.log(bounded) - np.log1p(-bounded))
 
 
 def normal_curve(fpr: Float64, mu: float) -> Float64:
-    """The most that μ-GDP allows: Φ(Φ⁻¹(FPR) + μ) (Dong, Roth and Su 2022)."""
+    """Return the highest ROC curve that μ-GDP allows, Φ(Φ⁻¹(FPR) + μ) (Dong, Roth and Su 2022)."""
     from scipy.stats import norm
 
     return np.asarray(norm.cdf(norm.ppf(fpr) + mu))
 
 
 def dp_curve(fpr: Float64, epsilon: float, delta: float) -> Float64:
-    """The most that (ε, δ)-DP allows (Kairouz et al. 2015)."""
+    """Return the highest ROC curve that (ε, δ)-DP allows (Kairouz et al. 2015)."""
     first = math.exp(min(epsilon, 700.0)) * fpr + delta
     second = 1 - math.exp(-epsilon) * (1 - delta - fpr)
     return np.asarray(np.clip(np.minimum(first, second), 0.0, 1.0))

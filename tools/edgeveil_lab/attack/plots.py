@@ -1,4 +1,4 @@
-"""The pictures of an attack: what was reconstructed, and how well members are told apart."""
+"""Pictures of an attack: reconstructed images, and how well members are distinguished."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ LEAST = 1e-3  # of the logarithmic axes
 
 @mpl.rc_context(STYLE)
 def draw_inversion(inversion: Inversion, path: Path) -> None:
-    """Originals above, then each method without noise, then each with the recorded noise."""
     counts = sorted({found.records for found in inversion.results})
     found = {(one.method, one.noise, one.records): one.images for one in inversion.results}
     rows = [("original", False), *((name, noise) for noise in (False, True) for name in METHODS)]
@@ -33,15 +32,14 @@ def draw_inversion(inversion: Inversion, path: Path) -> None:
     for (name, noise), line in zip(rows, grid, strict=True):
         for axes, count in zip(line, counts, strict=True):
             _strip(axes, found.get((name, noise, count), inversion.originals[:count]), gap)
-        said = f"{name},\nwith the noise" if noise else name
-        line[0].set_ylabel(said, rotation=0, ha="right", va="center", labelpad=8)
+        label = f"{name},\nwith the noise" if noise else name
+        line[0].set_ylabel(label, rotation=0, ha="right", va="center", labelpad=8)
     for axes, count in zip(grid[0], counts, strict=True):
         axes.set_title(f"{count} record{'s' if count > 1 else ''}", pad=6)
     path.write_bytes(saved(figure, "png"))
 
 
 def _strip(axes: Axes, images: Any, gap: int) -> None:
-    """Images side by side with `gap` pixels of paper between them."""
     side = images.shape[1]
     strip = np.ones((side, len(images) * (side + gap) - gap))
     for k, image in enumerate(images):
@@ -53,7 +51,6 @@ def _strip(axes: Axes, images: Any, gap: int) -> None:
 
 @mpl.rc_context(STYLE)
 def draw_membership(membership: Membership, epsilon: float, delta: float, path: Path) -> None:
-    """Two log-log curves, with what the guarantee allows at most, and the AUC by round."""
     figure = Figure(figsize=(11.4, 4.9), layout="constrained")
     first, second, third = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
     fpr = np.logspace(np.log10(LEAST), 0, 200)

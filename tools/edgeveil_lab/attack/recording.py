@@ -1,4 +1,4 @@
-"""A recorded job: what its cloud saw, and, since it was a demonstration, what the devices held."""
+"""A recorded job: the cloud's view of a demonstration, and the records of its devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Recording:
 
     @classmethod
     def load(cls, folder: Path) -> Recording:
-        """Raises UsageError for a folder without one, and for a job that cannot be attacked."""
+        """Load a recording; raises UsageError if it is unreadable or cannot be attacked."""
         try:
             job = Job.from_canonical((folder / JOB).read_bytes())
             run = LocalRun.model_validate_json((folder / RUN).read_bytes())
@@ -50,9 +50,9 @@ class Recording:
                 fix="name the folder `recording` that edgeveil run"
                 " configs/jobs/attack_demo.yaml --record --out DIR leaves in DIR",
             ) from error
-        if what := why_not(job):
+        if reason := why_not(job):
             fix = "record configs/jobs/attack_demo.yaml, or a job like it"
-            raise UsageError(what, where=str(folder / JOB), fix=fix)
+            raise UsageError(reason, where=str(folder / JOB), fix=fix)
         return cls(folder, job, run)
 
     @cached_property
@@ -73,24 +73,21 @@ class Recording:
 
     @cached_property
     def devices(self) -> list[Records]:
-        """The records of each training device, dealt once more."""
         records, shares = dealt(self.job, self.run)
         return [records.at(s) for s in shares[: self.run.devices - self.run.infer_only]]
 
     @cached_property
     def test(self) -> Records:
-        """Records that no device holds."""
         return held(self.job, self.run)
 
     def broadcast(self, round: PlannedRound) -> Tensors:
-        """What the selected devices were sent."""
         return self._tensors(round, "broadcast")
 
     def model(self, round: PlannedRound) -> Tensors:
         return self._tensors(round, "model")
 
     def uploads(self, round: PlannedRound) -> list[Array]:
-        """The method's segments of this round, in the batch's order, which says nothing."""
+        """Return the method's segments of this round, in the batch's random order."""
         name = HEAD if round.phase == TRAIN else round.phase
         found = self._tensors(round, "uploads")
         return [found[key] for key in sorted(found) if key.rpartition("/")[0] == name]
@@ -108,7 +105,7 @@ class Recording:
 
 
 def why_not(job: Job) -> str:
-    """Why a recording of this job is not attacked; empty if it is."""
+    """Return the reason why recordings of this job are not attacked; empty if they are."""
     projection = projection_of(job.features)
     if not isinstance(job.train, FmParameters) or job.train.noise != "gaussian":
         return "only jobs of fm with Gaussian noise are attacked"
@@ -122,8 +119,9 @@ def why_not(job: Job) -> str:
 
 
 def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]) -> list[Float64]:
-    """The noised linear sums (d, c) of uploads ΔW, in units of one record. Local steps are ΔW =
-    −q(A)·L for a polynomial q that the public spectrum fixes; q is undone."""
+    """Return the noised linear sums (d, c) of uploads ΔW, in units of one record.
+
+    Local steps are ΔW = −q(A)·L; the public spectrum fixes the polynomial q, which is inverted."""
     context, nominal = device.context, device.context.nominal_records
     low, high = (float(v) for v in broadcast["spectrum"])
     if device.parameters.quadratic == "never":
@@ -142,6 +140,6 @@ def noised_linear(device: FmDevice, broadcast: Tensors, changes: Sequence[Array]
 def exact_linear(
     device: FmDevice, round: PlannedRound, broadcast: Tensors, own: Records
 ) -> Float64:
-    """The same sum without noise, which no cloud sees."""
+    """Return the same sum without noise, which no cloud sees."""
     steps = device.sums(round, broadcast, own).astype(np.float64)
     return np.asarray(steps * 2.0 ** -device.budget.grid_bits(round.phase))

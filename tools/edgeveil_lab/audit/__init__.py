@@ -1,1 +1,1 @@
-"""Every printed guarantee under attack, by samples, by exact arithmetic and by a stopwatch."""
+"""Attacks on every printed guarantee: by samples, by exact arithmetic and by timing."""

@@ -1,8 +1,7 @@
-"""`edgeveil audit`: attack every mechanism, and compare what the attack proves with the claim.
+"""`edgeveil audit`: attack every mechanism and compare the proven lower bound on ε with the claim.
 
-A mechanism fails where the ε that the counts prove exceeds the printed one; a sound one does so
-with probability 1e-6 over all tests.
-"""
+A mechanism fails if the ε that the counts prove exceeds the printed ε. A sound mechanism fails
+with probability at most 1e-6 over all tests of a call."""
 
 from __future__ import annotations
 
@@ -37,12 +36,12 @@ from edgeveil_lab.audit.statistics import BETA, EventCounts, caught, lower_bound
 from edgeveil_lab.audit.update_attacks import update_attacks
 from edgeveil_tools.lifeline import end_with_starter
 
-PIECES = 24  # of an attack's runs, so that all cores have work and the bar moves
+PIECES = 24  # per side of an attack, to keep all cores busy and the progress bar moving
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One event of one attack. `caught` is the true ε that this test finds with power 0.99."""
+    """Result of one event; `caught` is the smallest true ε that is detected with power 0.99."""
 
     mechanism: str
     attack: str
@@ -62,7 +61,6 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """What is printed: only a refuted claim of EdgeVeil's own is a failure."""
         if self.proven:
             return "FAILS" if self.exceeds else "holds"
         return "refuted" if self.exceeds else "not refuted"
@@ -101,8 +99,9 @@ def judged(mechanism: str, promise: str, quick: bool) -> GuardFinding:
 def audit(
     *, quick: bool = False, as_json: bool = False, runs: int | None = None, mechanism: str = ""
 ) -> int:
-    """Play the attacks and print what they found; 0, or 1 if a proven claim fails. Raises
-    UsageError for a mechanism that is not there."""
+    """Play the attacks and print the findings; return 1 if a proven claim fails, else 0.
+
+    Raises UsageError for an unknown mechanism or fewer than one run."""
     effort = QUICK if quick else FULL
     if runs is not None and runs < 1:
         raise UsageError("no run to play", where="--runs", fix="use 1 or more")
@@ -118,10 +117,10 @@ def audit(
     with Progress(console=console, transient=True) as progress:
         total = sum(2 * len(pieces(attack)) for attack in chosen) + len(guarded)
         bar = progress.add_task("attacking", total=total)
-        beside = [guard for guard in guarded if not guard.at_rest]
-        counted, played = spread(chosen, effort, lambda: progress.advance(bar), beside, quick)
+        parallel = [guard for guard in guarded if not guard.alone]
+        counted, played = spread(chosen, effort, lambda: progress.advance(bar), parallel, quick)
         for guard in guarded:
-            if guard.at_rest:
+            if guard.alone:
                 played[guard.promise] = judged(guard.mechanism, guard.promise, quick)
                 progress.advance(bar)
     findings, kept = judge(chosen, counted), [played[guard.promise] for guard in guarded]
@@ -139,8 +138,7 @@ def audit(
 
 
 def judge(chosen: Sequence[Attack], counted: dict[str, NDArray[np.int64]]) -> list[Finding]:
-    """The findings of attacks whose hits were `counted` as (2, claims): without, present. The error
-    probability is shared out over all tests of the call (Bonferroni)."""
+    """Return findings from hits (2, claims): without, present; tests share BETA (Bonferroni)."""
     beta = BETA / max(1, sum(len(attack.claims) for attack in chosen))
     findings = []
     for attack in chosen:
@@ -150,19 +148,17 @@ def judge(chosen: Sequence[Attack], counted: dict[str, NDArray[np.int64]]) -> li
             counts = EventCounts(runs, without, present)
             bound = lower_bound(counts, claim.delta, beta)
             least = caught(claim.epsilon, claim.delta, runs, rate, beta)
-            what = (attack.mechanism, attack.title, claim.event, claim.epsilon, claim.delta)
-            findings.append(Finding(*what, bound, least, runs, without, present, claim.proven))
+            named = (attack.mechanism, attack.title, claim.event, claim.epsilon, claim.delta)
+            findings.append(Finding(*named, bound, least, runs, without, present, claim.proven))
     return findings
 
 
 def pieces(attack: Attack) -> list[int]:
-    """The runs of one side, in parts that are played separately."""
     edges = [attack.runs * k // PIECES for k in range(PIECES + 1)]
     return [b - a for a, b in pairwise(edges) if b > a]
 
 
 def count(attack: Attack, present: bool, runs: int) -> NDArray[np.int64]:
-    """Hits (claims,) of `runs` runs of one side."""
     hits = attack.play(present, runs)
     if hits.shape != (len(attack.claims), runs):
         raise PrivacyError(f"{attack.name}: hits of shape {hits.shape}")
@@ -173,19 +169,19 @@ def spread(
     chosen: Sequence[Attack],
     effort: Effort,
     advance: Callable[[], object],
-    beside: Iterable[Guard],
+    parallel_guards: Iterable[Guard],
     quick: bool,
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, GuardFinding]]:
-    """Play all pieces of all attacks, and the guards `beside` them, on all cores. Returns hits (2,
-    claims) by the attack's name, and findings by the guard's promise."""
+    """Play attacks and guards on all cores; return hits (2, claims) and findings, by name."""
     kept: dict[str, GuardFinding] = {}
     total = {one.name: np.zeros((2, len(one.claims)), np.int64) for one in chosen}
     spawn = get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, initializer=_begin) as pool:
         try:
-            with _interrupts_held():  # submitting starts the workers
+            with _interrupts_blocked():  # submitting starts the workers
                 waiting: dict[Future[Any], tuple[str, bool]] = {
-                    pool.submit(judged, g.mechanism, g.promise, quick): ("", False) for g in beside
+                    pool.submit(judged, g.mechanism, g.promise, quick): ("", False)
+                    for g in parallel_guards
                 }
                 waiting |= {
                     pool.submit(_count_named, effort, attack.name, side, runs): (attack.name, side)
@@ -209,30 +205,29 @@ def spread(
 
 
 def _begin() -> None:
-    """In each worker: one thread, since there is a worker for each core."""
     import torch
 
     end_with_starter()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # there is one worker per core
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back: a process started meanwhile never sees it, from its first import on."""
-    came: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT, also in processes started meanwhile; raise KeyboardInterrupt afterwards."""
+    received: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         signal.signal(signal.SIGINT, handler)
-    if came:
+    if received:
         raise KeyboardInterrupt
 
 
 def _count_named(effort: Effort, name: str, present: bool, runs: int) -> NDArray[np.int64]:
-    """A piece of work for another process: attacks do not travel, their names do."""
+    """Run a piece in a worker; attacks are not picklable, so it is looked up by name."""
     attack = next(one for one in attacks(effort) if one.name == name)
     return count(attack, present, runs)
 

@@ -1,8 +1,7 @@
-"""One real device under a stopwatch: what the proxy can measure of it, round by round.
+"""Timing attack on one real device: the delays that the proxy can measure round by round.
 
-Cloud and proxy are a script. `guarded=False` plants the flaw that public moments mend: answers are
-computed in the device's own process and leave when they are ready.
-"""
+`guarded=False` plants the flaw that the fixed release time prevents: answers are computed in the
+device's process and sent when ready."""
 
 from __future__ import annotations
 
@@ -43,12 +42,11 @@ RUNS, QUICK_RUNS = 200, 10  # with r, and as many without
 FLAWED_RUNS, QUICK_FLAWED_RUNS = 60, 40
 _ROUNDS = 1000
 _RECORDS = 3
-_LONG = {"doublings": 7, "repeats": 300}  # some 20 ms for each record
-_MANY = 4  # records, where the job expects one: they take much of the budget
+_LONG = {"doublings": 7, "repeats": 300}  # about 20 ms per record
+_MANY = 4  # records where the job expects one: they use much of the time budget
 
 
 def audit_job(nominal: int, budget_s: float, rounds: int) -> Job:
-    """A job that asks a device for its mean softmax in each of so many rounds."""
     return parse_job(f"""
 job: audit
 data: {{source: audited, classes: {timing.CLASSES}, input_shape: [{timing.SHAPE[0]}],
@@ -63,8 +61,7 @@ unsupervised: {{every_rounds: 1}}
 
 
 class TimedDevice:
-    """A device that evaluates the graph of a job on records of a file, below `folder`; its owner
-    lets it hold `max_records`."""
+    """A device under `folder` whose owner allows at most `max_records` records."""
 
     def __init__(
         self,
@@ -83,9 +80,9 @@ class TimedDevice:
         self._loop = asyncio.new_event_loop()
         self._left: asyncio.Future[float] | None = None
         self._started = False
-        self._heard = asyncio.Event()  # the hello, before which it takes up nothing
+        self._greeted = asyncio.Event()  # set by the hello; the device accepts nothing before
         self._executor = ThreadPoolExecutor(max_workers=1)
-        self._process, self._said = ComputeProcess(), ["it does not say why"]
+        self._process, self._reports = ComputeProcess(), ["no reason given"]
         data = {"source": "npz", "path": str(folder / "own.npz")}
         policy = {"max_inference_epsilon": 1e9, "max_epsilon_per_job": 10}
         site = attacked_site(
@@ -100,7 +97,7 @@ class TimedDevice:
             return RemoteComputer(self._process, identity.device_id, site, identity.split_key)
 
         compute = remote if guarded else None
-        self._device = build(site, link=self._join, say=self._said.append, compute=compute)
+        self._device = build(site, link=self._join, say=self._reports.append, compute=compute)
         if not guarded:
             self._device.host._work.times_s = lambda manifest: (0.0, 0.0)  # type: ignore[method-assign]
         self._rounds = enumerate((one for one in self._plan.all_rounds if one.infer), start=1)
@@ -119,18 +116,16 @@ class TimedDevice:
             held = messages.Ack(hashlib.sha256(message.body.payload).digest(), "held")
             note = messages.Signer("proxy", self._proxy).note(held)
             await self._runtime.receive(fx.ProxyAddress(), messages.encode(note))
-            self._heard.set()
+            self._greeted.set()
         if left is None or left.done():
             return
         if isinstance(message, messages.Offer):
             left.set_result(time.perf_counter())
         elif isinstance(body, messages.Decline):
-            left.set_exception(PrivacyError("the device declines", fix=self._said[-1]))
+            left.set_exception(PrivacyError("the device declines", fix=self._reports[-1]))
 
     def seconds(self) -> float:
-        """From the package's arrival until an upload leaves, in the job's next round. Infinite
-        where none leaves before the round's deadline. Raises PrivacyError with the device's reason
-        where it declines."""
+        """Return the seconds to the next upload (inf: too late); raises PrivacyError on refusal."""
         return self._loop.run_until_complete(self._next_round())
 
     async def _next_round(self) -> float:
@@ -138,11 +133,11 @@ class TimedDevice:
             self._started = True
             self._feed = asyncio.ensure_future(self._runtime.run())
             self._runtime.post(fx.PeerConnected(fx.ProxyAddress()))
-            await self._heard.wait()
+            await self._greeted.wait()
             package = encode_package(JobPackage(self._plan.job.canonical(), self._graph))
             own = self._device.identity.opening
             manifest, blob, self._keys = announced(self._plan, package, own, PACKET_BYTES)
-            await self._hear(manifest, blob)
+            await self._offer(manifest, blob)
         sequence, round = next(self._rounds)
         state = self._plan.cloud.initial_state()
         at, keys = messages.RoundId(JOB_ID, round.index, 1), self._keys
@@ -150,13 +145,13 @@ class TimedDevice:
         manifest, blob, _ = seal_round(context, state, keys, at, sequence, PACKET_BYTES)
         self._left = asyncio.get_running_loop().create_future()
         begun_s = time.perf_counter()
-        await self._hear(manifest, blob)
+        await self._offer(manifest, blob)
         try:
             return await asyncio.wait_for(self._left, DEADLINE_S) - begun_s
         except TimeoutError:
             return math.inf
 
-    async def _hear(self, manifest: messages.Manifest, blob: bytes) -> None:
+    async def _offer(self, manifest: messages.Manifest, blob: bytes) -> None:
         offer = messages.Signer("cloud", self._cloud).offer(manifest, blob)
         await self._runtime.receive(fx.ProxyAddress(), messages.encode(offer))
 
@@ -174,9 +169,8 @@ class TimedDevice:
 def _played(
     flawed: bool, quick: bool, graph: bytes, held: Sequence[timing.Values], nominal: int
 ) -> AttackOutcome:
-    """Two devices under one stopwatch, each with evaluation records as `held` says: with r, and
-    without. Their owners let them hold as many as the first has."""
-    memory = Path("/dev/shm")  # noqa: S108 - what a disk takes is no record's doing
+    """Time two devices by turns, on evaluation records `held` with r and without."""
+    memory = Path("/dev/shm")  # noqa: S108 - disk latency would add noise to the times
     parent = memory if memory.is_dir() else None
     job = audit_job(nominal, BUDGET_S, _ROUNDS)
     answers: list[Callable[[], float]] = []
@@ -193,7 +187,7 @@ def _played(
 
 
 def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
-    """Numbers that are slow to work on where r is there."""
+    """Compute on slow subnormal numbers if r is present."""
     given = timing.records(_RECORDS)
     graph = timing.crafted(given[-1], **_LONG)
     with timing.not_flushing() if flawed else nullcontext():
@@ -201,7 +195,7 @@ def _subnormal(flawed: bool, quick: bool) -> AttackOutcome:
 
 
 def _count(flawed: bool, quick: bool) -> AttackOutcome:
-    """The same work for each record: as many as the box may hold, or none."""
+    """Do the same work per record, on the allowed number of records against none."""
     given = timing.records(_MANY)
     graph = timing.crafted(given[-1], scale=0.0, shift=0.5, **_LONG)
     return _played(flawed, quick, graph, (given, given[:0]), nominal=1)
@@ -213,13 +207,13 @@ DEVICE_GUARDS = (
         "an upload leaves at a public moment, whatever the records are",
         "answers leave when they are ready, subnormal numbers are not flushed",
         _subnormal,
-        at_rest=True,
+        alone=True,
     ),
     Guard(
         "device count",
-        "so it does where there are far more records than a job expects, or none",
+        "an upload leaves at a public moment, with far more records than expected or none",
         "answers leave when they are ready",
         _count,
-        at_rest=True,
+        alone=True,
     ),
 )

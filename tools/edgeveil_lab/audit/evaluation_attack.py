@@ -1,7 +1,6 @@
-"""Attacks on federated evaluation: one record more, right or wrong, or as far away as can be.
+"""Attacks on federated evaluation: one added record, right, wrong, or at the largest distance.
 
-A device's whole upload is heard, or with shared noise the sum of as many as are counted on.
-"""
+The attacker sees one device's whole upload or, with shared noise, the sum of `honest` uploads."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from edgeveil_lab.audit.statistics import gaussian_threshold
 
 MECHANISM = "evaluation"
 EPSILON, DELTA = 8.0, 1e-5
-TIMES = 2  # evaluations of one job, both of which are heard
+TIMES = 2  # evaluations of one job, both observed
 HONEST = 4
-_RECORDS = 3  # that the device holds anyway
+_RECORDS = 3  # records of the device in both worlds
 _KINDS: tuple[tuple[str, Counts], ...] = (
     ("two classes", Confusion(2)),
     ("by class", Hits(3)),
@@ -44,7 +43,7 @@ def _one_more(kind: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def evaluation_attack(title: str, kind: Counts, runs: int, honest: int = 0) -> Attack:
-    """The noised counts of all evaluations along what the record changes: a likelihood ratio."""
+    """Build a likelihood-ratio attack on the noised counts of all evaluations of a job."""
     fine_bits = STEP_BITS if isinstance(kind, ClusterSums) else 0
     event = counts_event(
         MECHANISM, kind.sensitivity_squared, kind.cells, EPSILON, DELTA, TIMES, honest, fine_bits
@@ -56,8 +55,7 @@ def evaluation_attack(title: str, kind: Counts, runs: int, honest: int = 0) -> A
     scale = math.sqrt(TIMES * law.sigma_squared) * unit * float(np.linalg.norm(gap))
     edge, delta = gaussian_threshold(math.sqrt(TIMES) * law.mu, runs)
 
-    def heard(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What is seen of one evaluation, beside what is known."""
+    def observed(counts: NDArray[np.int64]) -> NDArray[np.int64]:
         others = [own.noised(np.zeros_like(counts), fresh_noise()) for _ in range(honest - 1)]
         answers = [own.noised(counts, fresh_noise()), *others]
         total: NDArray[np.int64]
@@ -67,9 +65,9 @@ def evaluation_attack(title: str, kind: Counts, runs: int, honest: int = 0) -> A
     def play(present: bool, count: int) -> Played:
         counts, hits = with_it if present else without, list[NDArray[np.bool_]]()
         for _ in range(count):
-            seen = [heard(counts) for _ in range(TIMES)]
-            beside = np.sum(seen, axis=0) * unit - TIMES * without
-            past = float(beside @ gap) / scale >= edge
+            seen = [observed(counts) for _ in range(TIMES)]
+            moved = np.sum(seen, axis=0) * unit - TIMES * without
+            past = float(moved @ gap) / scale >= edge
             odd, off = low_bits(seen[0][:1], law.grid_bits)
             hits.append(np.array([past, odd[0], off[0]]))
         return np.stack(hits, axis=1)

@@ -1,9 +1,8 @@
-"""Attacks on `fm` and `pca_residual` end to end, and on mechanisms whose guarantee is only claimed.
+"""Attacks on `fm` and `pca_residual` end to end, and on mechanisms with a claimed guarantee only.
 
-Each run is one job as one device sees it, with fresh noise and broadcasts chosen to hurt. The added
-record is far too long and of the wrong class (unlabelled, where what is normal is learned); a
-record of NaN and one of an unknown class stand by. A refuted `claimed` ε is no failure.
-"""
+Each run is one job as seen from one device, with fresh noise and worst-case broadcasts. The added
+record has a huge norm and the wrong class (unlabelled for anomaly detection). The data set also
+holds a NaN record and one of an unknown class. A refuted `claimed` ε is no failure."""
 
 from __future__ import annotations
 
@@ -71,8 +70,6 @@ CONTEXT = MethodContext(
 
 @dataclass(frozen=True)
 class NeighbouringJob:
-    """A job, and the records that are there with and without the added one."""
-
     parameters: Parameters
     context: MethodContext
     without: Records
@@ -83,7 +80,7 @@ class NeighbouringJob:
 
     @classmethod
     def of(cls, parameters: Parameters, context: MethodContext) -> NeighbouringJob:
-        """The records that this file's heading describes."""
+        """Build the pair of data sets that the module docstring describes."""
         values = math.prod(context.input_shape)
         others = np.zeros((3, values), np.float32)
         others[0], others[1, 0], others[2, -1] = 0.5, np.nan, 1.0
@@ -95,24 +92,22 @@ class NeighbouringJob:
         return cls(parameters, context, Records(others, labels), present)
 
 
-def made(scene: NeighbouringJob) -> SummingDevice:
-    """The device's half of a scene's method."""
+def make_device(scene: NeighbouringJob) -> SummingDevice:
     make: Any = METHODS[scene.parameters.method].device
     device: SummingDevice = make(scene.parameters, scene.context)
     return device
 
 
 class HostileCloud:
-    """The cloud's side of the scene: broadcasts, and for each sum what the added record changes
-    (`gaps`) and the others give (`bases`), both known to the attacker."""
+    """A cloud with worst-case broadcasts; each sum is `bases`, plus `gaps` with the record."""
 
     def __init__(self, scene: NeighbouringJob) -> None:
         self.scene = scene
-        device = made(scene)
+        device = make_device(scene)
         cloud = METHODS[scene.parameters.method].cloud(scene.parameters, scene.context)
         state = cloud.initial_state()
         self.rounds = cloud.plan()
-        self.broadcasts = [_hurtful(e, cloud.package(state, e)) for e in self.rounds]
+        self.broadcasts = [_worst_broadcast(e, cloud.package(state, e)) for e in self.rounds]
         self.events: list[Event] = [device.price(round)[0] for round in self.rounds]
         self.steps = [2.0 ** -device.budget.grid_bits(e.phase) for e in self.rounds]
         self.bases, self.gaps = [], []
@@ -122,19 +117,18 @@ class HostileCloud:
             self.bases.append(base)
             self.gaps.append(full - base)
 
-    def hear_one(self, k: int, device: SummingDevice, records: Records) -> Float64:
-        """The noised sum of round `k`, from 0, without what the other records give, in steps."""
+    def observe_one(self, k: int, device: SummingDevice, records: Records) -> Float64:
+        """Return the noised sum of round `k` (from 0) minus the known part, in grid steps."""
         round = self.rounds[k]
         answer = device.answer(round, self.broadcasts[k], records, fresh_noise(), "cpu")
         values = next(iter(answer.segments.values())).astype(np.float64).ravel()
-        if HEAD in answer.segments:  # unit curvature: a step is the noised sum, negated
+        if HEAD in answer.segments:  # with unit curvature a step is minus the noised sum
             values = values / -self.steps[k]
         return np.asarray(values - self.bases[k])
 
 
 def fm_attacks(runs: int) -> tuple[Attack, ...]:
-    """Jobs with Gaussian noise, without and with a PCA, on a number, and with Laplace noise; and
-    what is normal, learned."""
+    """Return the attacks on jobs with Gaussian and Laplace noise, a PCA, a number, anomalies."""
     one_round = PARAMETERS.model_copy(update={"rounds": 1})
     projected = replace(CONTEXT, projection=PcaParameters(name="ldp_fpca", share=0.4))
     number = replace(CONTEXT, classes=LABELS, regression=True)
@@ -152,16 +146,15 @@ def fm_attacks(runs: int) -> tuple[Attack, ...]:
 def gaussian_job(
     runs: int, title: str, scene: NeighbouringJob, device: SummingDevice | None = None
 ) -> Attack:
-    """A device's own answers, whose noise is its own."""
-    listener, device = HostileCloud(scene), device or made(scene)
+    listener, device = HostileCloud(scene), device or make_device(scene)
 
-    def hear(k: int, records: Records) -> Float64:
-        return listener.hear_one(k, device, records)
+    def observe(k: int, records: Records) -> Float64:
+        return listener.observe_one(k, device, records)
 
-    return ratio_attack(scene.parameters.method, title, runs, listener, hear)
+    return ratio_attack(scene.parameters.method, title, runs, listener, observe)
 
 
-Hear = Callable[[int, Records], Float64]
+Observe = Callable[[int, Records], Float64]
 WITHOUT_COLLUSION = ", at the ε without collusion"
 
 
@@ -170,27 +163,26 @@ def ratio_attack(
     title: str,
     runs: int,
     hostile: HostileCloud,
-    hear: Hear,
+    observe: Observe,
     seen: Callable[[Event], Event] = lambda event: event,
     attacked: Sequence[int] | None = None,
     *,
     colluding: bool = False,
 ) -> Attack:
-    """Each of the rounds `attacked` (None: all) along what the record changes, and all of them
-    as one likelihood ratio.
+    """Build likelihood-ratio tests of each of the `attacked` rounds (default: all), and of all.
 
-    The noise that the attacker expects is that of the event as `seen`. The claim is the printed ε;
-    if all others are `colluding`, the ε for that, and the other one, which is not meant to hold.
-    """
+    `seen` maps a round's event to the noise that the attacker faces. The claim is the printed ε. If
+    all other devices are `colluding`, the claim is the ε under collusion, and the printed ε is
+    added as an unproven claim."""
     attacked = range(len(hostile.events)) if attacked is None else attacked
     events = [hostile.events[k] for k in attacked]
     laws = [gaussian_law(seen(event)) for event in events]
     gaps = [hostile.gaps[k] for k in attacked]
     weights = [gap / event_variances(law) for gap, law in zip(gaps, laws, strict=True)]
     norms = np.array([np.sqrt(gap @ w) for gap, w in zip(gaps, weights, strict=True)])
-    # Where the record counts nothing there is no event.
-    heard = [k for k, norm in enumerate(norms.tolist()) if norm > norms.max() / 10]
-    groups = [[k] for k in heard] + ([heard] if len(heard) > 1 else [])
+    # Rounds that the record hardly changes are left out.
+    tested = [k for k, norm in enumerate(norms.tolist()) if norm > norms.max() / 10]
+    groups = [[k] for k in tested] + ([tested] if len(tested) > 1 else [])
     edges, claims = [], []
     for group in groups:
         edge, delta = gaussian_threshold(math.sqrt(sum(laws[k].mu ** 2 for k in group)), runs)
@@ -201,16 +193,15 @@ def ratio_attack(
         claimed = found.collusion_epsilon if colluding else found.epsilon
         claims.append(Claim(name, claimed, delta))
         if colluding:
-            beside = f"{name}{WITHOUT_COLLUSION}"
-            claims.append(Claim(beside, found.epsilon, delta, proven=False))
+            claims.append(Claim(name + WITHOUT_COLLUSION, found.epsilon, delta, proven=False))
 
     def play(present: bool, count: int) -> Hits:
         records = hostile.scene.records(present)
         hits = np.empty((len(groups), count), np.bool_)
         for run in range(count):
             along = np.zeros(len(laws))
-            for k in heard:
-                along[k] = np.dot(weights[k], hear(attacked[k], records))
+            for k in tested:
+                along[k] = np.dot(weights[k], observe(attacked[k], records))
             hits[:, run] = [
                 along[group].sum() / np.sqrt(norms[group] @ norms[group]) >= edge
                 for group, edge in zip(groups, edges, strict=True)
@@ -221,18 +212,17 @@ def ratio_attack(
 
 
 def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
-    """Every value past what it is with the record: the likelihood ratio is at its bound there. One
-    feature, so that a record reaches the L1 bound of every sum."""
+    """Test if all values exceed their sums with the record; the ratio is at its bound there."""
     listener = HostileCloud(scene)
     events = [event for event in listener.events if isinstance(event, LaplaceEvent)]
 
     def play(present: bool, count: int) -> Hits:
-        device = made(scene)
+        device = make_device(scene)
         records = scene.records(present)
         hits = np.empty((len(events) + 1, count), np.bool_)
         for run in range(count):
-            heard = (listener.hear_one(k, device, records) for k in range(len(events)))
-            gaps = zip(heard, listener.gaps, strict=True)
+            observed = (listener.observe_one(k, device, records) for k in range(len(events)))
+            gaps = zip(observed, listener.gaps, strict=True)
             past = [((values - gap) * np.sign(gap) >= 0).all() for values, gap in gaps]
             hits[:, run] = [*past, all(past)]
         return hits
@@ -245,9 +235,8 @@ def laplace_job(runs: int, scene: NeighbouringJob) -> Attack:
     return Attack("fm", "with Laplace noise", tuple(claims), play, runs)
 
 
-def _hurtful(round: PlannedRound, tensors: Tensors) -> dict[str, NDArray[np.generic]]:
-    """The broadcast with centre and weights under which the added record counts most. With unit
-    curvature what is sent is the noised sum itself."""
+def _worst_broadcast(round: PlannedRound, tensors: Tensors) -> dict[str, NDArray[np.generic]]:
+    """Return the broadcast whose centre and weights maximise the added record's effect."""
     chosen: dict[str, NDArray[np.generic]] = dict(tensors)
     if "centre" in chosen:
         chosen["centre"] = np.zeros_like(chosen["centre"])
@@ -274,13 +263,14 @@ def claimed_attacks(effort: Effort) -> tuple[Attack, ...]:
 
 
 def wishart_attack(runs: int) -> Attack:
-    """Covariance with Wishart noise is never below the record's own share, if the record is there;
-    the noise alone is with probability 1 − e^(−ε), so the true ε is infinite."""
+    """Attack Wishart noise, whose true ε is infinite.
+
+    A covariance is never below the record's part with it, else with probability 1 − e^(−ε)."""
     pca = PcaParameters(name="ldp_fpca", noise="wishart", share=0.1)
     scene = NeighbouringJob.of(PARAMETERS, replace(CONTEXT, input_shape=(1,), projection=pca))
-    listener, device = HostileCloud(scene), made(scene)
+    listener, device = HostileCloud(scene), make_device(scene)
     edge = listener.gaps[0][0] - 1
-    below = each(lambda present: listener.hear_one(0, device, scene.records(present))[0] < edge)
+    below = each(lambda present: listener.observe_one(0, device, scene.records(present))[0] < edge)
     claim = Claim("below the record's own share", _claimed(listener.events[0]), proven=False)
     return past("wishart", "covariance of one feature", runs, below, 1, claim)
 
@@ -290,8 +280,7 @@ def _claimed(event: Event) -> float:
 
 
 def local_pca_attack(runs: int) -> Attack:
-    """A device's own basis, without noise: one record decides which axis is kept, and moves the sum
-    by ten times the claimed sensitivity."""
+    """Attack a device's own, noise-free basis: one record decides which axis is kept."""
     sine, cosine = math.sin(TILT), math.cos(TILT)
     across = [[1, 0], [-1, 0]] * 4 + [[cosine, sine], [-cosine, sine]]
     x = np.array([[0, 1]] * 10 + across + [[1, 0]], np.float32)
@@ -302,22 +291,21 @@ def local_pca_attack(runs: int) -> Attack:
         without=Records(x[:-1], y[:-1]),
         present=Records(x, y),
     )
-    listener, device = HostileCloud(scene), made(scene)
+    listener, device = HostileCloud(scene), make_device(scene)
     law, signs = gaussian_law(listener.events[0]), np.sign(listener.gaps[0])
     edge, delta = gaussian_threshold(law.mu, runs)
     scale = law.mu / law.sensitivity * 2.0**-GAUSSIAN_BITS
-    heard = each(
-        lambda there: float(listener.hear_one(0, device, scene.records(there)) @ signs * scale)
+    statistic = each(
+        lambda there: float(listener.observe_one(0, device, scene.records(there)) @ signs * scale)
     )
     claim = Claim("sum of features", epsilon([law], delta).epsilon, delta, proven=False)
-    return past("local_pca", "basis of the device's own", runs, heard, edge, claim)
+    return past("local_pca", "basis of the device's own", runs, statistic, edge, claim)
 
 
 def fm_paper_attack(runs: int) -> Attack:
-    """One round of many tiny steps: the noise, drawn anew for each and charged once, averages out.
+    """Attack one round of many tiny steps; each draws its noise anew, so the noise averages out.
 
-    With W₁ = 0 and a small W₂ a column of W₁ ends as the sum of the steps' noised slopes.
-    """
+    With W₁ = 0 and a small W₂, a column of W₁ ends as the sum of the steps' noised slopes."""
     steps, small = 36, 2.0**-10
     parameters = FmPaperParameters(rounds=1, local_steps=steps)
     context = replace(CONTEXT, epsilon=1.0, max_participations=1, input_shape=(1,))
@@ -326,14 +314,14 @@ def fm_paper_attack(runs: int) -> Attack:
     output[0] = small, -small
     broadcast = {HIDDEN: np.zeros((1, WIDTH), np.float32), OUTPUT: output}
     round = FmPaperCloud(parameters, context).plan()[0]
-    # A record moves the slope by ½ in either class; W₂ adds the two up.
+    # A record moves the slope by ½ in either class; W₂ adds both.
     others = sum(0.5 if label else -0.5 for label in scene.without.y[:1].tolist())
 
     device = FmPaperDevice(parameters, context)
 
-    def heard(present: bool) -> float:
+    def observed(present: bool) -> float:
         answer = device.answer(round, broadcast, scene.records(present))
         return float(answer.segments[HIDDEN][0, 0]) / (-LEARNING_RATE * small * steps) - 2 * others
 
     claim = Claim("the mean of the steps", _claimed(device.price(round)[0]), proven=False)
-    return past("fm_paper", f"one round of {steps} steps", runs, each(heard), 0.5, claim)
+    return past("fm_paper", f"one round of {steps} steps", runs, each(observed), 0.5, claim)

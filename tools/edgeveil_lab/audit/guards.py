@@ -1,6 +1,4 @@
-"""Promises that no single mechanism keeps, each attacked as it stands and with a flaw planted: an
-attack that misses the flaw shows nothing.
-"""
+"""Promises beyond single mechanisms; an attack must also detect a planted flaw to count."""
 
 from __future__ import annotations
 
@@ -25,14 +23,13 @@ class AttackOutcome:
 
 @dataclass(frozen=True)
 class Guard:
-    """A promise under attack: `play(flawed, quick)`; one that measures times is played `at_rest`,
-    alone."""
+    """A promise attacked by `play(flawed, quick)`; one that measures time runs `alone`."""
 
     mechanism: str
     promise: str
     flaw: str
     play: Callable[[bool, bool], AttackOutcome]
-    at_rest: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class GuardFinding:
 
     @property
     def verdict(self) -> str:
-        """`holds`; `FAILS` where the code breaks the promise, `BLIND` where the flaw is missed."""
+        """`holds`; `FAILS` if the real code breaks the promise, `BLIND` if the flaw is missed."""
         if self.stands.broke:
             return "FAILS"
         return "holds" if self.flawed.broke else "BLIND"
@@ -59,7 +56,6 @@ JOB_ID = bytes(16)
 def attacked_site(
     folder: Path, cloud: SigningKey, proxy: SigningKey, data: dict[str, Any], **more: Any
 ) -> EdgeSite:
-    """The settings of a box whose state is below `folder`, with records as `data` says."""
     files = {}
     for name, key in (("cloud", cloud), ("proxy", proxy)):
         files[f"{name}_key_file"] = str(folder / f"{name}.pub")
@@ -76,7 +72,6 @@ def attacked_site(
 def announced(
     plan: Plan, package: Plaintext, own: OpeningKey, part_bytes: int
 ) -> tuple[Manifest, bytes, list[bytes]]:
-    """The announcement of a job to a device among four others, and the public keys of all."""
     keys = [own.public(), *(OpeningKey.generate().public() for _ in range(4))]
     recipients = [key.to_bytes() for key in keys]
     terms = Terms("job", RoundId(JOB_ID, 0, 1), 0, plan.job.digest(), "job")

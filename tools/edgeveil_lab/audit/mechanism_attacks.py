@@ -1,7 +1,6 @@
-"""Attacks on single mechanisms: two neighbours with the whole gap on one coordinate.
+"""Attacks on single mechanisms: two neighbours whose whole gap is on one coordinate.
 
-One call on many equal values plays many runs; chance is derived, each call a question of its own.
-"""
+One call on many equal values plays many runs, each call with a noise context of its own."""
 
 from __future__ import annotations
 
@@ -45,28 +44,27 @@ ONE = 1 << BITS
 FINEST = 53  # a float64 sum around 1 has no bits below; noise around 0 has
 MU = 1.5
 EPSILON = 1.0
-TRIANGLE = 30  # matrices of this many rows: so many runs by one call
+TRIANGLE = 30  # rows of a matrix; on its diagonal, runs per call
 CANDIDATES = 20
 LOW_BITS = ("lowest bit", "off the grid")
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Runs a side: `values` where one call draws many, `calls` of a mechanism, `jobs` played."""
+    """Runs per side: `values` where one call draws many, `calls` of a mechanism, `jobs` played."""
 
     values: int
     calls: int
     jobs: int
 
 
-QUICK = Effort(values=400_000, calls=4_000, jobs=350)  # some 3 minutes on two quiet cores
+QUICK = Effort(values=400_000, calls=4_000, jobs=350)  # about 3 minutes on two idle cores
 FULL = Effort(values=2_000_000, calls=200_000, jobs=100_000)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """An event of an attack, and the (ε, δ) that bound its probabilities. Where `proven` is false
-    the bound is a text's own; to find it exceeded is what one expects."""
+    """An event and the (ε, δ) that bounds it; without `proven` only a paper claims the bound."""
 
     event: str
     epsilon: float
@@ -76,8 +74,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Attack:
-    """Two neighbouring inputs of one mechanism, and the events that are counted. `play(present,
-    runs)` returns (claims, runs): which events occurred in so many independent outputs."""
+    """Two neighbouring inputs; `play(present, runs)` returns (claims, runs), the events' hits."""
 
     mechanism: str
     title: str
@@ -93,7 +90,7 @@ class Attack:
 def past(
     mechanism: str, title: str, runs: int, statistic: Statistic, edge: float, *claims: Claim
 ) -> Attack:
-    """One event: the statistic reaches `edge`. Each claim is tried by the same draws."""
+    """Build an attack with one event, the statistic reaches `edge`; all claims share the draws."""
 
     def play(present: bool, count: int) -> Hits:
         return np.tile(statistic(present, count) >= edge, (len(claims), 1))
@@ -102,12 +99,11 @@ def past(
 
 
 def each(one: Callable[[bool], float]) -> Statistic:
-    """A statistic of runs that are played one by one."""
     return lambda present, count: np.array([one(present) for _ in range(count)])
 
 
 def gaussian_law(event: Event) -> GaussianEvent:
-    """Raises TypeError where an attack on Gaussian noise meets another."""
+    """Return `event` as a GaussianEvent; raises TypeError for any other noise."""
     if not isinstance(event, GaussianEvent):
         raise TypeError(f"noise that is not Gaussian: {event.what}")
     return event
@@ -118,13 +114,12 @@ _asked = count_from(0)
 
 
 def fresh_noise() -> DerivedRandom:
-    """Chance as a device has it for one answer: derived, of a question that was never asked."""
+    """Return derived noise for a context that was never used before."""
     question = Question("audit", "", next(_asked), bytes(32))
     return DerivedRandom(question_key(_key(), question))
 
 
 def derived(mechanism: Callable[..., Any]) -> Callable[..., Any]:
-    """`mechanism` with the noise of a new question in each call."""
     return lambda *values, **options: mechanism(*values, random_bytes=fresh_noise(), **options)
 
 
@@ -139,7 +134,6 @@ _softmax: Softmax = derived(softmax_laplace)
 
 
 def gaussian_attack(runs: int, mechanism: Noise = _gaussian) -> Attack:
-    """Discrete Gaussian noise on one value whose whole sensitivity is the gap."""
     one = gaussian_event("audit", ONE, MU, 1, grid_bits=BITS)
     edge, delta = gaussian_threshold(one.mu, runs)
     claimed = epsilon([one], delta).epsilon
@@ -155,8 +149,9 @@ def gaussian_attack(runs: int, mechanism: Noise = _gaussian) -> Attack:
 
 
 def symmetric_attack(runs: int, mechanism: Noise = _gaussian, *, diagonal: bool) -> Attack:
-    """The symmetric layout, the gap on diagonal values, or on off-diagonal ones alone: a matrix of
-    Frobenius norm 1 may have 1/√2 at two mirrored places, of which the triangle holds one."""
+    """Attack the symmetric layout, with the gap on or off the diagonal.
+
+    Norm 1 allows 1/√2 at two mirrored places, of which the triangle holds one."""
     size = TRIANGLE * (TRIANGLE + 1) // 2
     event = gaussian_event("audit", ONE, MU, size, grid_bits=BITS, layout="symmetric")
     edge, delta = gaussian_threshold(event.mu, runs)
@@ -179,7 +174,7 @@ def symmetric_attack(runs: int, mechanism: Noise = _gaussian, *, diagonal: bool)
 
 
 def laplace_attack(runs: int, mechanism: Noise = _laplace) -> Attack:
-    """Discrete Laplace noise on one value; the ratio is e^ε all the way past the larger one."""
+    """Build the attack on discrete Laplace noise; past the larger value the ratio is e^ε."""
 
     def play(present: bool, count: int) -> Hits:
         event = laplace_event("audit", ONE, ONE, EPSILON, count, BITS)
@@ -191,8 +186,6 @@ def laplace_attack(runs: int, mechanism: Noise = _laplace) -> Attack:
 
 
 def two_value_attack(runs: int, mechanism: Noise = _duchi) -> Attack:
-    """The two ends of the range, where the chances differ by e^ε."""
-
     def play(present: bool, count: int) -> Hits:
         event = duchi_event("audit", Fraction(EPSILON), count)
         out = mechanism(np.full(count, 1.0 if present else -1.0), event)[0]
@@ -203,8 +196,7 @@ def two_value_attack(runs: int, mechanism: Noise = _duchi) -> Attack:
 
 
 def selection_attack(runs: int, mechanism: Select | None = None, *, monotonic: bool) -> Attack:
-    """One candidate gains by the record while all others lose (monotonic: stay); of many
-    candidates, so that the ratio comes near e^ε."""
+    """Attack one candidate's score; with many candidates the ratio comes near e^ε."""
     select = mechanism or derived(exponential_mechanism)
     event = selection_event("audit", CANDIDATES, 1, EPSILON, monotonic=monotonic)
     first = np.arange(CANDIDATES) == 0
@@ -216,8 +208,7 @@ def selection_attack(runs: int, mechanism: Select | None = None, *, monotonic: b
 
 
 def softmax_attack(runs: int, mechanism: Softmax = _softmax, *, sensitivity: int) -> Attack:
-    """Mean softmax of two devices that are sure of different classes. With `sensitivity` 1 the
-    text's own ε, half of the proven one, is tried by the same draws."""
+    """Attack a mean softmax; with `sensitivity` 1 also a paper's ε, half of the proven one."""
     event = softmax_event(2, EPSILON, sensitivity=sensitivity)
 
     def play(present: bool, count: int) -> Hits:
@@ -233,8 +224,7 @@ def softmax_attack(runs: int, mechanism: Softmax = _softmax, *, sensitivity: int
 
 
 def record_attack(runs: int, mechanism: Softmax | None = None, nominal: int = 1) -> Attack:
-    """Mean softmax of a device with as many records as nominal, all sure of one class, and one
-    record more that is sure of another: the price of a record, not of the device."""
+    """Attack the mean softmax of `nominal` records by an added record of another class."""
     noised = mechanism or derived(noised_mean)
     event = softmax_event(2, EPSILON, nominal=nominal)
     held = np.array([nominal << RECORD_BITS, 0])
@@ -253,8 +243,7 @@ def record_attack(runs: int, mechanism: Softmax | None = None, nominal: int = 1)
 
 
 def per_sample_attack(runs: int, mechanism: Softmax = _softmax) -> Attack:
-    """Per-sample softmax: the added record takes a slot from another that is sure of a class. Rows
-    are noised independently, so one call on many copies of the slot's row plays many runs."""
+    """Attack per-sample softmax by an added record that takes another record's slot."""
     key = bytes(32)
     held = np.zeros((1, 1), np.float32)
     ranked = (np.array([[0], [k]], np.float32) for k in range(1, 64))
@@ -271,13 +260,12 @@ def per_sample_attack(runs: int, mechanism: Softmax = _softmax) -> Attack:
 
 
 def _swapped(out: NDArray[np.float64]) -> list[Hits]:
-    """Both of two classes past the other's certainty; and the low bits."""
     hit = (out[:, 0] <= 0) & (out[:, 1] >= 1)
     return [hit, *low_bits(out[:, 1] * 2.0**SOFTMAX_BITS, SOFTMAX_BITS)]
 
 
 def low_bits(out: NDArray[np.generic], bits: int) -> tuple[Hits, Hits]:
-    """Two events on the last bits of outputs in steps of 2**-`bits`: odd, or off every grid."""
+    """Return two events on the last bits of outputs in steps of 2**-`bits`: odd, off every grid."""
     steps = out.astype(np.float64)
     finest = np.ldexp(steps, FINEST - bits)
     return np.floor(steps) % 2 == 1, finest != np.floor(finest)

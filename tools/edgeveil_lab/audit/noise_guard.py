@@ -1,4 +1,4 @@
-"""Attacks on derived noise: averages over a restored ledger, differences of sums, endless draws."""
+"""Attacks on derived noise: restored ledgers, differences of sums, draws that never end."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from edgeveil_lab.audit.guards import AttackOutcome, Guard
 
 JOB, DATASET = "4a" * 16, "audit"
 BITS = 28
-GAP = 1 << BITS  # what the record changes: the whole sensitivity
+GAP = 1 << BITS  # change made by the record: the whole sensitivity
 MU = 1.5
-LEAST_ERROR = 0.75  # of a mean over 64 coordinates and more, in σ of one answer: 1 is expected
+LEAST_ERROR = 0.75  # of a mean over 64 coordinates or more, in σ of one answer; expected: 1
 SIZE = 64
 LIMITS = Limits(
     max_epsilon_per_job=100, lifetime_epsilon=100, lifetime_delta=1e-2, max_inference_epsilon=1
@@ -34,7 +34,7 @@ WORDS = (0, 1, 2, 3, 1 << 20, (1 << 52) - 1, 1 << 63, (1 << 64) - 1)
 
 
 def restored(flawed: bool, quick: bool) -> AttackOutcome:
-    """Put the ledger's files back after each answer, and average the answers."""
+    """Restore the ledger's files after each answer, and average the answers."""
     times, trials = (16, 4) if quick else (64, 10)
     event = gaussian_event("audit", GAP, MU, SIZE, grid_bits=BITS)
     different, errors = 0, []
@@ -42,9 +42,9 @@ def restored(flawed: bool, quick: bool) -> AttackOutcome:
         total = np.zeros(SIZE, np.int64)
         total[0] = GAP * (trial % 2)
         with TemporaryDirectory() as folder:
-            heard = _answers(Path(folder), total, event, times, fresh=flawed)
-        different += len({answer.tobytes() for answer in heard}) - 1
-        errors.append(np.mean(heard, axis=0) - total)
+            answers = _answers(Path(folder), total, event, times, fresh=flawed)
+        different += len({answer.tobytes() for answer in answers}) - 1
+        errors.append(np.mean(answers, axis=0) - total)
     error = float(np.sqrt(np.mean(np.square(errors)) / event.sigma_squared))
     figure = (
         f"{different} of {trials * (times - 1)} answers are new, their mean off by {error:.2f} σ"
@@ -55,7 +55,6 @@ def restored(flawed: bool, quick: bool) -> AttackOutcome:
 def _answers(
     folder: Path, total: NDArray[np.int64], event: GaussianEvent, times: int, *, fresh: bool
 ) -> list[NDArray[np.int64]]:
-    """The same question so often, each time by the same files of a ledger."""
     box, backup = folder / "box", folder / "backup"
     box.mkdir()
     question = Question(DATASET, JOB, 1, bytes(32))
@@ -63,7 +62,7 @@ def _answers(
     ledger.open_job(JobRequest(JOB, 1e-5, (event,)), LIMITS)
     ledger.close()
     shutil.copytree(box, backup)
-    heard = []
+    answers = []
     for _ in range(times):
         shutil.rmtree(box)
         shutil.copytree(backup, box)
@@ -73,12 +72,12 @@ def _answers(
         held = ledger.recall(JOB, 1)
         ledger.close()
         if held is not None:
-            heard.append(np.frombuffer(held[1], np.int64))
-    return heard
+            answers.append(np.frombuffer(held[1], np.int64))
+    return answers
 
 
 def other_sums(flawed: bool, quick: bool) -> AttackOutcome:
-    """Subtract two answers to one question, with a record and without it."""
+    """Subtract two answers to one query, with a record and without it."""
     count = 20_000 if quick else 200_000
     normal = gaussian_event("audit", GAP, MU, count, grid_bits=BITS)
     flat = laplace_event("audit", GAP, GAP, 1.0, count, BITS)
@@ -101,19 +100,17 @@ def _sent(
     total: NDArray[np.int64], law: GaussianEvent | LaplaceEvent, question: bytes, flawed: bool
 ) -> NDArray[np.int64]:
     stream = DerivedRandom(question)
-    source = stream.__call__ if flawed else stream  # a plain function is taken for one not derived
+    source = stream.__call__ if flawed else stream  # a plain function counts as not derived
     if isinstance(law, GaussianEvent):
         return gaussian(total, law, source)[0]
     return laplace(total, law, source)[0]
 
 
 class _EndlessError(Exception):
-    """A draw has made more comparisons than any should."""
+    pass
 
 
 class _CountedUniform(LazyUniform):
-    """Ends a draw that does not."""
-
     compared = 0
 
     def less_than_exp(self, gamma: Fraction) -> bool:
@@ -124,7 +121,7 @@ class _CountedUniform(LazyUniform):
 
 
 class _WalkingUniform(_CountedUniform):
-    """A flawed draw: zeros are drawn on for ever, and a guess is left in single steps."""
+    """A flawed draw: extends zeros for ever, and leaves the initial guess in single steps."""
 
     def geometric(self, t: Fraction) -> int:
         while self._bits == 0:
@@ -139,7 +136,7 @@ class _WalkingUniform(_CountedUniform):
 
 
 def endless_words(flawed: bool, quick: bool) -> AttackOutcome:
-    """Force the words of single draws, at the largest scale there is."""
+    """Force the 64-bit words of single draws at the largest supported scale."""
     kind, endless, most = (_WalkingUniform if flawed else _CountedUniform), 0, 0
     tails = [byte * 8 for byte in (b"\0", b"\x01", b"\x55", b"\xff")]
     for word in WORDS:

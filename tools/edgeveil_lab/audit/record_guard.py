@@ -1,8 +1,7 @@
-"""Remove each record from a file, and compute exactly how far that moves what devices release.
+"""Remove each record from a file and compute exactly how far the device releases move.
 
-Loader, dealing and device halves are real. The change of each exact sum and row over the noise is
-the true μ, or ε, of the fleet's answers; it may not exceed what the job prints.
-"""
+Loader, partitioning and device halves are real. The change of each exact sum and row over the noise
+scale is the true μ or ε of the fleet's answers; it must not exceed the job's printed guarantee."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, scale_of
 from edgeveil_lab.audit.guards import AttackOutcome, Guard
 from edgeveil_lab.audit.mechanism_attacks import gaussian_law
 
-# --- files of every form that owners have ---
+# --- files of every supported format ---
 
 RECORDS, CLASSES, SIDE, SEED = 60, 3, 4, 7
 PYTHON_MODULE = "edgeveil_audit_records"
@@ -57,20 +56,18 @@ PYTHON_MODULE = "edgeveil_audit_records"
 
 @dataclass(frozen=True)
 class RecordTable:
-    """Records in no form yet: x (n, side, side) in 0..255, NaN where a value is missing; y (n,)."""
+    """Records before any file format: x (n, side, side) in 0..255, NaN if missing; y (n,)."""
 
     x: NDArray[np.float64]
     y: NDArray[np.int64]
 
     def without(self, index: int | None) -> RecordTable:
-        """All but one of them; None: all."""
         gone = [] if index is None else [index]
         return RecordTable(np.delete(self.x, gone, axis=0), np.delete(self.y, gone))
 
 
 def made_up(count: int = RECORDS) -> RecordTable:
-    """Random pictures, three of them equal, one of these of another class, and one broken; the last
-    class has one record."""
+    """Return random images: three equal, one of these of another class, and one broken."""
     chance = np.random.default_rng(SEED)
     x = chance.integers(0, 256, (count, SIDE, SIDE)).astype(np.float64)
     y = np.arange(count) % (CLASSES - 1)
@@ -147,7 +144,7 @@ FORMS: Mapping[str, Callable[[Path, RecordTable], dict[str, Any]]] = {
     "images": _images,
     "python": _python,
 }
-"""By `data.source`: writes a table beside or below a path, and says what a site file says of it."""
+"""By `data.source`: writes a table at or under a path; returns the site file's `data` block."""
 
 
 REMOVED, REMOVED_QUICK, DEVICES = 50, 4, 4
@@ -159,8 +156,6 @@ _DEALINGS: list[dict[str, Any]] = [*({"kind": kind} for kind in PARTITIONS.names
 
 @dataclass(frozen=True)
 class FleetAnswers:
-    """What a fleet's devices hold and would release before any noise."""
-
     held: Counter[tuple[Any, ...]]  # (device, half, record) of each record
     sums: tuple[tuple[Int64, ...], ...]  # by round and device, in steps
     rows: NDArray[np.float64]  # (devices, slots, classes) of one per-sample upload
@@ -168,8 +163,6 @@ class FleetAnswers:
 
 
 class DealtFleet:
-    """The devices of a job on records of one shape; what they are asked is the same every time."""
-
     def __init__(self, shape: Sequence[int], noise: str) -> None:
         projection = {"name": "ldp_fpca", "keep": 0.4, "noise": "gaussian"}
         plain = {
@@ -185,7 +178,7 @@ class DealtFleet:
         }
         self.plan = parse_plan(yaml.safe_dump(plain).encode(), "audit")
         self._fm = FmDevice(self.plan.job.train, self.plan.context)  # type: ignore[arg-type]
-        self._asked = list(self._questions())
+        self._asked = list(self._queries())
         graph = self.plan.graph()
         self._session = InferenceSession(graph, sha256(graph).digest(), classes=CLASSES)
         rows = np.random.default_rng(SEED).dirichlet(np.ones(CLASSES), CLASSES) * ONE
@@ -220,8 +213,9 @@ class DealtFleet:
         return FleetAnswers(held, tuple(map(tuple, sums)), np.stack(rows), tuple(clusters))
 
     def true_epsilons(self, one: FleetAnswers, other: FleetAnswers) -> tuple[float, float, float]:
-        """(training, inference, clusters) ε of the whole fleet's answers for this pair of files.
-        Devices add their noise independently, so their squared L2 norms add up, as do L1 norms."""
+        """Return the true (training, inference, clusters) ε of the fleet for this pair of files.
+
+        Devices add noise independently, so their squared L2 norms add up, as do their L1 norms."""
         events: list[Event] = []
         pure = 0.0
         for (round, _), before, after in zip(self._asked, one.sums, other.sums, strict=True):
@@ -243,13 +237,11 @@ class DealtFleet:
 
     @cached_property
     def printed(self) -> tuple[float, float, float]:
-        """What is printed as proven for the whole training, for one upload of rows, and of sums."""
         training = self.plan.quote().training
         rows = epsilon([self.plan.softmax_event()], 0.0).epsilon
         return training.epsilon, rows, epsilon([self._of_clusters], DELTA).epsilon
 
-    def _questions(self) -> Iterator[tuple[PlannedRound, Tensors]]:
-        """Each round and its package, as if devices had answered with noise alone."""
+    def _queries(self) -> Iterator[tuple[PlannedRound, Tensors]]:
         chance, cloud = np.random.default_rng(SEED), self.plan.cloud
         state = cloud.initial_state()
         for round in self.plan.all_rounds:
@@ -265,20 +257,18 @@ class DealtFleet:
         }
 
 
-@cache
-def _fleet(shape: tuple[int, ...], noise: str) -> DealtFleet:
-    return DealtFleet(shape, noise)
+_fleet = cache(DealtFleet)
 
 
 def _epsilon(events: Sequence[Event]) -> float:
     try:
         return epsilon(events, DELTA).epsilon
-    except PrivacyError:  # more than any ε at this δ
+    except PrivacyError:  # no finite ε at this δ
         return math.inf
 
 
 def _squared(change: Sequence[int], event: GaussianEvent) -> int:
-    """Squared norm in the metric of the noise: of the whole matrix where it is symmetric."""
+    """Return the squared norm in the metric of the noise: of the whole matrix if symmetric."""
     squares: list[int] = [value * value for value in change]
     if event.finest_sigma_squared == event.sigma_squared:
         return sum(squares)
@@ -289,9 +279,9 @@ def _squared(change: Sequence[int], event: GaussianEvent) -> int:
 
 
 def play(flawed: bool, quick: bool) -> AttackOutcome:
-    """Remove records one by one from files of every form, dealt in every way."""
+    """Remove records one by one from files of every format under every partition."""
     removed, table = (REMOVED_QUICK if quick else REMOVED), made_up()
-    # The equal ones, the broken one and the last of its class come first.
+    # First an equal record, the last of its class, and the broken one.
     order = [0, 7, 5, *(k for k in range(len(table.y)) if k not in (0, 7, 5))][:removed]
     worst, moved, pairs, broke = np.zeros(3), 0, 0, False
     with by_index() if flawed else nullcontext(), _folder() as folder:
@@ -302,17 +292,17 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
             whole = fleet.released(FORMS[form](place, table), dealing)
             for index in order:
                 place = folder / f"case_{number}_{index}"
-                rest = fleet.released(FORMS[form](place, table.without(index)), dealing)
-                changed = (whole.held - rest.held).total(), (rest.held - whole.held).total()
-                found = fleet.true_epsilons(whole, rest)
+                reduced = fleet.released(FORMS[form](place, table.without(index)), dealing)
+                changed = (whole.held - reduced.held).total(), (reduced.held - whole.held).total()
+                found = fleet.true_epsilons(whole, reduced)
                 broke |= changed[0] > 1 or changed[1] > 0
-                broke |= any(true > said for true, said in zip(found, fleet.printed, strict=True))
+                broke |= any(true > at for true, at in zip(found, fleet.printed, strict=True))
                 moved, pairs, worst = max(moved, *changed), pairs + 1, np.maximum(worst, found)
     printed = zip(worst, fleet.printed, strict=True)
-    ours, theirs, sums = (f"{true:.4g} of {said:.4g}" for true, said in printed)
+    training, rows, sums = (f"{true:.4g} of {claimed:.4g}" for true, claimed in printed)
     figure = (
-        f"{pairs} pairs of files, at most {moved} of {len(table.y)} records moved; ε {ours} in"
-        f" training, {theirs} in an inference, {sums} in sums by cluster"
+        f"{pairs} pairs of files, at most {moved} of {len(table.y)} records moved; ε {training} in"
+        f" training, {rows} in an inference, {sums} in sums by cluster"
     )
     return AttackOutcome(broke, figure)
 
@@ -326,7 +316,7 @@ def _cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 @contextmanager
 def by_index() -> Iterator[None]:
-    """The flaw: own records are held back and dealt as published ones are."""
+    """Plant the flaw: hold back and deal own records by index, as published ones are."""
 
     def held(records: Records, share: float, _fold: int) -> tuple[Records, Records]:
         return hold_back(records, round(share * len(records)))
@@ -343,7 +333,6 @@ def by_index() -> Iterator[None]:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """An empty folder, from which Python sources can be imported."""
     with tempfile.TemporaryDirectory() as name:
         sys.path.insert(0, name)
         try:

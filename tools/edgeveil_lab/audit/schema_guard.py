@@ -1,8 +1,7 @@
-"""Jobs whose schema asks a file a question: does its first record hold these cells?
+"""Jobs whose schema probes a file: does its first record hold given cells?
 
-The device is real; whether it answers, and in what groups and sizes, may not change when the first
-record of its file is removed.
-"""
+The device is real. Whether it answers, and in which groups and sizes, must not change when the
+first record of its file is removed."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from edgeveil_lab.audit.guards import JOB_ID, AttackOutcome, Guard, announced, a
 
 NAMES = ("age", "work", "income")
 ROWS = [
-    ["39", "State-gov", "<=50K"],  # whom the job asks for
+    ["39", "State-gov", "<=50K"],  # the record that the job probes for
     ["50", "Private", ">50K"],
     ["38", "Private", "<=50K"],
 ]
@@ -52,10 +51,10 @@ _FRAME_BYTES = 1 << 16
 
 
 def play(flawed: bool, quick: bool) -> AttackOutcome:
-    """Ask each form of file for columns of guessed names, with its first record and without it."""
+    """Ask each file format for columns of guessed names, with its first record and without it."""
     plans = list(_plans(QUICK_GUESSES if quick else GUESSES))
-    told, asked, answers = 0, 0, 0
-    # The owner's word is then that of a file with names, which this one has not.
+    leaked, asked, answers = 0, 0, 0
+    # The flawed site file then declares a header that the file does not have.
     flaw = mock.patch.object(tables, "_require_no_number") if flawed else nullcontext()
     with flaw, TemporaryDirectory() as top:
         for form in _FORMS if not flawed else ("headless",):
@@ -64,15 +63,15 @@ def play(flawed: bool, quick: bool) -> AttackOutcome:
                     _seen(Path(top, str(asked), str(len(rows))), form, flawed, plan, rows)
                     for rows in (ROWS, ROWS[1:])
                 )
-                told += with_it != without
+                leaked += with_it != without
                 answers += with_it[0] == "answered"
                 asked += 1
-    figure = f"{asked} questions about the first record, {answers} answered, {told} gave it away"
-    return AttackOutcome(told > 0, figure)
+    figure = f"{asked} probes for the first record, {answers} answered, {leaked} revealed it"
+    return AttackOutcome(leaked > 0, figure)
 
 
 def _plans(guesses: tuple[str, ...]) -> Iterator[Plan]:
-    """Jobs that learn one guessed column, to tell a label of the first record's or a named one."""
+    """Yield jobs that learn one guessed column, with a guessed label column, headed or not."""
     for guess in guesses:
         for label in ("<=50K", "income"):
             for named in (None, (guess, label, "more")):
@@ -91,7 +90,6 @@ def _plans(guesses: tuple[str, ...]) -> Iterator[Plan]:
 
 
 def _write(place: Path, form: str, rows: list[list[str]]) -> dict[str, Any]:
-    """Write the records in a form; what the owner says of it in the site file."""
     if form in ("headed", "headless"):
         with place.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([*([NAMES] if form == "headed" else ()), *rows])
@@ -115,7 +113,6 @@ _FORMS = ("headed", "headless", "npz", *(("parquet",) if find_spec("pyarrow") el
 
 
 def _seen(folder: Path, form: str, flawed: bool, plan: Plan, rows: list[list[str]]) -> Any:
-    """What others see of a new box's answer to the job's first question."""
     state = folder / "state"
     state.mkdir(parents=True)
     data = {"path": str(folder / "records"), **_write(folder / "records", form, rows)}
@@ -126,8 +123,8 @@ def _seen(folder: Path, form: str, flawed: bool, plan: Plan, rows: list[list[str
     ledger = Ledger(state / "ledger.sqlite", site.data.name)
     with closing(ledger), closing(DeviceStore(state / "device.sqlite")) as store:
         host, job = DeviceHost(site, identity, store, ledger), plan.job
-        said, _, keys = announced(plan, b"", identity.opening, _FRAME_BYTES)
-        host.perform(InstallJob(said, JobPackage(job.canonical(), plan.graph())))
+        announcement, _, keys = announced(plan, b"", identity.opening, _FRAME_BYTES)
+        host.perform(InstallJob(announcement, JobPackage(job.canonical(), plan.graph())))
         state_of, at = plan.cloud.initial_state(), RoundId(JOB_ID, 1, 1)
         context = RoundContext.of(plan, 1)
         manifest, blob, _ = seal_round(context, state_of, keys, at, 1, _FRAME_BYTES)
@@ -137,7 +134,7 @@ def _seen(folder: Path, form: str, flawed: bool, plan: Plan, rows: list[list[str
         return "answered", answer.groups, answer.sizes, answer.at_once, answer.dummy
     if isinstance(answer, device_round.NoAnswer):
         return ("declined",)
-    raise TypeError(f"the device of the audit fails: {answer}")
+    raise TypeError(f"the audited device failed: {answer}")
 
 
 SCHEMA = Guard(

@@ -1,9 +1,8 @@
-"""Attacks on shared noise under secure sums, and on a device's own part of them.
+"""Attacks on shared noise under secure sums, and on one device's own contribution.
 
-Each run is a whole job: real device halves, masks, sealed seeds and sums. Of the uploads in a sum
-exactly as many are honest as the job counts on; the others are the attacker's own, without data or
-noise. The attacker knows what honest devices hold but for one record of the first.
-"""
+Each run is a whole job with real device halves, masks, sealed seeds and sums. A sum has as many
+honest uploads as the job assumes; the others are the attacker's, without data or noise. The
+attacker knows all records of the honest devices but one record of the first."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ VICTIM = "attacked"
 
 @dataclass(frozen=True)
 class MaskedUpload:
-    """What one device sends: numbers under masks, for the cloud, and their seed, for the proxy."""
+    """A device's upload: masked numbers for the cloud, their sealed seed for the proxy."""
 
     device: str
     segment: bytes
@@ -97,15 +96,13 @@ class MaskedUpload:
 
 
 class MaskedRound:
-    """One round of a job with secure sums, with what its parties hold."""
-
     def __init__(self, plan: Plan, round: PlannedRound) -> None:
         keys = [OpeningKey.generate().public() for _ in range(plan.job.round.min_batch + 1)]
         context, at = (RoundContext.of(plan, round.index), RoundId(bytes(16), round.index, 1))
         state, recipients = plan.cloud.initial_state(), [key.to_bytes() for key in keys]
-        said, _, secret = seal_round(context, state, recipients, at, 1, 1 << 16, checked=True)
-        self.manifest, self.key, self.membership = said, secret.opening, secret.membership
-        (self.vector,) = sealed.masked_vectors(said.at, said.groups, said.masked)
+        manifest, _, secret = seal_round(context, state, recipients, at, 1, 1 << 16, checked=True)
+        self.manifest, self.key, self.membership = manifest, secret.opening, secret.membership
+        (self.vector,) = sealed.masked_vectors(manifest.at, manifest.groups, manifest.masked)
         self._public = self.key.public().to_bytes()
 
     def upload(self, device: str, segments: Mapping[str, Array]) -> MaskedUpload:
@@ -114,7 +111,6 @@ class MaskedRound:
         return MaskedUpload(device, segment, masks.seed_for([vector.group]))
 
     def nothing(self, device: str) -> MaskedUpload:
-        """An upload of the attacker's own: no data, no noise."""
         return self.upload(device, {self.vector.name: np.zeros(self.vector.ring.count, np.int64)})
 
     def seed(self, upload: MaskedUpload) -> MaskSeed:
@@ -124,7 +120,7 @@ class MaskedRound:
         return opened_vector(self.vector, upload.segment)
 
     def sum_of(self, uploads: Sequence[MaskedUpload], masks: bytes | None = None) -> Float64:
-        """The exact sum, by the proxy's sum of masks (None: it is asked for just these)."""
+        """Return the exact sum, unmasked by `masks` (default: computed for these uploads)."""
         total = Vector.zeros(self.vector.ring)
         for upload in uploads:
             total.add(self.opened(upload))
@@ -135,15 +131,12 @@ class MaskedRound:
         return found[self.vector.name].astype(np.float64)
 
     def apart(self, one: Vector, other: Vector) -> Float64:
-        """The difference of two vectors that the cloud sees under masks, as signed numbers."""
         return signed(self.vector.ring, one.numbers - other.numbers).astype(np.float64)
 
 
 class SharedNoiseJob:
-    """The job of this file, played by its honest devices against a hostile cloud."""
-
     def __init__(self, honest: int = 0, text: str = JOB) -> None:
-        """`honest` uploads of a sum keep to the protocol; 0: `honest_share` of the least sum."""
+        """Create the job, with `honest` uploads a sum (0: `honest_share` of the smallest sum)."""
         plan = parse_plan(text)
         job, parameters = plan.job, plan.job.train
         if not isinstance(parameters, FmParameters | PcaResidualParameters):
@@ -154,52 +147,48 @@ class SharedNoiseJob:
         self.hostile = fm_attacks.HostileCloud(self.scene)
         if parameters.method == "fm" and len(self.hostile.rounds) > SECOND:
             self._turn_second_round()
-        self.device = fm_attacks.made(self.scene)
+        self.device = fm_attacks.make_device(self.scene)
         self.rounds = [MaskedRound(plan, round) for round in self.hostile.rounds]
         names = [f"liar {number}" for number in range(self.uploads - self.honest)]
         self.liars = [[one.nothing(name) for name in names] for one in self.rounds]
         self.events = self.hostile.events
 
     def _turn_second_round(self) -> None:
-        """Broadcast weights under which the record counts nothing: rounds are told apart."""
-        hostile, device = self.hostile, fm_attacks.made(self.scene)
+        """Broadcast weights that change the record's contribution, to distinguish the rounds."""
+        hostile, device = self.hostile, fm_attacks.make_device(self.scene)
         tensors = dict(hostile.broadcasts[SECOND])
         tensors["iterate"] = -tensors["iterate"].astype(np.int32)
         hostile.broadcasts[SECOND] = tensors
-        said = hostile.rounds[SECOND], tensors
         without, present = (
-            device.sums(*said, records).ravel().astype(np.float64)
+            device.sums(hostile.rounds[SECOND], tensors, records).ravel().astype(np.float64)
             for records in (self.scene.without, self.scene.present)
         )
         hostile.bases[SECOND], hostile.gaps[SECOND] = without, present - without
 
     def segments(self, k: int, records: Records) -> Mapping[str, Array]:
-        """A device's answer to round `k`, from 0, with noise that was never drawn before."""
-        said = self.hostile.rounds[k], self.hostile.broadcasts[k]
-        return self.device.answer(*said, records, fresh_noise(), "cpu").segments
+        round, tensors = self.hostile.rounds[k], self.hostile.broadcasts[k]
+        return self.device.answer(round, tensors, records, fresh_noise(), "cpu").segments
 
     def attacked(self, k: int, records: Records) -> MaskedUpload:
         return self.rounds[k].upload(VICTIM, self.segments(k, records))
 
     def others(self, k: int) -> list[MaskedUpload]:
-        """The other uploads of a sum: those of honest devices, and the attacker's."""
         known, one = self.scene.without, self.rounds[k]
         honest = (f"honest {number}" for number in range(1, self.honest))
         return [*(one.upload(name, self.segments(k, known)) for name in honest), *self.liars[k]]
 
-    def hear_sum(self, k: int, records: Records) -> Float64:
-        """The sum of round `k`, without what is known."""
+    def observe_sum(self, k: int, records: Records) -> Float64:
         uploads = [self.attacked(k, records), *self.others(k)]
         return self.rounds[k].sum_of(uploads) - self.honest * self.hostile.bases[k]
 
-    def hear_one(self, k: int, records: Records) -> Float64:
-        """One device's own numbers, as cloud and proxy together see them."""
+    def observe_one(self, k: int, records: Records) -> Float64:
+        """Return one device's own numbers, as seen by a colluding cloud and proxy."""
         upload = self.attacked(k, records)
         return self.rounds[k].sum_of([upload]) - self.hostile.bases[k]
 
 
 def shared_attacks(runs: int) -> tuple[Attack, ...]:
-    """Sums, against ε; and a device's own part, against the ε if all others collude."""
+    """Return the attacks on sums, against ε, and on one contribution, against the collusion ε."""
     scenes = (TurnedUpdate(None), TurnedUpdate(0.5), turned_votes())
     return (
         sum_attack(runs),
@@ -213,15 +202,14 @@ def shared_attacks(runs: int) -> tuple[Attack, ...]:
 
 def sum_attack(runs: int, job: SharedNoiseJob | None = None, title: str = "sums") -> Attack:
     job = job or SharedNoiseJob()
-    return fm_attacks.ratio_attack(MECHANISM, title, runs, job.hostile, job.hear_sum, as_summed)
+    return fm_attacks.ratio_attack(MECHANISM, title, runs, job.hostile, job.observe_sum, as_summed)
 
 
 def part_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
-    """All others together. That the ε of sums does not hold for them shows what the attack sees."""
+    """Build the attack of all other devices together; it must refute the ε of sums."""
     job = job or SharedNoiseJob()
-    return fm_attacks.ratio_attack(
-        MECHANISM, "all others collude", runs, job.hostile, job.hear_one, as_single, colluding=True
-    )
+    named = (MECHANISM, "all others collude", runs)
+    return fm_attacks.ratio_attack(*named, job.hostile, job.observe_one, as_single, colluding=True)
 
 
 # --- updates of whole models, whose noise `gradient_gaussian` shares, and votes of `pate` ---
@@ -229,12 +217,11 @@ def part_attack(runs: int, job: SharedNoiseJob | None = None) -> Attack:
 _SUMMED = replace(UPDATE_SETTING, summed=UPLOADS + 1, honest=UPLOADS // 2)
 _WEIGHTS = network_of(_SUMMED).initial()
 _RECORD = Records(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
-_LARGE_UPDATE = 1e4  # of every value, before the clip
+_LARGE_UPDATE = 1e4  # every value, before clipping
 
 
 class TurnedUpdate:
-    """A device's update that one record turns round. With a `quantile` the bit of the moving clip
-    turns round too."""
+    """An update that one record negates; with a `quantile` also the moving clip's bit."""
 
     def __init__(self, quantile: float | None, context: MethodContext = _SUMMED) -> None:
         parameters = GradientGaussianParameters(quantile=quantile)
@@ -251,8 +238,8 @@ class TurnedUpdate:
             return stage.clip.steps(update, stage.parameters.clip_norm)
         return clipped_steps(update, stage.event.sensitivity_steps, stage.event.grid_bits)
 
-    def heard(self, turned: bool) -> Float64:
-        """One upload's integers, with noise that was never drawn before, beside those before."""
+    def observed(self, turned: bool) -> Float64:
+        """Return the integers of one upload with fresh noise, minus those without the record."""
         round, norm = PlannedRound(1, TRAIN, 1), self.stage.parameters.clip_norm
         noise, network = fresh_noise(), network_of(_SUMMED)
         task = Task(round, network, _WEIGHTS, _RECORD, {}, noise, "cpu", norm)
@@ -271,29 +258,28 @@ def turned_votes() -> TurnedLabels:
 def turned_attack(
     runs: int, scene: TurnedUpdate | TurnedLabels, *, alone: bool, honest: int = 0
 ) -> Attack:
-    """The cloud hears the sum of `honest` devices' uploads (0: as many as are counted on), or
-    (`alone`) all others hear that of one: then the ε of sums is not meant to hold."""
+    """Attack the sum of `honest` uploads (0: the assumed number), or `alone` a single upload."""
     law = gaussian_law((as_single if alone else as_summed)(scene.event))
     edge, delta = statistics.gaussian_threshold(law.mu, runs)
     honest = 1 if alone else honest or _SUMMED.honest
 
-    def heard(turned: bool) -> float:
-        others = (scene.heard(False) for _ in range(honest - 1))
-        return scene.along(sum(others, scene.heard(turned)), law)
+    def observed(turned: bool) -> float:
+        others = (scene.observed(False) for _ in range(honest - 1))
+        return scene.along(sum(others, scene.observed(turned)), law)
 
     found, name = epsilon([scene.event], delta), "past the threshold"
     claims = [Claim(name, found.collusion_epsilon if alone else found.epsilon, delta)]
     if alone:
-        beside = f"{name}{fm_attacks.WITHOUT_COLLUSION}"
-        claims.append(Claim(beside, found.epsilon, delta, proven=False))
+        unprotected = name + fm_attacks.WITHOUT_COLLUSION
+        claims.append(Claim(unprotected, found.epsilon, delta, proven=False))
     title = f"{scene.title}, {'all others collude' if alone else 'sums'}"
-    return past(MECHANISM, title, runs, each(heard), edge, *claims)
+    return past(MECHANISM, title, runs, each(observed), edge, *claims)
 
 
 # --- two jobs of different units, in one ledger ---
 
 _ALONE = replace(_SUMMED, honest=2)
-LIFE_DELTA = 0.1  # of both jobs: what a record of a device has too little is found best there
+LIFE_DELTA = 0.1  # of both jobs; missing noise is detected best at this δ
 _ANY = Limits(math.inf, math.inf, 1.0, math.inf)
 SMALL_JOB = JOB.replace("epsilon: 8", "epsilon: 0.5").replace(
     "rounds: 2, shares: {centre: 0.3, quadratic: 0.3}", "rounds: 1, centre: false, quadratic: never"
@@ -301,8 +287,7 @@ SMALL_JOB = JOB.replace("epsilon: 8", "epsilon: 0.5").replace(
 
 
 def mixed_totals_attack(runs: int) -> Attack:
-    """A device that trains a whole model and takes part in an `fm` job, both with shared noise. All
-    others together hear its own part of both. The claim is what its ledger says of its life."""
+    """Attack one device's part of a whole-model and an `fm` job, against its ledger's total."""
     scene, job = TurnedUpdate(None, _ALONE), SharedNoiseJob(text=SMALL_JOB)
     first, second = (gaussian_law(as_single(event)) for event in (scene.event, job.events[0]))
     gap = job.hostile.gaps[0]
@@ -311,21 +296,20 @@ def mixed_totals_attack(runs: int) -> Attack:
     mu = math.hypot(first.mu, second.mu)
     edge = statistics.epsilon_at(mu, LIFE_DELTA) / mu + mu / 2
 
-    def heard(present: bool) -> float:
+    def observed(present: bool) -> float:
         (numbers,) = job.segments(0, job.scene.records(present)).values()
         moved = numbers.ravel().astype(np.float64) - job.hostile.bases[0]
-        update = scene.heard(present)
+        update = scene.observed(present)
         return float(np.dot(update_weight, update) + np.dot(weight, moved)) / deviation
 
     asked = [(scene.stage.release,), tuple(job.events)]
     life = _lifetime([JobRequest(str(k), LIFE_DELTA / 2, one) for k, one in enumerate(asked)])
     alone = life.colluding or life
     claim = Claim("a record, in two jobs", alone.record_epsilon, alone.delta)
-    return past(MECHANISM, "two units, all others collude", runs, each(heard), edge, claim)
+    return past(MECHANISM, "two units, all others collude", runs, each(observed), edge, claim)
 
 
 def _lifetime(jobs: Sequence[JobRequest]) -> Guarantee:
-    """What a ledger says of all these jobs together, each of one release."""
     with TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / LEDGER_FILE, VICTIM)
         for job in jobs:
@@ -336,22 +320,21 @@ def _lifetime(jobs: Sequence[JobRequest]) -> Guarantee:
     return found
 
 
-# --- flaws, planted: each makes the ε of sums untrue, and the same attack finds it ---
+# --- planted flaws: each breaks the ε of sums, and the same attack detects it ---
 
 
 def _runs(needed: int, flawed: bool) -> int:
-    """Of a guard: as it stands the attacks of this file try it too, so that fewer are enough."""
+    # Other attacks of this module play the unflawed job too, so a quarter is enough there.
     return needed if flawed else needed // 4
 
 
 def honest_parts(flawed: bool, quick: bool) -> AttackOutcome:
-    """Look at sums of which as many parts are honest as the job counts on: a quarter."""
     text = JOB.replace("honest_share: 0.5", "honest_share: 0.25")
     honest = SharedNoiseJob(text=text).honest
     flaw = patch("edgeveil.jobs.plan.honest_devices", lambda job: job.round.min_batch)
     with flaw if flawed else nullcontext():
         job = SharedNoiseJob(honest, text)
-    return _single(_runs(400 if quick else 10_000, flawed), job, job.hear_sum)
+    return _single(_runs(400 if quick else 10_000, flawed), job, job.observe_sum)
 
 
 def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
@@ -359,7 +342,7 @@ def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
     job, refused = SharedNoiseJob(text=ALL_HONEST), 0
     one, extra = job.rounds[CENTRE], job.rounds[CENTRE].nothing("one liar more")
 
-    def hear(k: int, records: Records) -> Float64:
+    def observe(k: int, records: Records) -> Float64:
         nonlocal refused
         uploads = [job.attacked(k, records), *job.others(k), extra]
         proxy = AskedProxy(one, uploads)
@@ -374,37 +357,37 @@ def two_sets(flawed: bool, quick: bool) -> AttackOutcome:
         return whole - one.sum_of(uploads[1:], masks) - job.hostile.bases[k]
 
     runs = _runs(300 if quick else 4000, flawed)
-    found = _single(runs, job, hear, [CENTRE])
-    said = f"{refused} of {2 * runs} second sets refused, {found.figure}"
-    return AttackOutcome(found.broke, said)
+    found = _single(runs, job, observe, [CENTRE])
+    figure = f"{refused} of {2 * runs} second sets refused, {found.figure}"
+    return AttackOutcome(found.broke, figure)
 
 
 def shared_seed(flawed: bool, quick: bool) -> AttackOutcome:
-    """Take an own device's numbers under masks away from those of the attacked one."""
+    """Subtract an own device's masked numbers from those of the attacked device."""
     job = SharedNoiseJob(text=ALL_HONEST)
     one = job.rounds[CENTRE]
 
-    def hear(k: int, records: Records) -> Float64:
+    def observe(k: int, records: Records) -> Float64:
         with _one_seed() if flawed else nullcontext():
             theirs, ours = job.attacked(k, records), one.nothing("liar")
         return one.apart(one.opened(theirs), one.opened(ours)) - job.hostile.bases[k]
 
-    return _single(_runs(500 if quick else 4000, flawed), job, hear, [CENTRE])
+    return _single(_runs(500 if quick else 4000, flawed), job, observe, [CENTRE])
 
 
 def seed_of_two_rounds(flawed: bool, quick: bool) -> AttackOutcome:
-    """Take two rounds' numbers under masks away from each other; the seed is the same in both."""
+    """Subtract the masked numbers of two rounds that use the same seed."""
     job = SharedNoiseJob(text=ALL_HONEST)
     bases = job.hostile.bases[FIRST] - job.hostile.bases[SECOND]
     unbound = patch.object(sealed.MaskedVector, "use", property(lambda vector: b""))
 
-    def hear(k: int, records: Records) -> Float64:
+    def observe(k: int, records: Records) -> Float64:
         with _one_seed(), unbound if flawed else nullcontext():
             uploads = [job.attacked(at, records) for at in (k, SECOND)]
         seen = (job.rounds[at].opened(up) for at, up in zip((k, SECOND), uploads, strict=True))
         return job.rounds[k].apart(*seen) - bases
 
-    return _single(_runs(1000 if quick else 6000, flawed), job, hear, [FIRST])
+    return _single(_runs(1000 if quick else 6000, flawed), job, observe, [FIRST])
 
 
 def _one_seed() -> AbstractContextManager[object]:
@@ -412,7 +395,7 @@ def _one_seed() -> AbstractContextManager[object]:
 
 
 class AskedProxy:
-    """The proxy's own machine for sums of masks, at the moment when it has handed a batch over."""
+    """The proxy's machine for sums of masks, just after it has handed a batch over."""
 
     def __init__(self, round: MaskedRound, uploads: Iterable[MaskedUpload]) -> None:
         manifest = round.manifest
@@ -433,9 +416,9 @@ class AskedProxy:
         self._uploads = len(seeds)
 
     def masks_of(self, chosen: Iterable[int]) -> bytes:
-        """The sum of the masks of these uploads; empty where the proxy refuses."""
-        said = sealed.choice(list(chosen), self._uploads)
-        asked = Unmask(self._batch.at, self._batch.blob.digest, said)
+        """Return the sum of the masks of these uploads; empty if the proxy refuses."""
+        choice = sealed.choice(list(chosen), self._uploads)
+        asked = Unmask(self._batch.at, self._batch.blob.digest, choice)
         effects = self._masks.asked(asked, self._cloud.note(asked).body)
         for effect in effects:
             if isinstance(effect, fx.Refuse):
@@ -447,11 +430,11 @@ class AskedProxy:
 
 
 def _single(
-    runs: int, job: SharedNoiseJob, hear: fm_attacks.Hear, attacked: Sequence[int] | None = None
+    runs: int, job: SharedNoiseJob, see: fm_attacks.Observe, attacked: Sequence[int] | None = None
 ) -> AttackOutcome:
-    """The claim of which most is missing."""
+    """Attack the shared noise and return the claim that is exceeded most."""
     attack = fm_attacks.ratio_attack(
-        MECHANISM, "flaws", runs, job.hostile, hear, as_summed, attacked
+        MECHANISM, "flaws", runs, job.hostile, see, as_summed, attacked
     )
     without, present = (attack.play(side, runs).sum(axis=1) for side in (False, True))
     pairs, beta = [], statistics.BETA / len(without)

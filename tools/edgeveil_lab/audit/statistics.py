@@ -1,8 +1,7 @@
-"""The two-sample test of an audit: what ε at least the counts of an event prove.
+"""Two-sample test of an audit: the lower bound on ε that the counts of an event prove.
 
 (ε, δ)-DP bounds both ratios of an event's probabilities under two neighbours, and those of its
-complement; Clopper and Pearson (1934) bound the probabilities from the counts.
-"""
+complement. Clopper and Pearson (1934) bound the probabilities from the counts."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from scipy import special
 
 from edgeveil.privacy.accountant import gaussian_delta
 
-BETA = 1e-6  # chance that one sound mechanism, or more, is accused by a whole audit
+BETA = 1e-6  # probability that a whole audit accuses at least one sound mechanism
 POWER = 0.99
-# Where a Gaussian's curve is audited: the δ at which a sound ε is told best is chosen from these.
+# Candidates for the δ at which a Gaussian's curve is audited; the most sensitive is chosen.
 DELTAS = (0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4, 1e-5)
-TYPICAL = 64  # tests of an audit, for the choice of δ alone
+TYPICAL = 64  # tests of an audit, used only to choose δ
 
 
 @dataclass(frozen=True)
@@ -28,16 +27,16 @@ class EventCounts:
 
 
 def lower_bound(counts: EventCounts, delta: float, beta: float) -> float:
-    """ε that the mechanism has at least, with confidence 1 − `beta`; 0 where nothing is proven.
-    Four one-sided bounds at beta/4 hold together, so all four ratios may be taken."""
+    """Return a lower bound on ε with confidence 1 − `beta`; 0 if nothing is proven.
+
+    Four one-sided bounds at beta/4 hold together, so all four ratios may be used."""
     without = _interval(counts.without, counts.runs, beta / 4)
     present = _interval(counts.present, counts.runs, beta / 4)
     return _epsilon(without, present, delta)
 
 
 def caught(claimed: float, delta: float, runs: int, rate: float, beta: float) -> float:
-    """The least true ε that this event and number of runs find with power 0.99; inf: none. `rate`
-    is the event's probability in one world; the other's is raised until it is found."""
+    """Return the smallest true ε detected with power 0.99 (inf: none) at this event `rate`."""
     base = min(max(rate, 1 / runs), 1 - 1 / runs)
     low, high = base, 1.0
 
@@ -53,19 +52,20 @@ def caught(claimed: float, delta: float, runs: int, rate: float, beta: float) ->
 
 
 def pessimistic(without: float, present: float, delta: float, runs: int, beta: float) -> float:
-    """The lower bound that an event of these probabilities reaches in 99 % of audits, or more."""
+    """Return the bound that an event of these probabilities reaches in 99 % of audits or more."""
     tail = (1 - POWER) / 2
     few, many = _quantile(tail, runs, present), _quantile(1 - tail, runs, without)
     return lower_bound(EventCounts(runs, many, few), delta, beta)
 
 
 def gaussian_threshold(mu: float, runs: int) -> tuple[float, float]:
-    """(threshold, δ) of the likelihood-ratio event to audit μ-GDP with. For T ~ N(0, 1) against
-    N(μ, 1), P₁ − e^ε·P₀ is largest for T >= ε/μ + μ/2 (Balle and Wang 2018). δ is where the least
-    lack of noise is found, independent of any draw."""
+    """Return (threshold, δ) of the likelihood-ratio event that audits μ-GDP.
+
+    For T ~ N(0, 1) against N(μ, 1), P₁ − e^ε·P₀ is largest for T >= ε/μ + μ/2 (Balle and Wang
+    2018). δ is chosen to detect the smallest lack of noise, independently of any draw."""
 
     def least_lack(delta: float) -> float:
-        """The share of the noise that must be missing to be found."""
+        """Return the share of the noise that must be missing to be detected."""
         epsilon = epsilon_at(mu, delta)
         edge = epsilon / mu + mu / 2
         low, high = 0.0, 0.9
@@ -92,14 +92,14 @@ def epsilon_at(mu: float, delta: float) -> float:
 
 
 def _interval(count: int, runs: int, tail: float) -> tuple[float, float]:
-    """Clopper–Pearson bounds, each one-sided at `tail`."""
+    """Return one-sided Clopper–Pearson bounds at `tail`."""
     low = float(special.betaincinv(count, runs - count + 1, tail)) if count else 0.0
     high = float(special.betainccinv(count + 1, runs - count, tail)) if count < runs else 1.0
     return low, high
 
 
 def _quantile(tail: float, runs: int, p: float) -> int:
-    """The least count whose binomial probability, with all below it, is `tail` or more."""
+    """Return the smallest count whose cumulative binomial probability is at least `tail`."""
     if p == 1 or special.bdtr(0, runs, p) >= tail:
         return runs if p == 1 else 0
     count: int = math.ceil(special.bdtrik(tail, runs, p))
@@ -107,7 +107,7 @@ def _quantile(tail: float, runs: int, p: float) -> int:
 
 
 def _epsilon(a: tuple[float, float], b: tuple[float, float], delta: float) -> float:
-    """The largest ln((P − δ)/P′) that the bounds prove, over both directions and both events."""
+    """Return the largest ln((P − δ)/P′) that the bounds prove, in both directions and events."""
     not_a, not_b = (1 - a[1], 1 - a[0]), (1 - b[1], 1 - b[0])
     largest = 0.0
     for one, other in ((a, b), (b, a), (not_a, not_b), (not_b, not_a)):

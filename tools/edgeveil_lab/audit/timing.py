@@ -1,9 +1,7 @@
-"""Timing attacks: a graph that makes one record's presence cost time.
+"""Timing attacks: a graph whose run time depends on the presence of record r.
 
-It finds record r in a batch, `max Relu(½ − ‖x − r‖²)`, and begins a long chain of operators with
-it, on slow numbers if r is there, on zeros if not. The figure is the AUC of the answers' times (½:
-nothing is told).
-"""
+It finds r in a batch by `max Relu(½ − ‖x − r‖²)` and feeds a long chain of operators: slow numbers
+if r is present, else zeros. The figure is the AUC of the answer times (½: no information)."""
 
 from __future__ import annotations
 
@@ -26,15 +24,15 @@ CLASSES = 3
 SHAPE = (8,)  # of one record, where the attack may choose
 FEW_RECORDS = 4
 RUNS, QUICK_RUNS = 200, 40  # with r, and as many without
-_WITHIN = 0.1  # of ½: counts as chance over 200 runs
-_SIGMAS = 3.4  # ... and over fewer, in standard deviations of the AUC where nothing is told
+_WITHIN = 0.1  # distance from ½ that counts as chance over 200 runs
+_SIGMAS = 3.4  # over fewer runs: standard deviations of the AUC of equal distributions
 _PATTERN = 1 << 10
 
 Values = NDArray[np.float32]
 
 
-# Steps of a division that leave numbers below the smallest normal one. Some processors multiply
-# these as fast as any, none divides them so.
+# Repeated division keeps the values subnormal. Some processors multiply subnormal numbers at full
+# speed, but none divides them so.
 _DIVISOR, _SLOW = 1.0000001, 1e-39
 
 
@@ -46,9 +44,10 @@ def crafted(
     doublings: int = 5,
     repeats: int = 90,
 ) -> bytes:
-    """The graph for one record (...) without a batch axis; it takes no weights. It passes
-    `check_graph` and divides `repeats` times from `scale` + `shift` where r is there, from `shift`
-    where not, as 2^(10 + `doublings`) values."""
+    """Build the graph for one record (...) without a batch axis and without weights.
+
+    It passes `check_graph` and divides `repeats` times 2^(10 + `doublings`) values, which start at
+    `scale` + `shift` if r is present and at `shift` if not."""
     from edgeveil.parts.features.feature_map import NodeList
 
     list_ = NodeList()
@@ -58,7 +57,7 @@ def crafted(
     far = list_.add("ReduceSum", list_.add("Mul", apart, apart), list_.whole(1), keepdims=1)
     near = list_.add("Relu", list_.add("Sub", list_.number(0.5), far))
     found = list_.add("ReduceMax", near, axes=[0], keepdims=1)  # ½ or 0, of the whole batch
-    # In two steps: the scale itself may be no normal number.
+    # In two steps, since the scale itself may be subnormal.
     half_way = math.sqrt(scale)
     value = list_.add("Mul", found, list_.number(2 * half_way))
     value = list_.add("Mul", value, list_.number(half_way))
@@ -79,56 +78,51 @@ def crafted(
 
 
 def records(count: int) -> Values:
-    """Evaluation records x (n, values), all further than 1 from each other."""
     chance = np.random.default_rng(0)
     apart = 256.0 * chance.permutation(count)[:, None]
     return (apart + chance.random((count, *SHAPE))).astype(np.float32)
 
 
 def auc(present: Sequence[float], absent: Sequence[float]) -> float:
-    """The chance that a `present` one is above an `absent` one, ties counted half."""
+    """Return the probability that a `present` value exceeds an `absent` one, ties counted half."""
     a, b = np.asarray(present, float)[:, None], np.asarray(absent, float)[None, :]
     return float(((a > b) + (a == b) / 2).mean())
 
 
-def tells(area: float, runs: int) -> bool:
-    """Whether an AUC over `runs` with r and as many without is more than chance."""
+def exceeds_chance(area: float, runs: int) -> bool:
+    """Return whether an AUC over `runs` with r and as many without is more than chance."""
     deviation = math.sqrt((2 * runs + 1) / (12 * runs * runs))
     return abs(area - 0.5) > max(_WITHIN, _SIGMAS * deviation)
 
 
 def attacked(present: Callable[[], float], absent: Callable[[], float], runs: int) -> AttackOutcome:
-    """Seconds of `runs` answers with r (infinite: none came) and of as many without, by turns."""
+    """Compare the seconds of `runs` answers with r (infinite: no answer) and without, by turns."""
     seen: tuple[list[float], list[float]] = ([], [])
     for number in range(2 * runs):
-        # with, without, without, with: what drifts meets both alike
+        # with, without, without, with: a drift affects both alike
         without = (number + number // 2) % 2
         seen[without].append((absent if without else present)())
     area = auc(*seen)
-    return AttackOutcome(tells(area, runs), f"AUC {area:.2f} over {runs} runs each")
+    return AttackOutcome(exceeds_chance(area, runs), f"AUC {area:.2f} over {runs} runs each")
 
 
 @contextmanager
 def not_flushing() -> Iterator[None]:
-    """The flaw: whoever sets the switch of the processor finds it set, and it is not."""
-    before = subnormals.set_flushing(False)
+    """Plant the flaw: setting the processor's flush mode appears to succeed but has no effect."""
+    set_flushing, before = subnormals.set_flushing, subnormals.set_flushing(False)
+
+    def keep_off(_on: bool) -> bool:
+        set_flushing(False)  # ONNX Runtime sets it for the first session of a process
+        return True
+
     try:
-        with patch.object(subnormals, "set_flushing", lambda on: _left_off()):
+        with patch.object(subnormals, "set_flushing", keep_off):
             yield
     finally:
         subnormals.set_flushing(before)
 
 
-_set_flushing = subnormals.set_flushing
-
-
-def _left_off() -> bool:
-    _set_flushing(False)  # ONNX Runtime sets it for the first session of a process
-    return True
-
-
 def play_subnormals(flawed: bool, quick: bool) -> AttackOutcome:
-    """Whether subnormal numbers cost time inside a run: one thread's processor seconds."""
     given = records(FEW_RECORDS + 1)
     graph = crafted(given[-1])
     with not_flushing() if flawed else nullcontext():
@@ -149,5 +143,5 @@ SUBNORMALS = Guard(
     "subnormal numbers cost no time inside a run",
     "subnormal numbers are not flushed",
     play_subnormals,
-    at_rest=True,
+    alone=True,
 )

@@ -1,8 +1,7 @@
-"""Attacks on methods that train a network, on swarms, on votes, and on update stages that protect.
+"""Attacks on network training, swarms, votes, and update stages that add noise.
 
-A run is one answer of a device with a dense layer of weights 0: no record beside one far past the
-clip, which moves two weights apart, in units of the clip.
-"""
+A run is an answer of a device with a dense layer of zero weights, without a record and with one far
+past the clip. Results are in units of the clip."""
 
 from __future__ import annotations
 
@@ -59,8 +58,8 @@ Float64 = NDArray[np.float64]
 
 DELTA = 0.02  # of the events; ε follows
 PAST = "past the threshold"
-WIDE = 125  # records beside each other in one answer
-LARGE = 1e4  # of the added record, before its gradient is clipped
+WIDE = 125  # records with weights of their own in one answer
+LARGE = 1e4  # value of the added record, before its gradient is clipped
 CONTEXT = replace(
     FM_SETTING,
     epsilon=3.0,
@@ -69,7 +68,7 @@ CONTEXT = replace(
     network=build_network(NetworkParameters(hidden=()), (1,), 2),
 )
 DP_SGD = DpSgdParameters(rounds=1, local_steps=2, sampling_rate=0.5, learning_rate=1e-9)
-# Of all records: the sample, which these draw as `dp_sgd` does, is attacked there.
+# All records in every step: sampling is the same as in `dp_sgd` and is attacked there.
 _ONE_STEP = {**DP_SGD.model_dump(exclude={"method"}), "sampling_rate": 1.0}
 _ROUND = PlannedRound(1, TRAIN, 1)
 _WITHOUT = Records(np.zeros((0, 1), np.float32), np.zeros(0, np.int64))
@@ -103,8 +102,6 @@ def _claim(event: str, priced: Event, delta: float = DELTA) -> Claim:
 
 
 def single_step_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
-    """The sample and the noise of one step by themselves, many runs by one call."""
-
     def event(count: int) -> PoissonSampled:
         return sampled_gaussian_event("audit", 0.25, 1, 1 << 30, count, grid_bits=30)
 
@@ -118,17 +115,13 @@ def single_step_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
 
 
 def dp_sgd_attack(runs: int) -> Attack:
-    """One round of two steps, which the attacker hears as their sum."""
     trainer = DpSgd(DP_SGD, CONTEXT)
     edge, claim = threshold(trainer.event), _claim(PAST, trainer.event)
     return past("dp_sgd", "one round", runs, apart(trainer, 1 / _step(DP_SGD)), edge, claim)
 
 
 def many_steps_attack(runs: int) -> Attack:
-    """One round of many steps: a record that is seldom sampled is never in most of them.
-
-    Each record moves weights of its own, so that one answer plays `WIDE` runs.
-    """
+    """Build the attack on one round of many steps, most of which skip a rarely sampled record."""
     network = build_network(NetworkParameters(hidden=()), (WIDE,), 2)
     context = replace(CONTEXT, epsilon=2.0, input_shape=(WIDE,), network=network)
     parameters = DP_SGD.model_copy(update={"local_steps": 32, "sampling_rate": 0.05})
@@ -136,32 +129,32 @@ def many_steps_attack(runs: int) -> Attack:
     every = Records(np.eye(WIDE, dtype=np.float32) * np.float32(LARGE), np.zeros(WIDE, np.int64))
     worlds = every.at(np.zeros(0, np.int64)), every
 
-    def heard(present: bool, count: int) -> Float64:
+    def observed(present: bool, count: int) -> Float64:
         moved = _moved(trainer, context, worlds[present], -(-count // WIDE))
         return moved.ravel()[:count] / _step(parameters)
 
     title, edge = "one round of many steps", 0.6 * parameters.local_steps
     claim = _claim("in most of the steps", trainer.event, 0.01)
-    return past("dp_sgd", title, runs, heard, edge, claim)
+    return past("dp_sgd", title, runs, observed, edge, claim)
 
 
 def output_attack(runs: int) -> Attack:
-    """A record that moves the weights much further than `sensitivity` takes it to."""
+    """Build the attack with a record that moves the weights beyond the assumed `sensitivity`."""
     parameters = SgdParameters(method="output_perturbation", rounds=1, learning_rate=0.1)
-    heard, edge = apart(OutputPerturbation(parameters, CONTEXT)), parameters.learning_rate * LARGE
+    observed = apart(OutputPerturbation(parameters, CONTEXT))
+    edge = parameters.learning_rate * LARGE / 4
     claim = Claim("weights apart", CONTEXT.epsilon, CONTEXT.delta, proven=False)
-    return past("output_perturbation", "one round", runs, heard, edge / 4, claim)
+    return past("output_perturbation", "one round", runs, observed, edge, claim)
 
 
 def steps_attack(trainer: PsoDpSgd, parameters: DpSgdParameters, runs: int) -> Attack:
-    """One noised step, of the best particle where there are several."""
-    event, heard = trainer.event, apart(trainer, 1 / _step(parameters))
+    event, observed = trainer.event, apart(trainer, 1 / _step(parameters))
     edge, title = threshold(replace(event, steps=1)), "one round of one step"
-    return past(parameters.method, title, runs, heard, edge, _claim(PAST, event))
+    return past(parameters.method, title, runs, observed, edge, _claim(PAST, event))
 
 
 def swarm_update_attack(runs: int) -> Attack:
-    """A device with one record, whose best particle is far away, and a device with none."""
+    """Build the attack on a device with one record and a far best particle, against none."""
     trainer = PsoDpFl(SgdParameters(method="pso_dp_fl", rounds=1), CONTEXT)
     event = trainer.event
     edge, delta = gaussian_threshold(event.mu, runs)
@@ -170,7 +163,7 @@ def swarm_update_attack(runs: int) -> Attack:
 
 
 def apart(trainer: Trainer, scale: float = 1.0) -> Statistic:
-    """How far apart each of so many answers moves the two weights, over √2, times `scale`."""
+    """Return how far each answer moves the two weights apart, over √2, times `scale`."""
     worlds = (_WITHOUT, _PRESENT)
     return lambda present, count: _moved(trainer, CONTEXT, worlds[present], count)[:, 0] * scale
 
@@ -191,7 +184,7 @@ def _step(parameters: DpSgdParameters) -> float:
 
 
 def threshold(event: PoissonSampled) -> float:
-    """The sum of an event's steps, in sensitivities, past which p₁ − e^ε·p₀ is largest."""
+    """Return the sum of an event's steps, in sensitivities, past which p₁ − e^ε·p₀ is largest."""
     factor = math.exp(epsilon([event], DELTA).epsilon)
     noise = math.sqrt(event.steps) * event.event.noise_multiplier
     edges = np.linspace(-4 * noise, event.steps + 8 * noise, 4001)
@@ -205,37 +198,37 @@ def threshold(event: PoissonSampled) -> float:
 
 # --- update stages: the worst two updates that one device can make ---
 
-_LARGE_UPDATE = 1e4  # of every value, before the clip
+_LARGE_UPDATE = 1e4  # every value, before clipping
 _WEIGHTS = network_of(CONTEXT).initial()
 
 
 def noised_attack(runs: int) -> Attack:
-    """One record among others, which turns the update round: C to one side, C to the other."""
+    """Build the attack with one record that turns the clipped update from −C to C."""
     stage = GradientGaussian(GradientGaussianParameters(), CONTEXT)
     event = stage.event
     edge, delta = gaussian_threshold(2 * event.mu, runs)
 
-    def heard(present: bool, count: int) -> Float64:
+    def observed(present: bool, count: int) -> Float64:
         along = staged(stage, present, count).sum(1) / math.sqrt(event.coordinates)
         return np.asarray((along / event.sensitivity + 1) * event.mu)
 
     claim = _claim(PAST, for_one_record(event), delta)
-    return past("gradient_gaussian", "a record among others", runs, heard, edge, claim)
+    return past("gradient_gaussian", "a record among others", runs, observed, edge, claim)
 
 
 def two_values_attack(runs: int) -> Attack:
-    """Updates past either end of the range, so that all values are told apart as far as may be."""
+    """Build the attack with updates past either end of the range, in every value."""
     stage = LdpFl(LdpFlParameters(), CONTEXT)
 
-    def heard(present: bool, count: int) -> Float64:
+    def observed(present: bool, count: int) -> Float64:
         return np.asarray((staged(stage, present, count) > 0).all(1), np.float64)
 
     claim = _claim("all values high", stage.event, 0.0)
-    return past("ldp_fl", "any two updates", runs, heard, 1, claim)
+    return past("ldp_fl", "any two updates", runs, observed, 1, claim)
 
 
 def staged(stage: BaseStage, present: bool, count: int) -> Float64:
-    """What leaves the stage (count, values), of updates far to one side or to the other."""
+    """Return the output (count, values) of a stage for updates far to one side or to the other."""
     records = Records(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
     task = Task(_ROUND, network_of(CONTEXT), _WEIGHTS, records, {}, fresh_noise(), "cpu")
     size = flat(_WEIGHTS).size
@@ -247,8 +240,7 @@ def staged(stage: BaseStage, present: bool, count: int) -> Float64:
 
 
 class TurnedLabels:
-    """One device before and after all of its labels turn; its votes, without noise and with.
-    `honest` of the devices in a sum, of at most `summed`, share the noise; 0: none does."""
+    """Votes of a device, and with all its labels changed; `honest` of `summed` share the noise."""
 
     title = "votes"
 
@@ -257,31 +249,28 @@ class TurnedLabels:
         context = replace(context, summed=summed, honest=honest)
         parameters = PateParameters(rounds=1)
         self._device = PateDevice(parameters, context)
-        self._unit = 2.0**-VOTE_BITS if summed else 1.0  # of what is uploaded, in votes
+        self._unit = 2.0**-VOTE_BITS if summed else 1.0  # of an uploaded number, in votes
         x = np.array([[1, 0], [-1, 0]], np.float32)
         self._worlds = [Records(x, np.array(labels)) for labels in ([0, 1], [1, 0])]
         ballots = [self._device.votes(_ROUND, one).astype(np.float64) for one in self._worlds]
         self.base, self.gap = ballots[0], ballots[1] - ballots[0]
         self.event: Event = vote_event(parameters, context)
 
-    def heard(self, turned: bool) -> Float64:
-        """The votes of one upload, with noise that was never drawn before, beside those before."""
+    def observed(self, turned: bool) -> Float64:
         package = {ROUND: np.ones(1, np.int32)}
         answer = self._device.answer(_ROUND, package, self._worlds[turned], fresh_noise())
         return np.asarray(answer.segments[VOTES], np.float64) * self._unit - self.base
 
     def along(self, votes: Float64, law: GaussianEvent) -> float:
-        """Votes along what turns, in σ of the noise."""
         sigma = law.sigma_steps * 2.0**-law.grid_bits
         return float((votes * self.gap).sum() / (sigma * np.linalg.norm(self.gap)))
 
 
 def pate_attack(runs: int) -> Attack:
-    """All labels turned: the noised votes along what that changes, a likelihood ratio."""
     scene = TurnedLabels()
     law = gaussian_law(scene.event)
     edge, delta = gaussian_threshold(law.mu, runs)
-    ratio = each(lambda turned: scene.along(scene.heard(turned), law))
+    ratio = each(lambda turned: scene.along(scene.observed(turned), law))
     claim = _claim("a round's votes", law, delta)
     return past("pate", "all labels turned", runs, ratio, edge, claim)
 
@@ -290,7 +279,7 @@ def pate_attack(runs: int) -> Attack:
 
 
 def noise_only_attack(runs: int) -> Attack:
-    """No record beside one as large as can be; every value of an upload is a run. ε is 0."""
+    """Build the attack with no record against a huge one; every value is a run and ε is 0."""
     broadcast = {PACKAGE: np.zeros(1, np.float32)}
     largest = Records(np.full((1, 1), 1e30, np.float32), np.ones(1, np.int64))
 

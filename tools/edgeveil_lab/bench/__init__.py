@@ -1,1 +1,1 @@
-"""Figures for what runs often, each with the work it stands for."""
+"""Throughput of frequent operations."""

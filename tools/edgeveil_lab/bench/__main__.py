@@ -1,4 +1,4 @@
-"""`make bench`: figures for what runs often, each with the work it stands for. No assertions."""
+"""`make bench`: throughput of frequent operations, each labelled with its work; no assertions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def per_second(work: Callable[[], object], units: float, least_s: float = 0.5) -
 def masking(
     count: int = 100_000, bits: int = 42
 ) -> tuple[Callable[[], object], Callable[[], object], Callable[[], object]]:
-    """What a device, the proxy and the cloud do for one upload that is summed under masks."""
+    """Return one masked upload's work of a device, the proxy and the cloud."""
     ring, numbers = Ring(count, bits), np.arange(count)
     seed, check, total = MaskSeed.generate(), CheckKey.generate(), Vector.zeros(ring)
     packed = PackedSum(ring)
@@ -46,7 +46,6 @@ def masking(
 
 
 def cases() -> list[tuple[Any, ...]]:
-    """Rows of name, units of one call, their name, the call and what it is given."""
     data = bytes(1 << 20)
     blob = describe(data, 65024)
     frame = encode(part(blob, data, 0))

@@ -1,1 +1,1 @@
-"""How large a fleet may become: every party's messages, bytes, rows and seconds, played out."""
+"""Fleet capacity: every party's messages, bytes, rows and seconds, by simulation."""

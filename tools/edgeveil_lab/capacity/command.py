@@ -1,7 +1,4 @@
-"""`edgeveil capacity`: plays fleets of growing size and says what each party bears, and who waits.
-
-Leaves capacity.json in a folder.
-"""
+"""`edgeveil capacity`: simulate fleets of several sizes and write capacity.json."""
 
 from __future__ import annotations
 
@@ -35,10 +32,10 @@ def capacity(
     package_bytes: int,
     as_json: bool = False,
 ) -> int:
-    """Play a fleet of each size; 0. Raises UsageError where a fleet is too small for a round."""
+    """Play a fleet of each size; raises UsageError if a fleet is too small for a round."""
     if min(devices) < selected or min(selected, rounds, upload_bytes // 4, package_bytes // 4) < 1:
-        what = "a fleet needs as many devices as a round asks, a round, and 4 bytes each way"
-        raise UsageError(what, where="edgeveil capacity", fix="use other numbers")
+        text = "needs as many devices as a round selects, one round, and 4 bytes each way"
+        raise UsageError(text, where="edgeveil capacity", fix="use other numbers")
     out.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=as_json)
     shape = LoadOptions(
@@ -65,8 +62,8 @@ def capacity(
 def _played(shape: LoadOptions, console: Console) -> dict[str, Any]:
     scratch = tempfile.TemporaryDirectory(prefix="edgeveil-capacity-")
     with scratch as folder, console.status("") as status:
-        told = f"{shape.devices:,} devices"
-        play = FleetPlay(shape, Path(folder), lambda line: status.update(f"{told}: {line}"))
+        fleet = f"{shape.devices:,} devices"
+        play = FleetPlay(shape, Path(folder), lambda step: status.update(f"{fleet}: {step}"))
         with closing(play):
             phases = play.play()
             rows = {party: dict(found) for party, found in play.rows().items()}
@@ -77,7 +74,7 @@ def _played(shape: LoadOptions, console: Console) -> dict[str, Any]:
 
 
 def waits_for(phase: Mapping[str, Any]) -> dict[str, Any]:
-    """The party that bears most of a phase, and its seconds."""
+    """Return the party with the largest load of a phase, and its seconds."""
     parties = phase["parties"]
     seconds = {name: parties[name]["busy_s"] for name in _WORKERS}
     line = parties["edge broker"]["bytes_out"] + parties["edge broker"]["bytes_in"]
@@ -87,7 +84,6 @@ def waits_for(phase: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fleet_table(fleet: Mapping[str, Any]) -> Table:
-    """One fleet for a terminal: a line for each phase."""
     shape = fleet["shape"]
     title = f"{shape['devices']:,} devices, {shape['selected']:,} of them asked a round"
     heads = ("processor: cloud, proxy", "edge broker out", "each device hears", "most is")

@@ -1,9 +1,8 @@
-"""A fleet of any size: the real cloud and proxy, with their stores, in virtual time.
+"""A fleet of any size in virtual time: the real cloud and proxy, with their stores.
 
-Devices that rounds ask are real machines; all others only listen and are a number. Each party is
-one queue, as long at a message as this processor was; a broker is a line of so many bytes a second.
-Packages and segments have their real sizes and are not encrypted (`SizedSealing`).
-"""
+Devices that rounds select are real machines; the others only receive and are counted. A party is a
+queue that is busy as long as this processor was; a broker is a line of BROKER_BYTES_PER_S. Packages
+and segments have their real sizes and are not encrypted (`SizedSealing`)."""
 
 from __future__ import annotations
 
@@ -50,22 +49,21 @@ from edgeveil_proxy.spool import SPOOL_FILE
 _LOG = logging.getLogger("edgeveil.capacity")
 _NOWHERE = {"url": "mqtt://127.0.0.1:1"}
 _NO_LIMIT = 1 << 40
-_LATEST_S = 30 * 86400.0  # of virtual time: nothing moves any more
+_LATEST_S = 30 * 86400.0  # virtual time after which a fleet counts as stuck
 _INSERT = "INSERT INTO device (id, identity, sealing, note, admitted_s) VALUES (?, ?, ?, ?, ?)"
-_ASIDE = 1.2  # devices that are played, for each that a round asks
+_PLAYED_SHARE = 1.2  # played devices for each device that a round selects
 BROKER_BYTES_PER_S = 125e6
 _PROXY, _CLOUD = fx.ProxyAddress(), fx.CloudAddress()
 _NAMES: dict[fx.Address, str] = {_PROXY: "proxy", _CLOUD: "cloud"}
 PARTIES = ("cloud", "proxy", "edge broker", "devices asked", "each device")
-"""Who has an account; that of "each device" is what each single one of the crowd hears."""
+"""Parties with a tally; "each device" counts the bytes that every single device receives."""
 
 
-# --- what is counted ---
+# --- tallies ---
 
 
 class PartyTally(Counter[tuple[str, str]]):
-    """One party's account: what was sent and received by kind, moved in and out (bytes of frames,
-    without what MQTT and TLS add), stored by table, and seconds of the processor by work."""
+    """One party's messages by kind, bytes of frames, rows stored and processor seconds."""
 
     def send(self, kind: str, size_bytes: int, copies: int = 1) -> None:
         self["sent", kind] += copies
@@ -76,17 +74,17 @@ class PartyTally(Counter[tuple[str, str]]):
         self["moved", "in"] += size_bytes
 
     @contextmanager
-    def busy(self, what: str) -> Iterator[None]:
+    def busy(self, work: str) -> Iterator[None]:
         start = time.process_time()
         try:
             yield
         finally:
-            self["seconds", what] += time.process_time() - start  # type: ignore[assignment]
+            self["seconds", work] += time.process_time() - start  # type: ignore[assignment]
 
     def since(self, before: PartyTally) -> dict[str, Any]:
         grown: dict[str, Counter[str]] = defaultdict(Counter)
-        for (what, name), amount in (self - before).items():
-            grown[what][name] = amount
+        for (count, name), amount in (self - before).items():
+            grown[count][name] = amount
         return {
             "messages_out": grown["sent"].total(),
             "bytes_out": grown["moved"]["out"],
@@ -94,14 +92,14 @@ class PartyTally(Counter[tuple[str, str]]):
             "bytes_in": grown["moved"]["in"],
             "rows": dict(grown["stored"]),
             "busy_s": round(grown["seconds"].total(), 4),
-            "seconds": {what: round(s, 4) for what, s in sorted(grown["seconds"].items())},
+            "seconds": {work: round(s, 4) for work, s in sorted(grown["seconds"].items())},
             "sent": dict(grown["sent"]),
             "received": dict(grown["received"]),
         }
 
 
 class SizedSealing(PlainSealing):
-    """`PlainSealing` whose keys take as many bytes, and buckets, as stanzas do."""
+    """`PlainSealing` with stanza areas and buckets of the real size."""
 
     def seal_broadcast(
         self,
@@ -112,7 +110,6 @@ class SizedSealing(PlainSealing):
         *,
         bucketed: bool = False,
     ) -> tuple[messages.Manifest, bytes, bytes]:
-        """See `edgeveil.protocol.sealed.seal_broadcast`; always in buckets."""
         manifest, data, tag = super().seal_broadcast(terms, package, recipients, part_bytes)
         level = bucket_level(recipients)
         if level > 1:
@@ -120,7 +117,7 @@ class SizedSealing(PlainSealing):
         return manifest, data, tag
 
     def front(self, recipients: Sequence[SealingKey]) -> bytes:
-        """The keys of each bucket, filled up to its size."""
+        """Return the keys of each bucket, padded to its size."""
         level, count = bucket_level(recipients), len(recipients)
         dealt: list[list[bytes]] = [[] for _ in range(level)]
         for key in recipients:
@@ -143,8 +140,6 @@ class SizedSealing(PlainSealing):
 
 
 class NoiseHost(NoiseWorker):
-    """The host of a device that rounds may ask: it answers with noise, and keeps nothing."""
-
     together = nullcontext
 
     def store(self, item: object) -> None: ...
@@ -156,13 +151,13 @@ class NoiseHost(NoiseWorker):
 
 
 class FleetPlay(MemoryNet):
-    """One cloud, one proxy and their fleet in `folder`. `say` hears what is being done."""
+    """One cloud, one proxy and their fleet in `folder`; `show` receives the current step."""
 
     def __init__(
-        self, shape: LoadOptions, folder: Path, say: Callable[[str], None] = lambda _line: None
+        self, shape: LoadOptions, folder: Path, show: Callable[[str], None] = lambda _step: None
     ) -> None:
         super().__init__(work_s=lambda _task: 0.0, packet_bytes=shape.packet_bytes)
-        self.shape, self._folder, self._say = shape, folder, say
+        self.shape, self._folder, self._show = shape, folder, show
         self._free_s = defaultdict[str, float](float)  # when a loop, worker or line is free
         self.tallies = {name: PartyTally() for name in PARTIES}
         self._buckets: dict[int, dict[int, list[Node]]] = {}  # by level
@@ -172,9 +167,9 @@ class FleetPlay(MemoryNet):
     def _set_up(self) -> None:
         shape, state = self.shape, {n: self._folder / n for n in ("cloud", "proxy")}
         keys = {name: make_signing_key(state[name], name).public() for name in state}
-        self._say(f"admitting {shape.devices:,} devices")
+        self._show(f"admitting {shape.devices:,} devices")
         shared = SharedWork(shape.packet_bytes, shape.payload_bytes)
-        played = min(shape.devices, int(_ASIDE * shape.asked) + 1)
+        played = min(shape.devices, int(_PLAYED_SHARE * shape.asked) + 1)
         pinned = messages.PeerKeys.pinned(
             **{name: SharedVerifyKey(key.to_bytes()) for name, key in keys.items()}
         )
@@ -228,13 +223,13 @@ class FleetPlay(MemoryNet):
         self.cloud_role.close()
 
     def _choose(self, keys: Sequence[bytes], count: int) -> list[bytes]:
-        """As uniform as `draw`, over those that are played."""
+        """Sample uniformly, as `draw` does, but only played devices."""
         return self._chance.sample([key for key in keys if key in self._by_key], count)
 
-    # --- a party's turn: its virtual time goes on by what the turn took of this processor ---
+    # --- a party's turn, which takes as much virtual time as processor time ---
 
     def _step(self, node: Node, event: fx.Event) -> None:
-        if node.address not in _NAMES:  # a device: on a box of its own, in no virtual time
+        if node.address not in _NAMES:  # devices take no virtual time
             super()._step(node, event)
             return
         party = _NAMES[node.address]
@@ -272,12 +267,12 @@ class FleetPlay(MemoryNet):
     # --- frames ---
 
     def _line(self, broker: str, at_s: float, size_bytes: float) -> float:
-        """From now until bytes that come to a broker at `at_s` have left it."""
+        """Return the delay until bytes that arrive at a broker at `at_s` have been sent."""
         begin_s = max(at_s, self._free_s[broker])
         self._free_s[broker] = begin_s + size_bytes / BROKER_BYTES_PER_S
         return self._free_s[broker] + LATENCY_S - self.now_s
 
-    def _heard(self, party: str, frame: bytes) -> messages.Message:
+    def _receive(self, party: str, frame: bytes) -> messages.Message:
         with self.tallies[party].busy("decode"):
             message = messages.decode(frame, self.packet_bytes)
         self.tallies[party].receive(kind_of(message), len(frame))
@@ -294,25 +289,25 @@ class FleetPlay(MemoryNet):
         kind, size, edge = kind_of(message), len(frame), self.tallies["edge broker"]
         self.tallies[_NAMES[sender]].send(kind, size)
         if to in _NAMES:
-            event = fx.MessageReceived(sender, self._heard(_NAMES[to], frame))
+            event = fx.MessageReceived(sender, self._receive(_NAMES[to], frame))
             self.post(self.nodes[to], event, self._line("cloud broker", at_s, size))
             return
         edge.receive(kind, size)
-        copies, heard = float(self.shape.devices), list(self._by_key.values())
+        copies, receivers = float(self.shape.devices), list(self._by_key.values())
         if isinstance(to, fx.DeviceAddress):
             edge.send(kind, size)
             self.tallies["devices asked"].receive(kind, size)
-            copies, heard = 1.0, [self.nodes[to]]
+            copies, receivers = 1.0, [self.nodes[to]]
         elif isinstance(to, fx.BucketAddress):
-            copies, heard = copies / to.level, self._of_bucket(to)
+            copies, receivers = copies / to.level, self._bucket_nodes(to)
         if isinstance(to, fx.AllDevices) or (isinstance(to, fx.BucketAddress) and not to.index):
-            edge.send(kind, size, self.shape.devices)  # each device hears one bucket
+            edge.send(kind, size, self.shape.devices)  # each device receives one bucket
             self.tallies["each device"].receive(kind, size)
         wait_s = self._line("edge broker", at_s, size * copies)
-        for node in heard:
+        for node in receivers:
             self.post(node, fx.MessageReceived(_PROXY, message), wait_s)
 
-    def _of_bucket(self, to: fx.BucketAddress) -> list[Node]:
+    def _bucket_nodes(self, to: fx.BucketAddress) -> list[Node]:
         if to.level not in self._buckets:
             dealt = self._buckets[to.level] = {}
             for key, node in self._by_key.items():
@@ -320,8 +315,8 @@ class FleetPlay(MemoryNet):
         return self._buckets[to.level].get(to.index, [])
 
     def _send(self, sender: fx.Address, _to: fx.Address, frame: bytes) -> None:
-        """What a device sends."""
-        message, edge = self._heard("proxy", frame), self.tallies["edge broker"]
+        """Carry a device's frame to the proxy."""
+        message, edge = self._receive("proxy", frame), self.tallies["edge broker"]
         kind, size = kind_of(message), len(frame)
         edge.receive(kind, size)
         edge.send(kind, size)
@@ -329,17 +324,17 @@ class FleetPlay(MemoryNet):
         wait_s = self._line("edge broker", self.now_s, size)
         self.post(self.nodes[_PROXY], fx.MessageReceived(sender, message), wait_s)
 
-    # --- what happens ---
+    # --- phases ---
 
     def play(self) -> dict[str, Any]:
-        """All comes, a job with its rounds, its release; what each cost, for JSON."""
+        """Connect the fleet, play a job with its release; return each phase's costs for JSON."""
         store, rounds = self.cloud_role.store, range(1, self.shape.rounds + 1)
-        steps: dict[str, Callable[[], None]] = {"come": self._come, "announce": self._announce}
+        steps: dict[str, Callable[[], None]] = {"come": self._connect, "announce": self._announce}
         steps |= {f"round {number}": partial(self._committed, number) for number in rounds}
         steps["release"] = lambda: self._until(lambda: store.job(self.job).ended)
         phases = {}
         for name, step in steps.items():
-            self._say(name)
+            self._show(name)
             before, start_s = deepcopy(self.tallies), self.now_s
             step()
             for party, found in self.rows().items():
@@ -359,9 +354,9 @@ class FleetPlay(MemoryNet):
 
     def _until(self, done: Callable[[], bool]) -> None:
         if not self.run(done, _LATEST_S):
-            raise JobFailed("the fleet came to a stand")
+            raise JobFailed("the fleet makes no more progress")
 
-    def _come(self) -> None:
+    def _connect(self) -> None:
         for node in self.nodes.values():
             self.connect(node)
         store, wanted = self.cloud_role.store, len(self._by_key)
@@ -388,14 +383,14 @@ class FleetPlay(MemoryNet):
 
 
 def kind_of(message: messages.Message) -> str:
-    """What a message is called in an account: of a note, what it says."""
+    """Return the name of a message in a tally: the type of a note's body, else its own."""
     if isinstance(message, messages.Note):
         return type(messages.decode_body(message.body)).__name__.lower()
     return type(message).__name__.lower()
 
 
 def _admit(path: Path, played: Sequence[Enrolment], devices: int) -> None:
-    """Those that are played, and keys that nobody has: their devices never say a word."""
+    """Admit the played devices, and random keys for all others."""
     registry = Registry(path, limit=10**7)
     registry.admit_many(played)
     registry.close()

@@ -1,4 +1,4 @@
-"""`edgeveil loadtest`: checks, plays a test, keeps what was measured."""
+"""`edgeveil loadtest`: check the options, play the test, save the result."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def interrupt(number: int, _frame: object = None) -> None:
 
 
 def until_stopped(work: Coroutine[Any, Any, None]) -> BaseException | None:
-    """Run it on a loop of its own until it is done or a signal cancels it. Returns what ended it
-    early, an EdgeVeilError or KeyboardInterrupt. Signals are ignored then."""
+    """Run `work` on a new event loop until it is done or a signal cancels it.
+
+    Returns the EdgeVeilError or KeyboardInterrupt that ended it early; signals are ignored then."""
     failure: list[BaseException] = []
 
     async def body() -> int:
@@ -73,7 +74,7 @@ def until_stopped(work: Coroutine[Any, Any, None]) -> BaseException | None:
 
     try:
         on_fast_loop(body())
-    except KeyboardInterrupt as stop:  # once more, while the loop was closing
+    except KeyboardInterrupt as stop:  # a second signal, while the loop was closing
         failure.append(stop)
     for number in ENDING:  # the loop left them at their defaults
         signal.signal(number, signal.SIG_IGN)
@@ -84,15 +85,16 @@ def until_stopped(work: Coroutine[Any, Any, None]) -> BaseException | None:
 
 
 def run(options: LoadOptions, *, as_json: bool) -> int:
-    """Play it and write what was measured, however it ends. Raises EdgeVeilError. Returns 0; 1 for
-    a loss, a wrong sum or growing memory; 130 after Ctrl-C."""
+    """Play the test and write its result; return 0, 130 after Ctrl-C, or 1 for a fault.
+
+    Faults are a loss, a wrong sum and growing memory. Raises EdgeVeilError."""
     _check(options)
     console = Console(stderr=as_json)
     try:
         result, failure = _play(options, console)
     except KeyboardInterrupt:
         return INTERRUPTED
-    with signals(signal.SIG_IGN):
+    with signals(signal.SIG_IGN, ENDING):
         if options.out is not None:
             with writing(options.out):
                 write_json(options.out / "load.json", result)
@@ -112,7 +114,6 @@ _SPARE_FILES = 100
 
 
 def _check(options: LoadOptions) -> None:
-    """Raise UsageError for what cannot be, before anything starts."""
     most = -(-options.devices // options.cells)  # at one broker
     check_files(-(-most // options.processes), raise_files_limit())
     for key in ("ca", "cert", "key", "password_file", "fleet"):
@@ -132,7 +133,6 @@ def _check(options: LoadOptions) -> None:
 
 
 def check_files(connections: int, limit: int) -> None:
-    """Raise UsageError unless a process may hold so many connections."""
     needed = connections + _SPARE_FILES
     if resource.RLIM_INFINITY != limit < needed:
         raise UsageError(
@@ -144,26 +144,27 @@ def check_files(connections: int, limit: int) -> None:
 
 def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseException | None]:
     # A second Ctrl-C must not leave children behind; stopping takes a few seconds at most.
-    with signals(signal.SIG_IGN), ExitStack() as stack:
+    with signals(signal.SIG_IGN, ENDING), ExitStack() as stack:
         folder = stack.enter_context(scratch(keep=False))
         logs = (options.out or folder) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         site = None
-        with signals(interrupt):
+        with signals(interrupt, ENDING):
             if options.starts_site:
                 fleet = LoadFleet.make(options.devices)
                 site = LocalSite(options, fleet, folder, logs)
                 stack.callback(site.stop)
                 target = site.start()
             else:
-                # What is admitted goes; a thread pool that is interrupted at its start never ends.
-                came: list[int] = []
-                with signals(lambda number, _frame: came.append(number)):
+                # Admitted devices must be dismissed, and a thread pool interrupted at its start
+                # never ends: a signal waits until both are safe.
+                received: list[int] = []
+                with signals(lambda number, _frame: received.append(number), ENDING):
                     target, fleet = running_target(options)
                     stack.callback(dismiss, options, fleet)
                     dial_site(options, target.first, fleet)
-                if came:
-                    interrupt(came[0])
+                if received:
+                    interrupt(received[0])
             view = stack.enter_context(LoadView(options, console))
             session = LoadSession(options, fleet, target, site, view.update)
             failure = until_stopped(session.run())
@@ -178,7 +179,7 @@ def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseE
             devices = [RawDevice(*account) for account in site.accounts.items()][: options.asked]
             relayed = raw_site(site.folder)
             try:
-                with signals(interrupt):
+                with signals(interrupt, ENDING):
                     raw = run_raw(relayed, devices, options, rounds, site.broker_pids())
                 result["raw"], result["raw_ratio"] = raw, ratio(result, raw)
             except (EdgeVeilError, KeyboardInterrupt) as stop:

@@ -1,4 +1,4 @@
-"""What one generator process counts: uploads and what became of each, durations, its own load."""
+"""Counts of one generator process: uploads and their fate, durations, its own load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.transfer import place_of
 
-# --- durations in logarithmic buckets: merged without loss, 2 % wide, a few KiB however many ---
+# --- durations in logarithmic buckets, 2 % wide: merged without loss, a few KiB ---
 
 _SMALLEST_S = 1e-5
 _STEP = math.log(1.02)
@@ -23,20 +23,18 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
 class DurationHistogram(Counter[int]):
-    """How many durations were in each bucket."""
-
     def add(self, duration_s: float) -> None:
         self[round(math.log(max(duration_s, _SMALLEST_S)) / _STEP)] += 1
 
     def percentile(self, share: float) -> float | None:
-        """The duration that this share does not exceed, 2 % exact; None without any."""
+        """Return the duration that this share does not exceed, 2 % exact; None if empty."""
         buckets, rank = sorted(self), math.ceil(share * self.total())
         seen = accumulate(self[bucket] for bucket in buckets)
         found = (bucket for bucket, count in zip(buckets, seen, strict=True) if count >= rank)
         return next((math.exp(bucket * _STEP) for bucket in found), None)
 
     def summary(self) -> dict[str, float | None]:
-        """`p50`, `p95`, `p99` and `max`, seconds; None where there is no sample."""
+        """Return `p50`, `p95`, `p99` and `max` in seconds; None if empty."""
         found = {name: self.percentile(share) for name, share in _SHARES.items()}
         return {name: s if s is None else round(s, 6) for name, s in found.items()}
 
@@ -48,15 +46,15 @@ class DurationHistogram(Counter[int]):
         return result
 
 
-# --- connections, uploads and what became of each ---
+# --- connections and uploads ---
 
 RoundKey = tuple[int, int]  # round and attempt of the one job
-_REMEMBERED = 8  # rounds that are looked at and told of
+_REMEMBERED = 8  # newest rounds, kept and reported
 
 
 @dataclass
 class RoundCounters:
-    """One attempt at one round, of this process's devices. Times are seconds since 1970."""
+    """Counts of one attempt at one round in this process; times are seconds since 1970."""
 
     first_offer_s: float | None = None
     last_ack_s: float | None = None
@@ -72,18 +70,18 @@ class RoundCounters:
 
 @dataclass
 class OfferedUpload:
-    """One upload: its segments' hashes, when it was first offered, and what the proxy said."""
+    """One upload: its segments' hashes, the time of its first offer, the proxy's answer."""
 
     hashes: tuple[bytes, ...]
     offered_s: float
     total: float = 0.0  # of its values
-    said: str = ""
-    away: bool = False  # the device lost its connection before the proxy spoke
+    status: str = ""  # of the proxy's answer; empty: none yet
+    away: bool = False  # the device lost its connection before the answer
 
 
 @dataclass
 class UploadCounters:
-    """Everything counted. Uploads are kept until the round's commit record tells of them."""
+    """All counts of a process; uploads are kept until their round's commit record."""
 
     connected: int = 0
     connects: int = 0
@@ -114,7 +112,6 @@ class UploadCounters:
     def offer(
         self, at: RoundId, blob: bytes, hashes: tuple[bytes, ...], now_s: float, total: float = 0
     ) -> None:
-        """An upload is offered for the first time; `total` is the sum of its values."""
         row = self.round(at)
         row.offered += 1
         row.first_offer_s = row.first_offer_s or now_s
@@ -123,14 +120,14 @@ class UploadCounters:
         sent[blob] = OfferedUpload(hashes, now_s, total)
 
     def ack(self, at: RoundId, blob: bytes, status: str, reason: str, now_s: float) -> None:
-        """Note the proxy's answer to an upload; a different second one to a held one is a fault."""
+        """Count the proxy's answer; refusing a held upload later is a contradiction."""
         sent = self._sent.get((at.round, at.attempt), {}).get(blob)
         if sent is None:
             return
-        if sent.said:
-            self.contradicted += sent.said == "held" and status in ("refused", "duplicate")
+        if sent.status:
+            self.contradicted += sent.status == "held" and status in ("refused", "duplicate")
             return
-        sent.said, row = status, self.round(at)
+        sent.status, row = status, self.round(at)
         row.answered += 1
         if status != "held":
             self.refused[f"upload: {reason or status}"] += 1
@@ -141,14 +138,13 @@ class UploadCounters:
         self.ack_s.add(now_s - sent.offered_s)
 
     def away(self, at: RoundId, blob: bytes, *, away: bool = True) -> None:
-        """The upload's device is gone, or back: whether it can get an answer."""
+        """Mark whether an unanswered upload's device is disconnected."""
         sent = self._sent.get((at.round, at.attempt), {}).get(blob)
-        if sent is not None and not sent.said:
+        if sent is not None and not sent.status:
             sent.away = away
 
     def commit(self, at: RoundId, hashes: bytes, place: int = 0, places: int = 1) -> None:
-        """A round's commit record, or one of so many pieces: which of its uploads were counted,
-        each once."""
+        """Match a commit record, or piece `place` of `places`, with the uploads sent."""
         key = (at.round, at.attempt)
         read = self._committed.setdefault(key, set())
         if place in read:
@@ -169,10 +165,10 @@ class UploadCounters:
                 self.counted += 1
                 row.counted += 1
                 row.counted_sum += sent.total
-            elif sent.said == "held":
+            elif sent.status == "held":
                 self.missing += 1
                 row.missing += 1
-            elif not sent.said:  # its answer may still come
+            elif not sent.status:  # its answer may still arrive
                 self._sent.setdefault(key, {})[blob] = sent
 
     @property
@@ -183,16 +179,16 @@ class UploadCounters:
 
     @property
     def pending(self) -> bool:
-        """Whether an upload of the newest attempt waits for its answer."""
+        """Whether an upload of the newest attempt has no answer yet."""
         key = next(reversed(self.rounds), None)
         return key is not None and self.rounds[key].offered > self.rounds[key].answered
 
     @property
     def waiting(self) -> int:
-        return sum(1 for row in self._sent.values() for s in row.values() if s.said in ("", "held"))
+        return sum(s.status in ("", "held") for row in self._sent.values() for s in row.values())
 
     def snapshot(self) -> dict[str, Any]:
-        """All counts since the start, and the newest rounds; older rounds are forgotten here."""
+        """Return all counts and the newest rounds; older rounds are dropped."""
         found = {name: value for name, value in vars(self).items() if name[0] != "_"}
         found |= {"waiting": self.waiting, "rounds": {k: self._round(k) for k in self.rounds}}
         for key in sorted(self.rounds)[:-_REMEMBERED]:
@@ -202,23 +198,22 @@ class UploadCounters:
         return found
 
     def _round(self, key: RoundKey) -> dict[str, Any]:
-        rest = self._sent.get(key, {}).values()
+        remaining = self._sent.get(key, {}).values()
         return {
             **asdict(self.rounds[key]),
-            "unconfirmed": sum(s.said == "held" for s in rest),
-            "unanswered": sum(not s.said and not s.away for s in rest),
+            "unconfirmed": sum(s.status == "held" for s in remaining),
+            "unanswered": sum(not s.status and not s.away for s in remaining),
         }
 
 
-# --- how hard a generator works while uploads are under way ---
+# --- a generator's load while uploads are in progress ---
 
 _SCHEDSTAT = Path("/proc/self/schedstat")
 
 
 @dataclass
 class GeneratorLoad:
-    """Sums over the time from a round's first offer to its last answer, seconds; `waited_s`: ready
-    to run, and no core was free."""
+    """Seconds while uploads are in progress; `waited_s`: ready to run without a free core."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -227,13 +222,13 @@ class GeneratorLoad:
 
     @property
     def busy(self) -> float:
-        """Share of the time that it ran or would have, had there been a core."""
+        """Share of the time in which the process ran or waited for a core."""
         return (self.cpu_s + self.waited_s) / self.wall_s if self.wall_s > 0 else 0.0
 
     def look(self, *, counts: bool) -> None:
-        """Add the time since the last look if it `counts`: uploads are under way."""
+        """Read the clocks; add the time since the last look if it `counts`."""
         waited_s = 0.0
-        with suppress(OSError, ValueError, IndexError):  # a kernel that does not tell
+        with suppress(OSError, ValueError, IndexError):  # a kernel without schedstat
             waited_s = int(_SCHEDSTAT.read_text("ascii").split()[1]) / 1e9
         before, now = self._before, (time.monotonic(), time.process_time(), waited_s)
         self._before = now

@@ -1,7 +1,4 @@
-"""One simulated device: the real machine on a bare connection, with memory for its only store.
-
-What all devices of a process get alike is decoded, and its signature checked, once.
-"""
+"""One simulated device: the real machine; shared frames are decoded and verified once."""
 
 from __future__ import annotations
 
@@ -37,27 +34,27 @@ from edgeveil_lab.load.sites import FleetMember
 if TYPE_CHECKING:
     from edgeveil_lab.load.generator import Generator
 
-# --- what the devices of one process have in common: frames, jobs, noise, counts, chance ---
+# --- shared by the devices of one process: frames, jobs, noise, counts, randomness ---
 
 _FRAMES = 4096
 _FRAMES_BYTES = 128 << 20
 _KEY_BYTES = 96  # of a frame: tag, blob digest and index of a part, signer and more of an offer
 _POOL_BYTES = 4 << 20
-_NOISE_RANGE = 8.0  # no float32 normal of the pool is beyond
+_NOISE_RANGE = 8.0  # bound on the pool's float32 normals
 _SIGNATURES = 64
 
 
 class SharedWork:
     def __init__(self, packet_bytes: int, payload_bytes: int) -> None:
         self.counters = UploadCounters()
-        self.chance = random.Random(os.urandom(16))  # noqa: S311 - who goes away, and when
+        self.chance = random.Random(os.urandom(16))  # noqa: S311 - drops and delays only
         self._packet_bytes = packet_bytes
         self._frames: OrderedDict[bytes, tuple[bytes, messages.Message]] = OrderedDict()
         self._frames_bytes = 0
         self._blobs: dict[bytes, bytes] = {}
         self._plans: dict[bytes, Plan] = {}
         self._record: messages.Commit | None = None  # the newest
-        # Of the newest record: which, of how many, and what came of it.
+        # Pieces of the newest record by blob digest: place, number of places, parts so far.
         self._pieces: dict[bytes, tuple[int, int, Fetch[messages.Commit]]] = {}
         pool = np.random.default_rng().standard_normal(
             max(_POOL_BYTES, 2 * payload_bytes) // 4, np.float32
@@ -67,7 +64,7 @@ class SharedWork:
     # --- frames ---
 
     def message(self, frame: bytes) -> messages.Message:
-        """The frame's message, and a note of what commit records say. Raises ProtocolError."""
+        """Return the decoded frame, and follow commit records; raises ProtocolError."""
         key = frame[:_KEY_BYTES]
         known = self._frames.get(key)
         if known is not None and known[0] == frame:
@@ -83,7 +80,7 @@ class SharedWork:
         return message
 
     def blob(self, digest: bytes, data: bytes) -> bytes:
-        """One copy of a broadcast for all devices that wait for their turn to open it."""
+        """Return one shared copy of a broadcast that devices keep until they open it."""
         if digest not in self._blobs:
             while len(self._blobs) >= 4:
                 del self._blobs[next(iter(self._blobs))]
@@ -91,11 +88,11 @@ class SharedWork:
         return self._blobs[digest]
 
     def _follow(self, message: messages.Message) -> None:
-        """Read each commit record once, whichever device it came to first; forget old rounds."""
+        """Count each commit record once, whichever device received it first; drop old rounds."""
         if isinstance(message, messages.Offer):
             header = messages.decode_header(message.header)
             if isinstance(header, messages.Manifest) and header.kind == "round":
-                self._frames.clear()  # what was for the round before hardly comes again
+                self._frames.clear()  # frames of the last round are hardly repeated
                 self._blobs.clear()
                 self._frames_bytes = 0
             if not isinstance(header, messages.Commit) or header == self._record:
@@ -133,33 +130,31 @@ class SharedWork:
         return plan
 
     def noise(self, byte_count: int) -> bytes:
-        """Finite float32 noise, from a random place of a pool that was drawn beforehand."""
+        """Return finite float32 noise from a random offset of a pool drawn in advance."""
         start = 4 * self.chance.randrange((len(self._noise) - byte_count) // 4)
         return self._noise[start : start + byte_count]
 
 
 class SharedVerifyKey(VerifyKey):
-    """The cloud's key: the same signature on the same bytes is checked once for all devices."""
+    """The cloud's key, which verifies equal signatures on equal bytes once for all devices."""
 
     __slots__ = ("_checks",)
     _checks: SimpleNamespace
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(raw)
-        verify = lru_cache(_SIGNATURES)(super().library_key().verify)  # remembers no refusal
+        verify = lru_cache(_SIGNATURES)(super().library_key().verify)  # failures are not cached
         object.__setattr__(self, "_checks", SimpleNamespace(verify=verify))
 
     def library_key(self) -> SimpleNamespace:  # type: ignore[override]
-        """The library's key, with a memory."""
         return self._checks
 
 
-# --- work of the device machine: opened and sealed for real, of noise ---
+# --- work of the device machine: real opening and sealing, of noise ---
 
 
 class NoiseWorker:
-    """One device's work; `total` is the sum of the newest upload's values. Every release is put in
-    use at once, and reported so."""
+    """One device's work; `total` is the sum of the newest upload's values."""
 
     __slots__ = ("_device", "_membership", "_opening", "_released", "_sealing", "_shared", "total")
 
@@ -172,7 +167,7 @@ class NoiseWorker:
         self.total = 0.0
 
     def perform(self, task: object) -> object:
-        """The outcome of one task; `Failed` where it cannot be done."""
+        """Return the outcome of one task, `WorkFailed` on an error."""
         try:
             match task:
                 case tasks.FindStanza(manifest=manifest, stanzas=stanzas):
@@ -191,10 +186,10 @@ class NoiseWorker:
                 case tasks.InstallRelease() | tasks.AdoptRelease():
                     return tasks.Installation()
                 case tasks.SealReport(manifest=manifest):
-                    said = messages.ReleaseOutcome.IN_USE.to_bytes() if self._released else b""
+                    health = messages.ReleaseOutcome.IN_USE.to_bytes() if self._released else b""
                     membership = self._released or os.urandom(32)
                     return tasks.MadeReport(
-                        self._sealing.seal_segment(manifest, messages.HEALTH, membership, said)
+                        self._sealing.seal_segment(manifest, messages.HEALTH, membership, health)
                     )
                 case tasks.ApplyStatement():
                     return tasks.StatementApplied(left=False)
@@ -249,7 +244,7 @@ class NoiseWorker:
         membership: bytes,
         round_key: bytes,
     ) -> tuple[list[bytes], bytes]:
-        """The segments under masks, and the seed of these for the proxy."""
+        """Return the masked segments, and the masks' sealed seed for the proxy."""
         seed, summed = MaskSeed.generate(), self._shared.plan(manifest).context.summed
         vectors = sealed.masked_vectors(manifest.at, manifest.groups, manifest.masked)
         steps = [
@@ -267,13 +262,13 @@ class NoiseWorker:
 
 KEEPALIVE_S = 60
 BACKOFF_BASE_S, BACKOFF_CAP_S = 1.0, 60.0  # as the real link's
-_ANSWER_S = 2 * device_round.DeviceSettings.resend_s  # within it an upload is offered again
+_ANSWER_S = 2 * device_round.DeviceSettings.resend_s  # enough to offer an upload again
 _STEADY_S = 5.0
 
 
 @dataclass(frozen=True)
 class _Upload:
-    """The newest real one. `offered_s` is in seconds since 1970."""
+    """The newest real upload; `offered_s` is in seconds since 1970."""
 
     at: messages.RoundId
     blob: bytes
@@ -281,7 +276,7 @@ class _Upload:
 
 
 class LoadDevice:
-    """A machine, its connection, its timers. `online` while it wants to be connected."""
+    """A machine, its connection and its timers; `online` while it wants to be connected."""
 
     def __init__(self, crowd: Generator, member: FleetMember) -> None:
         signing = SigningKey(member.signing)
@@ -306,12 +301,12 @@ class LoadDevice:
         self._failures, self._up_since_s, self._dialled_s = 0, 0.0, 0.0
         self._upload: _Upload | None = None
         self.online = False
-        self.answered = asyncio.Event()  # by the broker, or the connection is gone
+        self.answered = asyncio.Event()  # by the broker, or the connection was lost
 
     # --- the connection ---
 
     def client(self) -> BareClient:
-        """A fresh connection, to be dialled now."""
+        """Create a new connection, which the caller dials."""
         options, spoken = self._crowd.options, self._crowd.topics
         will = messages.encode(self._signer.note(messages.Bye(self.id)))
         login = Login(
@@ -346,16 +341,16 @@ class LoadDevice:
         counters.last_up_s = time.time()
         self._up_since_s = now_s
         if self._upload is not None:
-            self._loop.call_later(_ANSWER_S, self._owed, self._client, self._upload)
+            self._loop.call_later(_ANSWER_S, self._expect_answer, self._client, self._upload)
         self._take(fx.PeerConnected(fx.ProxyAddress()))
 
-    def _owed(self, client: BareClient | None, upload: _Upload) -> None:
-        """Back for long enough to have offered once more: from now on an answer is missed."""
+    def _expect_answer(self, client: BareClient | None, upload: _Upload) -> None:
+        # The device has been back long enough to offer again: a missing answer counts from now.
         if self._client is client and self._upload is upload:
             self._shared.counters.away(upload.at, upload.blob, away=False)
 
     def on_down(self, reason: str) -> None:
-        """The connection is gone: come again after a random wait, longer after each failure."""
+        """Reconnect after a random delay, whose range doubles with each failure."""
         self.answered.set()
         counters, client = self._shared.counters, self._client
         was_up = self._up_since_s > 0
@@ -378,9 +373,9 @@ class LoadDevice:
             counters.refused[f"connect: {reason}"] += 1
         self._failures += 1
         longest_s = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** min(self._failures, 30))
-        self._loop.call_later(self._shared.chance.uniform(0, longest_s), self._again)
+        self._loop.call_later(self._shared.chance.uniform(0, longest_s), self._redial)
 
-    def _again(self) -> None:
+    def _redial(self) -> None:
         if self.online and self._client is None:
             self._crowd.dialler.dial(self)
 
@@ -398,13 +393,11 @@ class LoadDevice:
             self._client.finish()
 
     def tick(self, now_s: float) -> None:
-        """Now and then: keep the connection alive, add up its bytes."""
         if self._client is not None:
             self._client.tick(now_s)
             self.add_bytes()
 
     def add_bytes(self) -> None:
-        """Move the connection's byte counts into the counters."""
         if self._client is None:
             return
         self._shared.counters.bytes_up += self._client.bytes_out
@@ -414,7 +407,6 @@ class LoadDevice:
     # --- the machine ---
 
     def on_frame(self, payload: bytes) -> None:
-        """A frame from the proxy, or from the cloud through it."""
         try:
             message = self._shared.message(payload)
             if isinstance(message, messages.Note) and message.body.signer == "proxy":
@@ -425,7 +417,7 @@ class LoadDevice:
         self._take(fx.MessageReceived(fx.ProxyAddress(), message))
 
     def perform(self, task: object) -> Callable[[], None]:
-        """Do a task that `queue` was given; the machine gets the outcome by what is returned."""
+        """Do a queued task; return a callable that passes the outcome to the machine."""
         done = fx.WorkDone(task, self._worker.perform(task))
         return lambda: self._take(done)
 
@@ -446,7 +438,7 @@ class LoadDevice:
                 case fx.Refuse(reason=reason):
                     self._shared.counters.refused[f"device: {reason}"] += 1
                 case fx.Report(what="counted", data=data) if data["counted"] == data["segments"]:
-                    upload = self._upload  # this device read that it was counted
+                    upload = self._upload  # this device's commit record lists it
                     if upload is not None and upload.at.round == data["round"]:
                         counted_s = self._shared.counters.counted_s
                         counted_s.add(time.time() - upload.offered_s)
@@ -454,7 +446,7 @@ class LoadDevice:
                     self._shared.counters.refused[f"declined: {data['why']}"] += 1
 
     def _queue(self, task: object) -> None:
-        """What comes in one bucket is the same for all devices: one copy of it waits."""
+        """Queue a task; a broadcast in one bucket is the same for all, and one copy is kept."""
         manifest = getattr(task, "manifest", None)
         if manifest is not None and manifest.buckets == 1:
             if isinstance(task, tasks.FindStanza):

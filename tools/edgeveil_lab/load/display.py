@@ -1,4 +1,4 @@
-"""What a person sees of a load test: live figures and the result's tables."""
+"""Terminal output of a load test: live figures and the result's tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeveil.units import byte_text, seconds_text
 from edgeveil_lab.load.run_log import faults
 from edgeveil_lab.load.scenario import LoadOptions
 
-# --- the result: what was reached, and what each process took for it ---
+# --- the result: throughput, and the cost per process ---
 
 Result = Mapping[str, Any]
 _REASONS = 4
@@ -59,7 +59,7 @@ def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _figures(result: Result) -> Iterator[tuple[str, str]]:
-    """(what, how much), the most telling first. What was not measured is left out."""
+    """Yield (name, figure), the most important first; unmeasured figures are left out."""
     connects, uploads = result["connects"], sum(row["uploads"] for row in result["rounds"])
     yield "devices", f"{connects['devices']:,} connected at {rate(connects['per_s'])} a second"
     if connects["failed"]:
@@ -100,7 +100,7 @@ def _growth(drift: Result | None) -> str:
 
 
 def warnings(result: Result) -> Iterator[str]:
-    """What stands against the figures: a generator at its limits, or losses."""
+    """Yield limits of the figures: a saturated generator, or losses."""
     if note := result["generator"]["note"]:
         yield f"The figures are the generator's own limit: {note}"
     yield from result.get("warnings", ())
@@ -108,44 +108,43 @@ def warnings(result: Result) -> Iterator[str]:
 
 
 def shortened(reasons: Mapping[str, int]) -> str:
-    """The most frequent reasons with their counts, `none` without any."""
+    """Return the most frequent reasons with their counts, `none` without any."""
     ordered = sorted(reasons.items(), key=lambda item: -item[1])
     parts = [f"{name} {count:,}" for name, count in ordered[:_REASONS]]
-    rest = sum(count for _, count in ordered[_REASONS:])
-    return ", ".join([*parts, *([f"others {rest:,}"] if rest else [])]) or "none"
+    others = sum(count for _, count in ordered[_REASONS:])
+    return ", ".join([*parts, *([f"others {others:,}"] if others else [])]) or "none"
 
 
 def rate(value: float | None) -> str:
-    """A figure with about three digits: `0.84`, `12.3`, `1,240`."""
+    """Return a figure with about three digits: `0.84`, `12.3`, `1,240`."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def ms(seconds: float | None) -> str:
-    """`0.84 ms`, `640 ms`, `1.4 s`; `–` where it is not known."""
+    """Return `0.84 ms`, `640 ms`, `1.4 s`; `–` for None."""
     return "–" if seconds is None else seconds_text(seconds)
 
 
 def size_text(count: float | None) -> str:
-    """`84 MiB`; `–` where it is not known."""
     return "–" if count is None else byte_text(count)
 
 
-# --- while it runs: what is going on beside a spinner, or plain lines in a file or pipe ---
+# --- progress: a status line on a terminal, or plain lines in a file or pipe ---
 
-_LINE_S = 5.0  # without a terminal, a line so often and when something else than a round begins
+_LINE_S = 5.0  # interval of lines without a terminal; a change of phase prints one too
 
 
 class LoadView:
-    """Shows samples, entries of the result's `series` with what `SampleSeries.take` adds."""
+    """Shows samples, the entries of `SampleSeries.take`."""
 
     def __init__(
         self, options: LoadOptions, console: Console, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._options, self._console, self._now_s = options, console, now_s
         self._status = console.status("starting")
-        self._said, self._said_s = "", 0.0
+        self._last_kind, self._last_s = "", 0.0
 
     def __enter__(self) -> LoadView:
         self._status.start()
@@ -161,8 +160,8 @@ class LoadView:
         now_s, kind = self._now_s(), sample["phase"].partition(" ")[0]
         if self._console.is_terminal:
             self._status.update(Text(self._line(sample)))
-        elif kind != self._said or now_s - self._said_s >= _LINE_S:
-            self._said, self._said_s = kind, now_s
+        elif kind != self._last_kind or now_s - self._last_s >= _LINE_S:
+            self._last_kind, self._last_s = kind, now_s
             self.note(self._line(sample))
 
     def _line(self, sample: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A generator: a process that plays a share of the fleet as its leader says."""
+"""A generator process, which plays a share of the fleet on its leader's commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FleetShare:
 
 @dataclass(frozen=True)
 class GeneratorReport:
-    """Once a second: the state (ready, connecting, connected, done), everything counted so far."""
+    """A report once a second: state (ready, connecting, connected, done) and all counts."""
 
     state: str
     counters: dict[str, Any]
@@ -46,13 +46,14 @@ class GeneratorReport:
 
 # --- work, one device after the other on the loop ---
 
-_SLICE_S = 0.01  # at a time, so that the sockets are served meanwhile
-_QUIET_S = 0.1  # without new work: then all are taken to have sealed
+_SLICE_S = 0.01  # per turn, so that sockets are served in between
+_QUIET_S = 0.1  # without new work, after which all devices count as sealed
 
 
 class Turns:
-    """Tasks in the order they came; answers of a round leave once all devices have sealed. Real
-    devices seal side by side: otherwise uploads/s would be those of one generator's sealing."""
+    """Tasks in order of arrival; answers are sent once all devices have sealed.
+
+    Real devices seal in parallel: otherwise uploads/s would measure one generator's sealing."""
 
     def __init__(self) -> None:
         self._tasks: deque[tuple[LoadDevice, object]] = deque()
@@ -75,11 +76,11 @@ class Turns:
         end_s = time.perf_counter() + _SLICE_S
         while self._tasks and time.perf_counter() < end_s:
             device, task = self._tasks[0]
-            told = device.perform(task)
+            deliver = device.perform(task)
             if isinstance(task, ComputeAnswer):
-                self._sealed.append(told)
+                self._sealed.append(deliver)
             else:
-                told()
+                deliver()
             self._tasks.popleft()
         loop = asyncio.get_running_loop()
         if self._tasks:
@@ -110,7 +111,7 @@ class Generator:
         self.shared = SharedWork(options.packet_bytes, options.payload_bytes)
         self.load = GeneratorLoad()
         self._turns = Turns()
-        self._at: RoundId | None = None  # the newest, when it starts, and how many began it
+        self._at: RoundId | None = None  # the newest round, its start, devices that began it
         self._start_s, self._begun = float("-inf"), 0
         where = share.where
         address, rate = BrokerAddress.parse(where.broker), options.rate_per_s
@@ -121,13 +122,12 @@ class Generator:
         )
         self.password, self.topics = where.password, Topics(share.cell)
         self.devices = [LoadDevice(self, member) for member in share.members]
-        # Tens of thousands of lasting objects: looking through them again and again takes a core.
+        # Scanning tens of thousands of long-lived objects repeatedly would take a whole core.
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
 
     async def run(self) -> None:
-        """Keep connections alive and look at the own load, until cancelled."""
         loop = asyncio.get_running_loop()
         next_tick_s, counted = loop.time() + TICK_S, False
         while True:
@@ -151,8 +151,7 @@ class Generator:
                     await asyncio.sleep(_LOOK_S)
 
     def queue(self, device: LoadDevice, task: object) -> None:
-        """A round's answers wait, so that rounds keep their interval. Some devices drop then; in a
-        storm all do, once half of them are at work."""
+        """Schedule a task; answers wait for the interval, and devices drop out by the options."""
         loop, options, chance = asyncio.get_running_loop(), self.options, self.shared.chance
         if not isinstance(task, ComputeAnswer):
             self._turns.add(device, task)
@@ -177,8 +176,6 @@ _ASK_S = 0.2
 
 
 def generate(share: FleetShare, pipe: Connection) -> None:
-    """Play a share in this process until the leader says stop."""
-
     async def work() -> int:
         raise_files_limit()
         generator = Generator(share)
@@ -189,21 +186,21 @@ def generate(share: FleetShare, pipe: Connection) -> None:
 
         await generator.dialler.resolve()
         keeping = asyncio.create_task(generator.run())
-        bringing: asyncio.Task[None] | None = None
+        connecting: asyncio.Task[None] | None = None
         while True:
             state = "ready"
-            if bringing is not None:
+            if connecting is not None:
                 up = generator.shared.counters.connected >= len(generator.devices)
                 state = "connected" if up else "connecting"
             report(state)
             command = pipe.recv() if pipe.poll() else ""
             if command == "connect":
-                bringing = asyncio.create_task(generator.dialler.bring(generator.devices))
+                connecting = asyncio.create_task(generator.dialler.connect_all(generator.devices))
             elif command == "stop":
                 break
-            await asyncio.sleep(_ASK_S if bringing is None else REPORT_S)
-        if bringing is not None:
-            bringing.cancel()
+            await asyncio.sleep(_ASK_S if connecting is None else REPORT_S)
+        if connecting is not None:
+            connecting.cancel()
         await generator.leave()
         report("done")
         keeping.cancel()

@@ -1,4 +1,4 @@
-"""The leader of a test: starts generators, takes their reports, says when to begin and to end."""
+"""The leader of a test: starts generators, collects their reports, sends commands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ Rows = dict[RoundKey, dict[str, Any]]
 
 
 class Leader(ChildProcesses):
-    """Runs `options.processes` generators for each cell of `where`; `fleet` is dealt to the cells
-    by turns, and in each to its generators. May be asked in any thread."""
+    """Runs `options.processes` generators for each cell of `where`; thread-safe."""
 
     def __init__(
         self, options: LoadOptions, fleet: LoadFleet, where: Mapping[str, TargetCell]
@@ -30,7 +29,7 @@ class Leader(ChildProcesses):
         self._failure: JobFailed | None = None
         self._stopping, self._lock = False, threading.Lock()
         self.reports: dict[str, GeneratorReport] = {}
-        self._rounds: dict[str, Rows] = {}  # of each generator, whose reports hold the newest
+        self._rounds: dict[str, Rows] = {}  # by generator; its reports hold only the newest
 
     def shares(self) -> dict[str, FleetShare]:
         cells, found = len(self._cells), {}
@@ -47,18 +46,18 @@ class Leader(ChildProcesses):
         for name, share in self.shares().items():
             self.start(name, generate, share)
 
-    def command(self, word: str) -> None:
-        self._stopping = word == "stop"
-        self.tell(word)
+    def command(self, command: str) -> None:
+        self._stopping = command == "stop"
+        self.send(command)
 
     def all_in(self, *states: str) -> bool:
-        """Whether every generator has reported one of these states last."""
+        """Return whether every generator's last report is in one of these states."""
         self._receive()
         found = [report.state for report in self.reports.values()]
         return len(found) == len(self.pids) and set(found) <= set(states)
 
     def check(self) -> None:
-        """Raise JobFailed where a generator failed, or ended without being told to."""
+        """Raise JobFailed if a generator failed, or ended without `stop`."""
         self._receive()
         if self._failure is not None and not self._stopping:
             raise self._failure
@@ -111,7 +110,7 @@ class FleetTotals:
         return DurationHistogram.merged(counters[name] for counters in self._counted)
 
     def connecting_s(self) -> float:
-        """From the first dial to the last new connection."""
+        """Return the seconds from the first dial to the last new connection."""
         first = [t["first_dial_s"] for t in self._counted if t["first_dial_s"] is not None]
         last = [t["last_up_s"] for t in self._counted if t["last_up_s"] is not None]
         return max(last) - min(first) if first and last else 0.0

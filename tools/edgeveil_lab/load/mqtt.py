@@ -1,8 +1,6 @@
-"""Thousands of MQTT connections in one process: bare clients without a task or timer each.
+"""Thousands of MQTT connections in one process: bare clients without tasks or timers.
 
-Packets are made and read by the code of `edgeveil.transport`, whose link has tasks of its own for
-each connection. The owner of all clients calls `tick`, which keeps idle connections alive.
-"""
+Their owner calls `tick`, which keeps idle connections alive."""
 
 from __future__ import annotations
 
@@ -26,7 +24,6 @@ _HEADER_BYTES = 64 * 1024  # above a packet's limit: room for topic and properti
 
 
 def on_fast_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Run it on uvloop where that is installed."""
     keep_heap()
     if importlib.util.find_spec("uvloop") is None:
         return asyncio.run(main)
@@ -45,7 +42,7 @@ def raise_files_limit() -> int:
 
 class ClientOwner(Protocol):
     answered: asyncio.Event
-    """Set once the broker has answered, or the connection is gone."""
+    """Set once the broker has answered, or the connection was lost."""
 
     def connect(self) -> None: ...
     def client(self) -> BareClient: ...
@@ -55,7 +52,7 @@ class ClientOwner(Protocol):
 
 
 class BareClient(asyncio.Protocol):
-    """One connection, up once the broker took login and subscriptions."""
+    """One connection, up once the broker has accepted login and subscriptions."""
 
     def __init__(
         self,
@@ -73,12 +70,12 @@ class BareClient(asyncio.Protocol):
         self._queue: deque[tuple[bytes, int]] = deque()
         self._in_flight: set[int] = set()  # packet ids
         self._window, self._next_id = _WINDOW_MESSAGES, 0
-        self._heard_s = self._sent_s = self._loop.time()
+        self._received_s = self._sent_s = self._loop.time()
         self.up = False
         self.bytes_in = self.bytes_out = 0
 
     def publish(self, frame: bytes, qos: int) -> bool:
-        """Send to the device's own topic, now or once the window has room; False if it is down."""
+        """Send to the device's own topic once the window has room; return False if down."""
         if not self.up:
             return False
         self._queue.append((frame, qos))
@@ -86,7 +83,7 @@ class BareClient(asyncio.Protocol):
         return True
 
     def cut(self) -> None:
-        """Break the connection without a goodbye: the broker sends the will."""
+        """Break the connection without DISCONNECT, so that the broker publishes the will."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -97,11 +94,11 @@ class BareClient(asyncio.Protocol):
             self._transport.close()
 
     def tick(self, now_s: float) -> None:
-        """Ping where nothing was sent for half the keep-alive; cut where nothing came for two."""
+        """Ping after half the keep-alive without sending; cut after two without receiving."""
         if not self.up or self._transport is None:
             return
         keepalive_s = self._login.keepalive_s
-        if now_s - self._heard_s > 2 * keepalive_s:
+        if now_s - self._received_s > 2 * keepalive_s:
             self._transport.abort()
         elif now_s - self._sent_s > keepalive_s / 2:
             self._write(packets.PINGREQ)
@@ -111,9 +108,8 @@ class BareClient(asyncio.Protocol):
         self._write(packets.connect(self._login, self._protocol))
 
     def data_received(self, data: bytes) -> None:
-        """Handle all packets that are complete now."""
         self.bytes_in += len(data)
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         try:
             for first, body in self._framer.feed(data):
                 self._packet(first, body)
@@ -148,10 +144,9 @@ class BareClient(asyncio.Protocol):
                 self.up = True
                 self._owner.on_up()
             case packets.DISCONNECT:
-                self._end(f"broker says goodbye, reason {body[0] if body else 0}")
+                self._end(f"disconnected by the broker, reason {body[0] if body else 0}")
 
     def _drain(self) -> None:
-        """Send what waits, as far as the window allows."""
         while self._queue and len(self._in_flight) < self._window:
             frame, qos = self._queue.popleft()
             packet_id = self._packet_id() if qos else 0
@@ -183,13 +178,13 @@ class BareClient(asyncio.Protocol):
 
 # --- connections at a rate, a bounded number at a time ---
 
-_AT_ONCE = 32  # brokers queue about 100 connections: one that finds no place waits for a second
+_AT_ONCE = 32  # brokers queue about 100 connections; above that a dial waits for a second
 _TIMEOUT_S = 30.0
 _STEP_S = 0.01
 
 
 class Dialler:
-    """First connections keep to `rate_per_s` (None: unlimited); later ones come as they come."""
+    """Dials first connections at `rate_per_s` (None: unlimited), reconnections at once."""
 
     def __init__(
         self, address: BrokerAddress, context: ssl.SSLContext | None, rate_per_s: float | None
@@ -199,7 +194,7 @@ class Dialler:
         self._open: set[asyncio.Task[None]] = set()
 
     async def resolve(self) -> None:
-        """Look the name up once for all devices. Raises BrokerError."""
+        """Resolve the name once for all devices; raises BrokerError."""
         loop, address = asyncio.get_running_loop(), self._address
         try:
             found = await loop.getaddrinfo(address.host, address.port, type=1)
@@ -207,8 +202,7 @@ class Dialler:
             raise dial_fault(error, address) from None
         self._host = str(found[0][4][0])
 
-    async def bring(self, devices: Sequence[ClientOwner]) -> None:
-        """Let all of them connect, evenly at the rate."""
+    async def connect_all(self, devices: Sequence[ClientOwner]) -> None:
         loop, rate = asyncio.get_running_loop(), self._rate_per_s
         began_s = loop.time()
         for number, device in enumerate(devices):
@@ -218,7 +212,6 @@ class Dialler:
         await asyncio.sleep(_STEP_S)
 
     def dial(self, device: ClientOwner) -> None:
-        """Connect this device as soon as there is room."""
         task = asyncio.create_task(self._connect(device))
         self._open.add(task)
         task.add_done_callback(self._open.discard)

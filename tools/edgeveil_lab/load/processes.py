@@ -1,4 +1,4 @@
-"""Processes of a load test: children over pipes; processor time and memory, by name."""
+"""Processes of a load test: children with pipes; processor time and memory by name."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from edgeveil_tools.lifeline import end_with_starter
 
 
 class ChildProcesses:
-    """Spawned processes, each at the end of a pipe; `where` stands in their errors."""
-
     def __init__(self, where: str) -> None:
         self.context = mp.get_context("spawn")
         self._where = where
@@ -45,14 +43,13 @@ class ChildProcesses:
         theirs.close()
         self._children[name] = child, ours
 
-    def tell(self, message: object) -> None:
+    def send(self, message: object) -> None:
         for _, pipe in self._children.values():
             with suppress(OSError):
                 pipe.send(message)
 
     def received(self, timeout_s: float = 0.0) -> Iterator[tuple[str, Any]]:
-        """(name, message) of those who sent since the last call; None once one has ended. Raises
-        JobFailed where one has failed."""
+        """Yield (name, message), None once a process ended; raises JobFailed if one failed."""
         open_pipes = [pipe for n, (_, pipe) in self._children.items() if n not in self._ended]
         ready = wait(open_pipes, timeout_s)
         for name, (_, pipe) in self._children.items():
@@ -77,7 +74,7 @@ class ChildProcesses:
 
 
 def run_child(work: Callable[[], object], pipe: Connection) -> None:
-    """Do the work of a child process: it ends with its starter, and sends what it failed of."""
+    """Do a child's work, ending with its starter; errors are sent through `pipe`."""
     for number in (signal.SIGINT, signal.SIGHUP):  # the starter ends its children
         signal.signal(number, signal.SIG_IGN)
     end_with_starter()
@@ -91,7 +88,7 @@ def run_child(work: Callable[[], object], pipe: Connection) -> None:
 
 @dataclass(frozen=True)
 class ProcessFigures:
-    """What a process has used since `started_s`. `peak_bytes`: the kernel's mark, if it tells."""
+    """Use of a process since `started_s`; `peak_bytes` is the kernel's mark, if known."""
 
     cpu_s: float
     rss_bytes: int
@@ -105,10 +102,10 @@ Read = Callable[[], ProcessFigures]
 @dataclass
 class _WatchedProcess:
     read: Read
-    peak_before_bytes: int | None  # a peak up to here is of the time before; None: the first mark
+    peak_before_bytes: int | None  # peak before the test; None: set by the first look
     started_s: float | None = None
     cpu_s: float = 0.0
-    cpu_before_s: float = 0.0  # of the process that this one took over from
+    cpu_before_s: float = 0.0  # of the process that this one replaced
     rss_bytes: int | None = None
     peak_bytes: int | None = None
     fresh: bool = False
@@ -132,30 +129,29 @@ class _WatchedProcess:
 
 
 class ProcessWatch:
-    """Looks at processes now and then; one that has ended keeps its last memory."""
+    """Samples processes; one that has ended keeps its last figures."""
 
     def __init__(self) -> None:
         self._watched: dict[str, _WatchedProcess] = {}
         self._lock = threading.Lock()
 
     def add(self, pids: Mapping[str, int]) -> None:
-        """Look at these too, processes of this machine that were started for the test."""
         for name in pids.keys() - self._watched.keys():
-            read = _of_this_machine(pids[name])
+            read = _local_reader(pids[name])
             self._watched[name] = _WatchedProcess(read, peak_before_bytes=0)
 
     def add_read(self, name: str, read: Read) -> None:
-        """Look at this one too, which runs for longer than the test; `read` may raise OSError."""
+        """Watch a process that outlives the test; `read` may raise OSError."""
         self._watched[name] = _WatchedProcess(read, peak_before_bytes=None)
 
     def look(self) -> None:
-        """Take new figures, from any thread."""
+        """Sample all processes; may be called from any thread."""
         with self._lock:
             for one in list(self._watched.values()):
                 one.look()
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor seconds of each that answered the last look; also of what it replaced."""
+        """Return processor seconds, including replaced processes, of those in the last sample."""
         return {name: one.cpu_s for name, one in self._watched.items() if one.fresh}
 
     def rss_bytes(self) -> dict[str, int]:
@@ -163,17 +159,15 @@ class ProcessWatch:
         return {name: size for name, size in found if size is not None}
 
     def peak_rss_bytes(self) -> dict[str, int | None]:
-        """The most memory while it was watched; the kernel's own mark where that has risen. None of
-        a process that never answered."""
+        """Return the peak memory while watched; None for a process without figures."""
         return {name: one.peak_bytes for name, one in self._watched.items()}
 
     def troubles(self) -> dict[str, str]:
-        """Why figures of a process are missing, if any were."""
         return {name: one.trouble for name, one in self._watched.items() if one.trouble}
 
 
-def _of_this_machine(pid: int) -> Read:
-    found: list[psutil.Process] = []  # from the first look on: its number may become another's
+def _local_reader(pid: int) -> Read:
+    found: list[psutil.Process] = []  # kept from the first look, since process ids are reused
 
     def read() -> ProcessFigures:
         try:
@@ -188,15 +182,15 @@ def _of_this_machine(pid: int) -> Read:
     return read
 
 
-# --- what a running site's processes tell of themselves on their `/metrics` pages ---
+# --- figures of a running site's processes, from their `/metrics` pages ---
 
-_WAIT_S = 5.0  # a process at its limits answers late
+_WAIT_S = 5.0  # an overloaded process answers late
 _CPU, _RSS = "process_cpu_seconds_total", "process_resident_memory_bytes"
 _STARTED, _PEAK = "process_start_time_seconds", "edgeveil_peak_resident_memory_bytes"
 
 
 def page(url: str | None, token_file: Path | None = None) -> ProcessFigures:
-    """Of the process behind this HTTP address. Raises OSError where there are none."""
+    """Return the figures of the process at this HTTP address; raises OSError if unavailable."""
     if url is None:
         raise OSError("its HTTP address is not known: name it with --proxy-http URL")
     if token_file is None:
@@ -205,14 +199,14 @@ def page(url: str | None, token_file: Path | None = None) -> ProcessFigures:
 
 
 def figures(text: str) -> ProcessFigures:
-    """Of a page in Prometheus' text form. Raises OSError if it does not tell them."""
+    """Return the figures of a Prometheus text page; raises OSError if they are missing."""
     try:
         families = text_string_to_metric_families(text)
         samples = [s for family in families for s in family.samples if not s.labels]
     except (ValueError, LookupError) as error:
-        raise OSError("what it shows at /metrics cannot be read") from error
+        raise OSError("its /metrics page cannot be parsed") from error
     found = {s.name: float(s.value) for s in samples if math.isfinite(s.value)}
     if not {_CPU, _RSS, _STARTED} <= found.keys():
-        raise OSError("its /metrics tells neither processor time nor memory")
+        raise OSError("its /metrics page has no processor time or memory")
     peak = int(found[_PEAK]) if _PEAK in found else None
     return ProcessFigures(found[_CPU], int(found[_RSS]), peak, found[_STARTED])

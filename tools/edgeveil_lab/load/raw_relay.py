@@ -1,9 +1,7 @@
-"""`--compare raw`: the same uploads over the same two brokers, by a relay that does nothing else.
+"""`--compare raw`: the same uploads over the same two brokers through a bare relay.
 
-Devices publish uploads at the edge broker, the relay hands each payload to the cloud broker, a
-sink there counts bytes: no encryption, no acknowledgement of our own, no disk. Brokers, accounts,
-topics, packets and links are those of EdgeVeil's run.
-"""
+Devices publish at the edge broker, the relay passes each payload on, and a sink at the cloud broker
+counts bytes: no encryption, no acknowledgement of ours, no disk."""
 
 from __future__ import annotations
 
@@ -41,9 +39,9 @@ TOPICS = Topics()
 # --- relay, sink and generators: each runs in a process of its own ---
 
 READY, _WHERE = "ready", "--compare raw"
-KEEPALIVE_S = 65_535  # nobody pings
+KEEPALIVE_S = 65_535  # the largest: no pings
 CONNECT_S = 60.0
-CREDIT_BYTES = 16 << 20  # of all generators, sent and not yet counted by the sink
+CREDIT_BYTES = 16 << 20  # sent by all generators and not yet counted by the sink
 _CREDIT_LOOK_S = 0.001
 
 
@@ -57,10 +55,8 @@ class RawDevice:
 
 @dataclass(frozen=True)
 class RawCrowd:
-    """The devices of one generator process and what each sends in a round."""
-
     devices: Sequence[RawDevice]
-    edge: LinkSettings  # where and how; the account in it is not used
+    edge: LinkSettings  # its account is not used
     frames: Sequence[bytes] = field(repr=False)
     rounds: int
     qos: int
@@ -68,8 +64,6 @@ class RawCrowd:
 
 
 def relay(edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
-    """Carry every upload from the edge broker to the cloud broker, until ended."""
-
     async def work() -> None:
         onwards = MqttLink(cloud)
 
@@ -87,8 +81,6 @@ def relay(edge: LinkSettings, cloud: LinkSettings, pipe: Connection) -> None:
 
 
 def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
-    """Count the bytes that reach the cloud's side in `counted`, until ended."""
-
     async def work() -> None:
         def count(_topic: str, payload: bytes) -> None:
             counted.value += len(payload)
@@ -110,7 +102,7 @@ def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) ->
         tls = client_context(edge.ca_file, edge.cert_file, edge.key_file) if address.tls else None
         dialler = Dialler(address, tls, None)
         peers = [_RawPeer(device, crowd, dialler) for device in crowd.devices]
-        await dialler.bring(peers)
+        await dialler.connect_all(peers)
         async with asyncio.timeout(CONNECT_S):
             for peer in peers:
                 await peer.answered.wait()
@@ -128,7 +120,7 @@ def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) ->
                         raise BrokerError(f"a device lost its connection: {peer.lost}")
                 sent_bytes += size
                 await asyncio.sleep(0)  # let the loop write and read
-        await asyncio.to_thread(start.wait)  # the leader has seen the last round arrive
+        await asyncio.to_thread(start.wait)  # opens once the last round has arrived
         for peer in peers:
             peer.sender.finish()
         return 0
@@ -175,23 +167,21 @@ _LOOK_S = 0.002
 
 
 class RawSite(NamedTuple):
-    """The accounts that the relay and the sink take: the proxy's two, and the cloud's."""
-
     edge: LinkSettings
     onwards: LinkSettings
     cloud: LinkSettings
 
 
 def raw_site(folder: Path) -> RawSite:
-    """From the site files of a proxy and a cloud that do not run now."""
+    """Read the accounts from the site files of a stopped proxy and cloud."""
     proxy = load_as(ProxySite, folder / "proxy.yaml")
     cloud = load_as(CloudSite, folder / "cloud.yaml").broker
     links = ((proxy.edge_broker, "relay"), (proxy.cloud_broker, "relay"), (cloud, "sink"))
-    return RawSite(*(link_settings(at, who, proxy.limits.packet_bytes) for at, who in links))
+    return RawSite(*(link_settings(at, name, proxy.limits.packet_bytes) for at, name in links))
 
 
 def upload_frames(payload_bytes: int, packet_bytes: int) -> list[bytes]:
-    """The packets of one upload as a device makes them, of random bytes."""
+    """Return the packets of one upload of random bytes, as a device makes them."""
     data = os.urandom(padded(payload_bytes) + SEAL_OVERHEAD_BYTES)
     blob = describe(data, part_bytes(packet_bytes))
     key = SigningKey.generate()
@@ -208,9 +198,9 @@ def run_raw(
     rounds: int,
     brokers: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Carry `rounds` uploads of each device over a client; what that took. Blocks until done.
-    `brokers` maps a name to the process id of a broker whose use is to be measured. Raises
-    JobFailed where a part fails or nothing moves any more."""
+    """Carry `rounds` uploads of each device through the relay; return the measurements.
+
+    `brokers` maps names to process ids to measure. Raises JobFailed if a part fails or stalls."""
     frames = upload_frames(options.payload_bytes, site.edge.packet_bytes)
     children = ChildProcesses(_WHERE)
     try:
@@ -257,8 +247,7 @@ def run_raw(
 
 
 def ratio(result: Mapping[str, Any], raw: Mapping[str, Any]) -> float | None:
-    """EdgeVeil's MB/s upwards over the bare relay's. Both carry the same bytes per upload, so it is
-    the ratio of their uploads a second."""
+    """Return EdgeVeil's uploads a second over the bare relay's, at equal bytes per upload."""
     rounds = [row for row in result["rounds"] if row.get("uploads_per_s")]
     window_s = sum(row["uploads"] / row["uploads_per_s"] for row in rounds)
     if not window_s or not raw["uploads_per_s"]:
@@ -267,20 +256,20 @@ def ratio(result: Mapping[str, Any], raw: Mapping[str, Any]) -> float | None:
 
 
 def _await_ready(children: ChildProcesses, count: int) -> None:
-    """Until so many more have said so. Raises JobFailed."""
+    """Wait for `count` more messages; raises JobFailed after CONNECT_S."""
     deadline_s = time.monotonic() + CONNECT_S
     while count:
-        count -= _said(children, max(0.0, deadline_s - time.monotonic()))
+        count -= _received(children, max(0.0, deadline_s - time.monotonic()))
         if time.monotonic() > deadline_s:
-            raise JobFailed("the bare relay did not come up", where=_WHERE)
+            raise JobFailed("the bare relay did not start in time", where=_WHERE)
 
 
-def _said(children: ChildProcesses, timeout_s: float = 0.0) -> int:
-    """Number of messages of the parts. Raises JobFailed where one has ended."""
+def _received(children: ChildProcesses, timeout_s: float = 0.0) -> int:
+    """Return the number of new messages; raises JobFailed if a part has ended."""
     found = list(children.received(timeout_s))
     for name, message in found:
         if message is None:
-            raise JobFailed(f"{name}: it ended", where=_WHERE)
+            raise JobFailed(f"{name} ended by itself", where=_WHERE)
     return len(found)
 
 
@@ -294,14 +283,14 @@ def _rounds(
         seen = counted.value
         while counted.value < number * round_bytes:
             time.sleep(_LOOK_S)
-            _said(children)
+            _received(children)
             if counted.value != seen:
                 seen, moved_s = counted.value, time.monotonic()
             elif time.monotonic() - moved_s > STALLED_S:
                 raise JobFailed(
                     f"nothing arrives any more, {seen} of {number * round_bytes} bytes did",
                     where=_WHERE,
-                    fix="run it again with less beside it: the bare relay sends nothing twice",
+                    fix="run it again on an idle machine: the bare relay resends nothing",
                 )
         seconds.append(time.monotonic() - began_s)
     start.wait(CONNECT_S)

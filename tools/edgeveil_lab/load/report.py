@@ -1,4 +1,4 @@
-"""`load.html`: what the terminal shows, each round, and pictures as inline SVG."""
+"""`load.html`: the terminal's tables, each round, and plots as inline SVG."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ _SHOWN_SAMPLES = 720
 
 @mpl.rc_context(STYLE)
 def over_time(series: Sequence[Result]) -> str:
-    """Connections, uploads and MB a second, and memory of each process, over time."""
     series = series[:: math.ceil(len(series) / _SHOWN_SAMPLES)]
     unit_s, unit = (60.0, "minutes") if series[-1]["t_s"] > 300 else (1.0, "seconds")
     times = [sample["t_s"] / unit_s for sample in series]
@@ -84,11 +83,11 @@ svg {{ width: 100%; height: auto; }}
 
 def write_load_report(result: Result, path: Path) -> None:
     console = Console(record=True, file=io.StringIO(), width=120, highlight=False, markup=False)
-    usual = LoadOptions().model_dump(mode="json")
-    changed = {key: value for key, value in result["options"].items() if value != usual[key]}
-    told = ", ".join(f"{key} {value}" for key, value in changed.items())
+    default = LoadOptions().model_dump(mode="json")
+    changed = {key: value for key, value in result["options"].items() if value != default[key]}
+    options = ", ".join(f"{key} {value}" for key, value in changed.items())
     status = f"Load test: {result['status']} {result['reason']}"
-    console.print(status, f"with {told or 'the usual options'}", sep="\n")
+    console.print(status, f"with {options or 'the default options'}", sep="\n")
     console.print(", ".join(f"{key} {value}" for key, value in result["environment"].items()))
     show_result(console, result)
     rows = (

@@ -1,4 +1,4 @@
-"""What was measured, as `load.json` holds it; and what must hold of it."""
+"""The measurements of `load.json`, and the checks on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeveil_lab.load.scenario import LoadOptions
 
 @dataclass
 class LoadRunLog:
-    """The job's events as they come. Times are seconds since 1970 on the leader's clock."""
+    """The job's events; times are seconds since 1970 on the leader's clock."""
 
     committed: list[dict[str, Any]] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
@@ -30,14 +30,13 @@ class LoadRunLog:
     reason: str = ""
     phase: str = ""
     ahead_s: float = 0.0
-    """What the cloud's clock is ahead of ours."""
+    """Lead of the cloud's clock over ours."""
     mean_of_values: float | None = None
     _broadcast_s: float = 0.0
     _selected: int = 0
     _batch_s: float = 0.0
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """The next event; unknown ones change nothing."""
         kind, data, time_s = event["type"], event["data"], float(event["time"]) - self.ahead_s
         if kind == "broadcast":
             self.phase = str(data.get("round", ""))
@@ -67,7 +66,6 @@ class LoadRunLog:
             self.ended, self.reason = kind.removeprefix("job_"), str(data.get("reason") or "")
 
     def rows(self, merged: Mapping[tuple[int, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """A row for each committed round, with the generators' counts of it."""
         return [_row(one, merged.get((one["round"], one["attempt"]), {})) for one in self.committed]
 
 
@@ -93,7 +91,7 @@ def _row(one: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# --- whether memory stays flat: a line through each process's samples after the warm-up ---
+# --- memory growth: a line through each process's samples after the warm-up ---
 
 _WARM_UP_SHARE = 0.2
 _LEAST_SECONDS, _LEAST_SAMPLES = 60.0, 30
@@ -103,9 +101,10 @@ FLAT_MIB_PER_HOUR = 16.0
 
 
 def drifts(series: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Growth of each process in MiB an hour by least squares, its standard error over means of ten
-    blocks (samples of memory follow each other closely), and the verdict at two standard errors:
-    `flat`, `grows` or `too short to tell`. None of too few samples."""
+    """Return each process's memory growth in MiB an hour, by least squares, and a verdict.
+
+    The standard error is over means of ten blocks, since memory samples are correlated; the verdict
+    at two of these is `flat`, `grows` or `too short to tell`."""
     found = {}
     for name in dict.fromkeys(name for sample in series for name in sample["rss_bytes"]):
         points = [(s["t_s"], s["rss_bytes"][name]) for s in series if name in s["rss_bytes"]]
@@ -133,8 +132,6 @@ _BUSY = 0.9
 
 
 class SampleSeries:
-    """Keeps the series. `watch` knows the local processes."""
-
     def __init__(self, leader: Leader, watch: ProcessWatch) -> None:
         self._leader, self._watch = leader, watch
         self._began_s = self._last_s = time.monotonic()
@@ -142,7 +139,6 @@ class SampleSeries:
         self.series: list[dict[str, Any]] = []
 
     def take(self, phase: str, rounds_done: int) -> dict[str, Any]:
-        """One more sample, of what `watch` saw last."""
         totals, now_s = self._leader.totals(), time.monotonic()
         elapsed_s, self._last_s = max(now_s - self._last_s, 1e-3), now_s
         counts, before = totals.counts, self._before
@@ -166,7 +162,7 @@ class SampleSeries:
         return {**entry, **live, "refused": dict(totals.refused)}
 
     def generator(self) -> dict[str, Any]:
-        """How hard the generators worked while uploads were under way, and whether it held us."""
+        """Return the generators' load during uploads, with a note if it limited the test."""
         loads = [report.load for report in self._leader.reports.values()] or [GeneratorLoad()]
         busy, note = max(load.busy for load in loads), ""
         if busy > _BUSY:
@@ -178,20 +174,19 @@ class SampleSeries:
         }
 
 
-# --- what must hold: every upload in its round, the sum right, memory flat ---
+# --- checks: every upload is in its round, the sum is right, memory is flat ---
 
-_SUM_SHARE = 0.01  # of what one upload typically adds to the mean
+_SUM_SHARE = 0.01  # tolerance, as a share of one upload's typical effect on the mean
 
 
 def losses(
     totals: FleetTotals, run_log: LoadRunLog, *, alone: bool, cell: str = ""
 ) -> dict[str, int]:
-    """What is lost of a cell, whose generators' `totals` are given.
+    """Return the losses of a cell from its generators' `totals`.
 
-    `lost`: acknowledged and not in the round's commit record, never answered though the device
-    stayed, or what the cloud's count is off by. `left_out`: acknowledged for a round made without
-    the cell. `alone`: nobody else's devices took part.
-    """
+    `lost`: acknowledged but not in the round's commit record, never answered though the device
+    stayed, or missing from the cloud's count. `left_out`: acknowledged for a round without the
+    cell. `alone`: no other devices took part."""
     lost, unanswered, left_out = totals.counts["missing"], 0, 0
     for one in run_log.committed:
         row = totals.rounds.get((one["round"], one["attempt"]))
@@ -203,7 +198,7 @@ def losses(
             lost += row["counted"] - row["missing"]
             continue
         difference = row["counted"] + row["unconfirmed"] - uploads
-        # Records of which no generator heard are lost already; others may upload beside us.
+        # Uploads without a commit record are counted below; other devices may upload too.
         lost += abs(difference) if alone else max(0, difference - row["unconfirmed"])
         lost += row["unconfirmed"] + row["unanswered"]
         unanswered += row["unanswered"]
@@ -211,8 +206,7 @@ def losses(
 
 
 def sum_matches(totals: FleetTotals, run_log: LoadRunLog, values: int) -> bool | None:
-    """Whether the cloud's mean of all counted values is that of what the generators sent. None
-    where that cannot be told: no round, or uploads of others among them."""
+    """Return whether the cloud's mean matches the values sent; None if unknown."""
     uploads, total = 0, 0.0
     for one in run_log.committed:
         row = totals.rounds.get((one["round"], one["attempt"]))
@@ -239,7 +233,7 @@ def faults(result: Mapping[str, Any]) -> Iterator[str]:
 # --- the result ---
 
 LEAST_S = 10.0
-"""Seconds that a span must last for its costs to be reported."""
+"""Minimum span in seconds for costs to be reported."""
 
 
 @dataclass
@@ -266,7 +260,7 @@ def outcome(
     watch: ProcessWatch,
     by_cell: Mapping[str, FleetTotals],
 ) -> dict[str, Any]:
-    """Everything, with plain numbers only; `by_cell`: the totals of each."""
+    """Return the result with plain numbers only; `by_cell` has the totals of each cell."""
     options, rows = measured.options, run_log.rows(totals.rounds)
     alone = measured.enrolled <= options.devices
     lost = {cell: losses(of_it, run_log, alone=alone, cell=cell) for cell, of_it in by_cell.items()}
@@ -336,8 +330,7 @@ def _of_cell(
 def _costs(
     measured: RunMeasurements, rows: list[dict[str, Any]], watch: ProcessWatch
 ) -> dict[str, Any]:
-    """What processes spent from the end of the first round to the end of the last (with one round,
-    from its beginning): what is done once, such as planning the job, is no cost of an upload."""
+    """Return processor costs from the end of the first round, whose start-up work is excluded."""
     marks, peak = measured.marks, watch.peak_rss_bytes()
     spent: dict[str, float] = {}
     uploads, seconds, down_bytes = 0, 0.0, 0
@@ -348,7 +341,7 @@ def _costs(
         seconds, down_bytes = last[3] - first[3], last[1] - first[1]
 
     def rate(amount: float | None, by: float) -> float | None:
-        """None where the span is too short: its ends are known to a fraction of a second."""
+        # The ends of the span are known only to a fraction of a second.
         return None if amount is None or seconds < LEAST_S else _rate(amount, by)
 
     return {

@@ -1,4 +1,4 @@
-"""What a load test does: the keys of a scenario file, each also an option of the command line."""
+"""Options of a load test: the keys of a scenario file and of the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgeveil.config.site_files import kind_of
 from edgeveil.config.yaml_tree import Problem, Tree
 from edgeveil.errors import ConfigError
 
-_RUNNING = ("cloud", "token_file", "fleet", "keys")  # beside `broker`, of a running site
+_RUNNING = ("cloud", "token_file", "fleet", "keys")  # required with `broker`, of a running site
 MIN_BATCH = 3
 VALUE_BYTES = 4  # uploads and packages are float32
 
@@ -37,7 +37,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class LoadOptions(Block):
-    """One load test. The job that it runs is made from these numbers."""
+    """Options of one load test, which define its job."""
 
     devices: Count = 200
     """Simulated devices, each with its own keys and connection."""
@@ -132,13 +132,11 @@ class LoadOptions(Block):
 
     @property
     def starts_site(self) -> bool:
-        """Whether brokers, cloud and proxy are started here."""
         return self.site is None and self.broker is None
 
 
 def load_scenario(path: Path) -> LoadOptions:
-    """Read a load test's scenario, its one top-level key is `load`. Raises ConfigError with all
-    problems."""
+    """Read a scenario file with the top-level key `load`; raises ConfigError."""
     tree = parsed(read(path), str(path))
     if kind_of(tree.value) != "load":
         text = "not a load test's scenario, its top-level key must be load"
@@ -149,12 +147,12 @@ def load_scenario(path: Path) -> LoadOptions:
 def _mixes(options: LoadOptions) -> Iterator[Mix]:
     given = {name for name in ("broker", "site", "user") if getattr(options, name) is not None}
     if not options.starts_site:
-        usual = {"selected": None, "cells": 1, "compare": None}
-        for key in (key for key, value in usual.items() if getattr(options, key) != value):
-            text = "is of a site that is started here, with no devices but its own; name no other"
+        default = {"selected": None, "cells": 1, "compare": None}
+        for key in (key for key, value in default.items() if getattr(options, key) != value):
+            text = "applies only to a site that the test starts itself; leave broker and site out"
             yield Mix((key, "broker", "site"), text)
     if options.asked > options.devices:
-        yield Mix(("selected", "devices"), "no more devices can be asked than there are")
+        yield Mix(("selected", "devices"), "must not exceed devices; select fewer")
     if options.rounds == 0 and options.minutes is None and not options.hold_s:
         text = "without rounds there is nothing to measure but held connections; set hold_s"
         yield Mix(("rounds", "hold_s"), text)
@@ -177,10 +175,10 @@ def _mixes(options: LoadOptions) -> Iterator[Mix]:
     if (options.cert is None) != (options.key is None):
         yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
     if "user" in given and options.starts_site:
-        text = "a broker that is started here gives each device its account; leave user out"
+        text = "a broker that the test starts gives each device its account; leave user out"
         yield Mix(("user", "broker", "site"), text)
     if options.password_file is not None and "user" not in given:
-        yield Mix(("password_file", "user"), "is the password of no user; set user")
+        yield Mix(("password_file", "user"), "is used only with a user; set user")
 
 
 # --- the job that a load test runs ---
@@ -189,13 +187,13 @@ MANY_ROUNDS = 10_000
 _RETRIES = 2
 
 
-_ROUNDING = 1e-6  # a share that means six devices must not ask for a seventh
+_ROUNDING = 1e-6  # keeps a share that means six devices from being rounded up to seven
 
 
 def job_yaml(options: LoadOptions, enrolled: int) -> bytes:
-    """`noise_only` in as many rounds as are asked for; of `minutes`, until it is cancelled. Without
-    `selected` a round asks all `enrolled` devices; the quorum is of the test's own, which alone
-    answer. A quorum of several cells may go on without one."""
+    """Return a `noise_only` job with the options' rounds; with `minutes`, until cancelled.
+
+    The quorum is scaled to the test's share of `enrolled`, since only these devices answer."""
     least = options.asked if options.cells == 1 else math.ceil(options.quorum * options.asked)
     quorum = options.quorum
     if enrolled > options.devices:
@@ -238,7 +236,7 @@ def option_of(key: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each key; one that is not given leaves no trace."""
+    """Add an option for each key, without a default."""
     walk = SchemaWalk(LoadOptions.model_json_schema())
     for key, field in LoadOptions.model_fields.items():
         node = walk.variants(walk.property(walk.root, key) or {})[0]
@@ -259,13 +257,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(args: argparse.Namespace) -> dict[str, Any]:
-    """The keys that were given on the command line, as a scenario file would have them."""
     return {key: getattr(args, key) for key in LoadOptions.model_fields if hasattr(args, key)}
 
 
 def resolve(scenario: Path | None, given: Mapping[str, Any]) -> LoadOptions:
-    """The scenario with the options in its place. Raises ConfigError with all problems. `rounds` as
-    an option end the file's `minutes`. Paths among the options count from the working directory."""
+    """Apply options to the scenario; raises ConfigError with all problems.
+
+    Option `rounds` replaces the file's `minutes`; paths are relative to the working directory."""
     base = LoadOptions() if scenario is None else load_scenario(scenario)
     plain = {**({"minutes": None} if "rounds" in given else {}), **given}
     where = "edgeveil loadtest"

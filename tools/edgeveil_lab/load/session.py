@@ -1,4 +1,4 @@
-"""One load test: a fleet comes, is held, plays rounds, goes; and what was measured meanwhile."""
+"""One load test: connect a fleet, hold it idle, play rounds, and measure meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Show = Callable[[dict[str, Any]], None]
 
 
 class LoadSession:
-    """Plays the devices against `target`. `site` is what was started for it, if it was."""
+    """Plays the devices against `target`; `site` is the one started for the test, if any."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class LoadSession:
 
     @property
     def _cloud(self) -> Cloud:
-        # Whoever loads a site over a network has said where its cloud is, and made it for this.
+        # A site loaded over a network is one that was set up for load tests.
         return Cloud(self._target.cloud, self._target.token_file, insecure_http=True)
 
     async def run(self) -> None:
-        """All phases; what was measured so far is in `result` however it ends."""
+        """Run all phases; `result` has the measurements so far, however it ends."""
         self._leader.begin()
         sampling = asyncio.create_task(self._sample())
         try:
@@ -104,17 +104,16 @@ class LoadSession:
         self.measured.connecting_s = totals.connecting_s()
         self.measured.connects = totals.counts["connects"]
         self._phase = "greeting"
-        what = "the cloud does not know all devices"
-        await self._until(self._all_known, _ROSTER_S + slowest_s, what)
+        problem = "the cloud does not know all devices"
+        await self._until(self._all_known, _ROSTER_S + slowest_s, problem)
 
     def _all_known(self) -> bool:
-        """Whether the proxy heard every device and the cloud has every key."""
         wanted = self._options.devices
         proxies = [one.proxy_http for one in self._target.cells.values() if one.proxy_http]
         with suppress(OSError, EdgeVeilError):
             asked_s = time.time()
             status = self._cloud.status()
-            if "time_s" in status and self._site is None:  # else it is the same clock
+            if "time_s" in status and self._site is None:  # else both use one clock
                 self._run_log.ahead_s = float(status["time_s"]) - (asked_s + time.time()) / 2
             self.measured.enrolled = int(status.get("enrolled", 0))
             if self.measured.enrolled < wanted:
@@ -179,7 +178,7 @@ class LoadSession:
             self._check()
 
     def _recorded(self) -> bool:
-        """Whether the last round's record reached the devices: a cancelled job sends no more."""
+        # A cancelled job sends no commit record, so the last one must have reached the devices.
         last = self._run_log.committed[-1]
         row = self._leader.totals().rounds.get((last["round"], last["attempt"]))
         return row is not None and row["counted"] >= last["uploads"]
@@ -187,7 +186,6 @@ class LoadSession:
     # --- meanwhile ---
 
     async def _look(self) -> None:
-        """New figures of all processes; those that tell theirs over HTTP are waited for."""
         self._watch.add(self._leader.pids)
         await asyncio.to_thread(self._watch.look)
 
@@ -203,7 +201,7 @@ class LoadSession:
             await asyncio.sleep(1.0)
 
     async def _pause(self, seconds: float, done: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until `done` or for so long, whichever is first; whether it is done."""
+        """Wait until `done` or for so long; return whether it is done."""
         end_s = time.monotonic() + seconds
         while not await asyncio.to_thread(done):
             self._check()
@@ -212,15 +210,15 @@ class LoadSession:
             await asyncio.sleep(min(_LOOK_S, max(0.01, end_s - time.monotonic())))
         return True
 
-    async def _until(self, done: Callable[[], bool], limit_s: float, what: str) -> None:
+    async def _until(self, done: Callable[[], bool], limit_s: float, problem: str) -> None:
         if not await self._pause(limit_s, done):
             totals = self._leader.totals()
-            said = "; ".join(f"{k}: {n}" for k, n in totals.refused.most_common(3))
+            refused = "; ".join(f"{k}: {n}" for k, n in totals.refused.most_common(3))
             raise BrokerError(
-                f"after {limit_s:.0f} s: {what}"
+                f"after {limit_s:.0f} s: {problem}"
                 f" ({totals.counts['connected']} of {self._options.devices} are connected)",
                 where=self._target.first.broker,
-                fix=said or "see the logs of broker and proxy",
+                fix=refused or "see the logs of broker and proxy",
             )
 
     def _check(self) -> None:

@@ -1,4 +1,4 @@
-"""The site under load: one of its own, started for the test, or one that runs already."""
+"""The site under load: one started for the test, or a running one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from edgeveil_tools.site.provision import (
     write_file,
 )
 
-# --- a fleet of simulated devices: keys and broker passwords in one file, made in seconds ---
+# --- a fleet of simulated devices: keys and broker passwords in one file ---
 
 FORMAT = "edgeveil-fleet-1"
 _FILE_BYTES = 1 << 30
@@ -74,25 +74,24 @@ class LoadFleet:
 
     @classmethod
     def make(cls, count: int) -> LoadFleet:
-        """`count` new devices, from the operating system's randomness."""
-        random, word = os.urandom, secrets.token_urlsafe
-        return cls([FleetMember(random(32), random(32), word(24)) for _ in range(count)])
+        random, password = os.urandom, secrets.token_urlsafe
+        return cls([FleetMember(random(32), random(32), password(24)) for _ in range(count)])
 
     def dealt(self, number: int, of: int) -> LoadFleet:
-        """The share of one, counted from 0, where `of` take turns."""
+        """Return every `of`-th member, starting with `number`."""
         return LoadFleet(self.members[number::of])
 
     def enrolments(self) -> list[Enrolment]:
         return [member.enrolment() for member in self.members]
 
     def users(self, enrolments: Sequence[Enrolment]) -> dict[str, str]:
-        """Broker user (the device's id) to password; `enrolments` in the members' order."""
+        """Return password by broker user (the device's id); `enrolments` are in member order."""
         pairs = zip(enrolments, self.members, strict=True)
         return {enrolment.device_id: member.password for enrolment, member in pairs}
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> LoadFleet:
-        """Raises UsageError for anything else than a fleet."""
+        """Decode a fleet; raises UsageError for anything else."""
         try:
             found = msgspec.msgpack.decode(raw, type=_File)
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError):
@@ -106,7 +105,7 @@ class LoadFleet:
         return msgspec.msgpack.encode(_File(FORMAT, list(self.members)))
 
     def save(self, path: Path) -> None:
-        """Write the file, mode 0600. Raises UsageError if it exists or cannot be written."""
+        """Write the file, mode 0600; raises UsageError if it exists or cannot be written."""
         with writing(path):
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as file:
@@ -124,8 +123,7 @@ class LoadFleet:
 
 
 def write_fleet(path: Path, devices: int) -> None:
-    """Write a new fleet, `<path>.enrolments` for `edgeveil proxy admit` and `<path>.users` for the
-    edge broker's list of users. Raises UsageError."""
+    """Write a new fleet, its `.enrolments` for `edgeveil proxy admit` and the broker's `.users`."""
     fleet = LoadFleet.make(devices)
     fleet.save(path)
     enrolments = fleet.enrolments()
@@ -149,7 +147,7 @@ def revoke(registry_file: Path, enrolments: list[Enrolment], limit: int) -> None
 
 @dataclass(frozen=True)
 class TargetCell:
-    """How the devices of a cell reach it: public keys as bytes; `password`: of `--user`."""
+    """Addresses and public keys of a cell; `password` is that of `--user`."""
 
     broker: str
     cloud_key: bytes
@@ -161,7 +159,7 @@ class TargetCell:
 
 @dataclass(frozen=True)
 class TargetSite:
-    """The cloud's page, and the cells by name: "" where there is one."""
+    """The cloud's control page, and the cells by name ("" for a single one)."""
 
     cloud: str
     token_file: Path
@@ -169,11 +167,10 @@ class TargetSite:
 
     @property
     def first(self) -> TargetCell:
-        """The one cell of a running site."""
         return next(iter(self.cells.values()))
 
 
-# --- brokers, a cloud and proxies that know the fleet ---
+# --- a site started for the test, with the fleet admitted ---
 
 _DEVICES = 100_000
 _NO_RECORDS = DataSource(name="load", source="npz", path=Path("none.npz"))
@@ -182,8 +179,7 @@ _SPARE_CONNECTIONS = 100
 
 
 class LocalSite:
-    """Written and started by `start`; `stop` ends all of it. Logs go to `logs`. With cells each has
-    a broker and a proxy of its own, and the devices take turns."""
+    """A site that `start` writes and starts; devices are dealt to its cells in turn."""
 
     def __init__(self, options: LoadOptions, fleet: LoadFleet, folder: Path, logs: Path) -> None:
         self._options, self._fleet, self.folder, self._logs = options, fleet, folder, logs
@@ -206,9 +202,9 @@ class LocalSite:
         )
 
     def start(self) -> TargetSite:
-        """Write everything, start everything. Raises BrokerError, UsageError, OSError."""
+        """Write all files, start all processes; raises BrokerError, UsageError, OSError."""
         spec, folder = self._spec, self.folder
-        # The files of no device are written: all devices are admitted here, many at a time.
+        # No device files are written: the fleet is admitted below, all at once.
         site = provision(replace(spec, devices=0, source=_NO_RECORDS), force=True)
         self._admit(site)
         connections = max(_CONNECTIONS, spec.devices + _SPARE_CONNECTIONS)
@@ -245,7 +241,7 @@ class LocalSite:
         return {f"broker-{domain}": b.pid for domain, b in self.brokers.items() if b.pid}
 
     def check(self) -> None:
-        """Raise JobFailed if a process has ended by itself."""
+        """Raise JobFailed if a process ended by itself."""
         self.children.check()
         for domain, broker in self.brokers.items():
             if not broker.running():
@@ -260,7 +256,6 @@ class LocalSite:
                 (self._logs / f"broker-{domain}.log").write_bytes(raw)
 
     def _admit(self, site: Site) -> None:
-        """Each proxy's registry has its cell's devices, and each edge broker its users."""
         cells = self._spec.cell_names
         for number, cell in enumerate(cells):
             fleet, domain = self._fleet.dealt(number, len(cells)), of_cell("edge", cell)
@@ -273,14 +268,14 @@ class LocalSite:
             write_private(self.folder / "passwords" / f"{domain}-broker.users", users)
 
 
-# --- a site that runs already: its addresses and keys, and the fleet that its proxy admitted ---
+# --- a running site: its addresses and keys, and the fleet admitted by its proxy ---
 
 FLEET_FILE = "load.fleet"
 _USERS = Path("passwords") / "edge-broker.users"
 
 
 def running_target(options: LoadOptions) -> tuple[TargetSite, LoadFleet]:
-    """Where to find it, and who plays. Raises UsageError, ConfigError."""
+    """Return a running site and its fleet; raises UsageError, ConfigError."""
     password, folder = read_password(options.password_file), options.site
     if folder is not None:
         cloud = load_as(CloudSite, folder / "cloud.yaml")
@@ -307,7 +302,6 @@ def running_target(options: LoadOptions) -> tuple[TargetSite, LoadFleet]:
 
 
 def _keys(folder: Path, proxy: str = "proxy") -> tuple[bytes, bytes]:
-    """The public keys of the cloud and of a proxy, from a site's folder of these."""
     cloud = peer_key(folder / "cloud.pub", "the cloud")
     return cloud.to_bytes(), peer_key(folder / f"{proxy}.pub", "the proxy").to_bytes()
 
@@ -331,9 +325,9 @@ _AGAIN_S = 0.3
 
 
 def dial_site(options: LoadOptions, cell: TargetCell, fleet: LoadFleet) -> None:
-    """Connect once to a running site's edge broker as its first device. Raises BrokerError. Of a
-    site on this machine a refusal is final after `_DIAL_S`: its broker may not have read the new
-    accounts yet."""
+    """Connect once to a running site's edge broker as its first device; raises BrokerError.
+
+    On this machine refusals are retried, since the broker may not have read the accounts yet."""
     own = fleet.members[0]
     settings = LinkSettings(
         cell.broker,
@@ -356,8 +350,8 @@ def dial_site(options: LoadOptions, cell: TargetCell, fleet: LoadFleet) -> None:
         finally:
             await link.close()
         if spoken != options.protocol:
-            what, where = "the broker speaks MQTT 3.1.1 alone", str(settings.addresses[0])
-            raise BrokerError(what, where=where, fix="add --protocol 4")
+            text, where = "the broker supports only MQTT 3.1.1", str(settings.addresses[0])
+            raise BrokerError(text, where=where, fix="add --protocol 4")
 
     while True:
         try:
@@ -369,8 +363,7 @@ def dial_site(options: LoadOptions, cell: TargetCell, fleet: LoadFleet) -> None:
 
 
 def _admitted(folder: Path, proxy: ProxySite, devices: int) -> LoadFleet:
-    """The site's own fleet for load tests, made and given accounts at first use. Admitted until
-    `dismiss`."""
+    """Return the site's load-test fleet, admitted until `dismiss`; created at first use."""
     path = folder / FLEET_FILE
     known_fleet = path.exists()
     fleet = LoadFleet.load(path) if known_fleet else LoadFleet.make(devices)

@@ -1,1 +1,1 @@
-"""Experiments of the texts, a YAML file for each figure or table, and the runner of all."""
+"""Experiments of papers, one YAML file per figure or table, and their runner."""

@@ -1,4 +1,4 @@
-"""The picture of an experiment: the text's figures as diamonds, ours as dots and lines."""
+"""The picture of an experiment: the paper's figures as diamonds, ours as dots and lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ _COLOURS = CLUSTERS * 4
 
 @mpl.rc_context(STYLE)
 def picture(content: Mapping[str, Any], kind: str) -> bytes:
-    """The experiment's kind of picture as a file of format `kind`, png or svg."""
     rows, drawn = content["rows"], content["picture"]
     if drawn == "rows":
         rows = [row for row in rows if row["values"]] or rows  # those that were run
@@ -77,7 +76,7 @@ def _draw_lines(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _draw_rounds(figure: Figure, rows: Sequence[Row], key: str, panels: Sequence[str]) -> Axes:
-    """What each trial's first seed has at `key`, over the rounds; the upper axes."""
+    """Plot column `key` of each trial's first seed over the rounds; return the upper axes."""
     every = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     trials = rows_by(rows, "trial").values()
     for colour, style, (row, *_) in zip(_COLOURS, _STYLES, trials, strict=False):

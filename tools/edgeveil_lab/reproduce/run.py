@@ -1,10 +1,9 @@
-"""`edgeveil reproduce`: a text's experiment from its YAML file, its figures beside ours.
+"""`edgeveil reproduce`: run a paper's experiment from its YAML file.
 
-A file holds `job`, common to all rows; `parts`, blocks that rows name; `rows`, each a job with the
-text's figure (`claimed`) and guarantee (`privacy`); `quick`, what replaces these on digits. A row's
-job is `job`, its `parts` and its own `job`, merged in this order; `null` removes a key. A row with
-`sweep` (value: figure) is a row for each value, put in place of `{}` and at the key `set`.
-"""
+A row's job merges the file's `job`, the `parts` that the row names and its own `job`; `null`
+removes a key. Rows have the paper's figure (`claimed`) and guarantee (`privacy`); `quick` replaces
+these on digits. A row with `sweep` (value: figure) is repeated for each value, put in place of `{}`
+and at key `set`."""
 
 from __future__ import annotations
 
@@ -51,13 +50,12 @@ CHOSEN_ON = (
 
 
 def experiments(folder: Path = FOLDER) -> dict[str, Path]:
-    """Name -> file of each experiment."""
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A row: its job (YAML as plain values), and the text's figures, one for each of `points`."""
+    """A row: its job (YAML as plain values), and the paper's figure for each of `points`."""
 
     name: str
     label: str
@@ -72,9 +70,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`about`: the file's keys, `picture` among them: `rows`, a line of the picture for each row;
-    `lines`, the figure against `x`, a line for each series; `rounds`, the accuracy after each
-    round, a line for each trial; `scores`, cluster score and test loss after each round."""
+    """An experiment's file in `about`, and its trials.
+
+    `picture` is `rows`, one line each; `lines`, the figure against `x` by series; `rounds`,
+    accuracy by round and trial; or `scores`, cluster score and test loss by round."""
 
     about: dict[str, Any]
     trials: tuple[Trial, ...]
@@ -118,7 +117,7 @@ def _swept(row: Row) -> Iterator[Row]:
 
 
 def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
-    """Blocks are merged key by key, other values replaced; None removes a key."""
+    """Merge blocks key by key and replace other values; None removes a key."""
     result = dict(base)
     for one in more:
         for key, value in one.items():
@@ -135,13 +134,13 @@ def merged(base: Mapping[str, Any], *more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digit_pictures() -> Records:
-    """The digits as pictures: x (n, 8, 8) float32 in 0..16."""
+    """Return the digits as images: x (n, 8, 8) float32 in 0..16."""
     whole, _ = load_digits_split(0)
     return Records(whole.x.reshape(-1, 8, 8), whole.y)
 
 
 def breast_cancer() -> Records:
-    """Wisconsin's 569 records of 30 values, scaled by the ranges that their description prints."""
+    """Return Wisconsin's 569 records of 30 values, scaled by the ranges of their description."""
     from sklearn.datasets import load_breast_cancer
 
     found = load_breast_cancer()
@@ -155,7 +154,7 @@ def breast_cancer() -> Records:
 
 
 def scores(result: Mapping[str, Any]) -> list[list[float]]:
-    """Round, cluster score and test loss, of the rounds that have both."""
+    """Return round, cluster score and test loss of the rounds that have both."""
     rows = (
         [r["round"], (r["cluster_scores"] or {}).get("score"), r["loss"]] for r in result["rounds"]
     )
@@ -163,7 +162,7 @@ def scores(result: Mapping[str, Any]) -> list[list[float]]:
 
 
 def agreement(result: Mapping[str, Any]) -> float | None:
-    """Spearman's correlation of score and loss; None with fewer than three scores."""
+    """Return Spearman's correlation of score and loss; None with fewer than three scores."""
     found = scores(result)
     if len(found) < 3:
         return None
@@ -179,7 +178,7 @@ def agreement(result: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class ReproductionOptions:
-    """`only` names trials, none for all; `rounds` caps the training rounds of every trial."""
+    """`only` names trials (default: all); `rounds` caps the training rounds of every trial."""
 
     out: Path
     seeds: int = 3
@@ -192,9 +191,10 @@ class ReproductionOptions:
 
 
 def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> int:
-    """Run what is missing and write the table; 0, 6 where a trial failed, 130 after Ctrl-C. Rows
-    that are not asked for stay as a former run into the same folder left them. UsageError for an
-    unknown name or trial, and for a GPU or data files that nothing runs without."""
+    """Run missing trials and write the table; return 0, 6 if a trial failed, 130 after Ctrl-C.
+
+    Rows of earlier runs into the same folder stay. Raises UsageError for an unknown name or trial,
+    or a missing GPU or data files."""
     experiment = load_experiment(name, quick=wanted.quick, folder=folder)
     for value, option in ((wanted.seeds, "--seeds"), (wanted.rounds, "--rounds")):
         if value is not None and value < 1:
@@ -255,8 +255,7 @@ def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> 
 
 
 def _prepared(trial: Trial, wanted: ReproductionOptions) -> tuple[Sequence[GridRun], int]:
-    """The runs of a trial, whose job file is written, cut to the rounds asked for and checked with
-    its records; and its rounds before they are cut."""
+    """Write and check a trial's job; return its runs, and its rounds before they are capped."""
     path = wanted.out / "jobs" / f"{trial.name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, yaml.safe_dump(trial.job, sort_keys=False).encode())
@@ -271,8 +270,7 @@ def _prepared(trial: Trial, wanted: ReproductionOptions) -> tuple[Sequence[GridR
 
 
 def chosen_note(rows: Sequence[Row], trials: Sequence[Trial]) -> str:
-    """What a table says of the measured rows whose settings were chosen on the records that they
-    learn from: those of `fm` on MNIST."""
+    """Return the note on rows tuned on their training records: those of `fm` on MNIST."""
     ours = (trial for trial in trials if trial.source == "mnist")
     tuned = {trial.name for trial in ours if trial.job.get("train", {}).get("method") == "fm"}
     measured_rows = (row for row in rows if row["trial"] in tuned and row["values"])
@@ -281,8 +279,7 @@ def chosen_note(rows: Sequence[Row], trials: Sequence[Trial]) -> str:
 
 
 def folder_of(source: str, data: Path | None) -> Path | None:
-    """Folder with all files of a published data set: `data`, or the folder of its name in there.
-    None where files are missing, and for a source that reads no folder."""
+    """Return the folder with all files of a published data set; None if some are missing."""
     if source not in published_files():
         return None
     places = [place / source for place in PLACES] if data is None else [data, data / source]
@@ -290,7 +287,7 @@ def folder_of(source: str, data: Path | None) -> Path | None:
 
 
 def without_files(trials: Sequence[Trial], data: Path | None) -> dict[str, str]:
-    """The wanted files of each data set whose files are missing, in words."""
+    """Return a list of the required files of each data set that lacks some."""
     sources = {trial.source for trial in trials} & set(published_files())
     return {
         source: f"{source} as it is published: {', '.join(published_files()[source].names)}"
@@ -299,13 +296,12 @@ def without_files(trials: Sequence[Trial], data: Path | None) -> dict[str, str]:
     }
 
 
-# --- rows of the table, from the runs that are kept ---
+# --- rows of the table, from completed runs ---
 
 
 def rows_of(
     experiment: Experiment, trial: Trial, runs: Sequence[GridRun], full_rounds: int
 ) -> list[Row]:
-    """One row for each point of the trial; curve and scores are the first seed's."""
     results = [found.content for run in runs if (found := run.done)]
     agreed = experiment.about.get("measure") == "agreement"
     measured = [agreement(found) if agreed else found["final"]["accuracy"] for found in results]
@@ -332,7 +328,6 @@ def rows_of(
 
 
 def _unmeasured(trial: Trial, lacking: Mapping[str, str]) -> list[Row]:
-    """A row for each point, with the text's figures alone."""
     empty = ("ours", "rounds", "full_rounds", "seconds")
     why = f"not run: no files of {trial.source}" if trial.source in lacking else None
     several = len(trial.points) > 1
@@ -368,7 +363,6 @@ def write(content: Mapping[str, Any], out: Path) -> None:
 
 
 def kept_rows(out: Path, name: str, quick: bool) -> dict[str, list[Row]]:
-    """By trial, the rows that a former run of this experiment measured in this folder."""
     try:
         found = json.loads((out / KEPT).read_bytes())
         same = (found["experiment"], found["quick"]) == (name, quick)
@@ -397,8 +391,8 @@ def _cells(row: Row) -> Iterator[str]:
     yield row["label"]
     yield _number(row["claimed"])
     spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
-    told = "" if row["ours"] is None else beside_text(ACCURACY, row["ours"], row.get("guessing"))
-    yield _number(row["ours"]) + spread + (f"; {told}" if told else "")
+    note = "" if row["ours"] is None else beside_text(ACCURACY, row["ours"], row.get("guessing"))
+    yield _number(row["ours"]) + spread + (f"; {note}" if note else "")
     yield row["claimed_privacy"]
     yield row["proven_privacy"] or "not run"
     yield "–" if played is None else str(played) if played == full else f"**{played}** of {full}"

@@ -1,4 +1,4 @@
-"""The public encoder of digits: trained once on this machine, then kept in the user's cache."""
+"""The public encoder of digits, trained once on this machine and cached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ STEPS, DRAWINGS = 3000, 12_000  # batches, and digits drawn for them
 
 
 def file_lines(found: Mapping[str, Any]) -> list[str]:
-    """Facts of a backbone's or a state_dict's file, for a person."""
     if "features" in found:
         form = f"takes {list(found['input_shape'])}, gives {found['features']} features"
     else:
@@ -28,23 +27,24 @@ def file_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def train(
-    path: Path, *, seed: int = 0, force: bool = False, say: Callable[[str], None] | None = None
+    path: Path, *, seed: int = 0, force: bool = False, report: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """Train the encoder and write it to `path`; `say` gets lines on the way, None: standard error
-    does. UsageError for a file there, unless `force`."""
+    """Train the encoder and write it to `path`; raises UsageError if it exists, unless `force`.
+
+    `report` gets lines on the way; default: standard error."""
     from edgeveil_tools.backbone.encoders import onnx_encoder, train_encoder
 
-    say, told = say or partial(print, file=sys.stderr, flush=True), 0
+    report, reported = report or partial(print, file=sys.stderr, flush=True), 0
 
     def on_progress(share: float) -> None:
-        nonlocal told
-        if int(share * 10) > told:
-            told = int(share * 10)
-            say(f"training the public encoder of {NAME}: {10 * told} %")
+        nonlocal reported
+        if int(share * 10) > reported:
+            reported = int(share * 10)
+            report(f"training the public encoder of {NAME}: {10 * reported} %")
 
     if path.exists() and not force:
         raise UsageError("is there already", where=str(path), fix="train again with --force")
-    say(f"training the public encoder of {NAME}, once, some minutes: {path}")
+    report(f"training the public encoder of {NAME}, once, some minutes: {path}")
     graph = onnx_encoder(train_encoder(STEPS, DRAWINGS, seed, on_progress))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, graph)
@@ -52,7 +52,7 @@ def train(
 
 
 def facts(path: Path) -> dict[str, Any]:
-    """Digest, shapes and size of an ONNX file, checked as a job's backbone. Raises DataError."""
+    """Return digest, shapes and size of an ONNX backbone; raises DataError."""
     graph = read_backbone(path)
     try:
         form = opened(graph).form
@@ -64,18 +64,16 @@ def facts(path: Path) -> dict[str, Any]:
 
 
 def weight_facts(path: Path) -> dict[str, Any]:
-    """Digest and size of a state_dict in the form that jobs name, checked. Raises DataError."""
     packed = packed_state_dict(path)
     found = unpacked(packed)
     whole = {"path": str(path), "sha256": sha256_hex(packed), "size_bytes": len(packed)}
     return {**whole, "tensors": len(found), "values": sum(a.size for a in found.values())}
 
 
-def ensure_for_jobs(files: Iterable[Path], say: Callable[[str], None] | None = None) -> None:
-    """Train the encoder where a job file names it and the cache lacks it; `say` as in `train`."""
+def ensure_for_jobs(files: Iterable[Path], report: Callable[[str], None] | None = None) -> None:
     path = cached_backbone(NAME)
     if not path.exists() and any(map(_names_it, files)):
-        train(path, say=say, force=True)
+        train(path, report=report, force=True)
 
 
 def _names_it(path: Path) -> bool:

@@ -1,8 +1,7 @@
-"""Pictures of digits that nobody drew: pen strokes, and images made of them."""
+"""Synthetic pictures of digits, drawn with pen strokes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +12,14 @@ from torch.nn import functional
 Float64 = NDArray[np.float64]
 
 SIDE = 40  # pixels of a drawing
-INK = 28  # of the longer side of what is written
+INK = 28  # pixels of a digit's longer side
 _PER_PIECE = 24  # points between two control points
 _PEN = (0.05, 0.18)  # widths, as parts of a digit's height
 _JITTER = (0.02, 0.08)  # of the control points, as parts of a digit's height
 _ASPECT = (0.64, 1.16)  # width over height
 
-# Ways to write each digit, a paragraph each, parted by slashes. Strokes stand between bars; each is
-# a curve through points `x,y` in hundredths, y downwards; a point given twice is a corner.
+# Shapes of each digit, a paragraph each, separated by slashes. Bars separate strokes; each is a
+# curve through points `x,y` in hundredths, y downwards; a point given twice is a corner.
 _WRITTEN = """
 30,5 10,40 15,85 50,100 85,75 85,25 60,2 25,10 / 50,0 20,15 8,50 20,85 50,100 80,85 92,50 80,15
 50,0 / 60,5 30,8 8,45 15,85 45,100 80,85 92,45 75,8 45,2 / 75,15 45,0 12,30 10,75 40,100 80,80
@@ -73,7 +72,7 @@ SHAPES = [[shape.strip() for shape in ways.split("/")] for ways in _WRITTEN.spli
 
 
 def drawn_digits(count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """`count` drawings (n, 40, 40), ink 0..1, and their labels (n,); the same for the same seed."""
+    """Return `count` drawings (n, 40, 40), ink 0..1, and their labels (n,), by seed."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count, dtype=np.int64) % 10
     images = np.empty((count, SIDE, SIDE), np.float32)
@@ -83,13 +82,18 @@ def drawn_digits(count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np
 
 
 def _drawing(digit: int, rng: np.random.Generator) -> Float64:
-    """One drawing (40, 40): `INK` pixels at its longest, in the middle."""
+    """Return one centred drawing (40, 40), `INK` pixels at its longest."""
     shapes = SHAPES[digit]
     shape = shapes[rng.integers(len(shapes))]
     jitter = rng.uniform(*_JITTER)
     stretch = np.array([np.exp(rng.uniform(*np.log(_ASPECT))), 1.0])
     pen = np.exp(rng.uniform(*np.log(_PEN)))
-    points = np.concatenate([_curve(p, rng, jitter) * stretch for p in _strokes(shape)])
+    strokes = (
+        # control points (k, 2) in parts of a digit's height
+        np.array([[float(v) for v in point.split(",")] for point in stroke.split()]) / 100
+        for stroke in shape.split("|")
+    )
+    points = np.concatenate([_curve(p, rng, jitter) * stretch for p in strokes])
     extent = float(np.ptp(points, axis=0).max()) + pen
     points, pen = points * (INK / extent), pen * (INK / extent)
     points += (SIDE - 1) / 2 - (points.min(axis=0) + points.max(axis=0)) / 2
@@ -100,14 +104,8 @@ def _drawing(digit: int, rng: np.random.Generator) -> Float64:
     return ink
 
 
-def _strokes(shape: str) -> Iterator[Float64]:
-    """Control points (k, 2) of each stroke, in parts of a digit's height."""
-    for stroke in shape.split("|"):
-        yield np.array([[float(v) for v in point.split(",")] for point in stroke.split()]) / 100
-
-
 def _curve(control: Float64, rng: np.random.Generator, jitter: float) -> Float64:
-    """Points (m, 2) along a Catmull-Rom spline through the moved control points."""
+    """Return points (m, 2) along a Catmull-Rom spline through the moved control points."""
     moves = rng.normal(size=control.shape) * jitter
     for k in np.flatnonzero((control[1:] == control[:-1]).all(axis=1)):
         moves[k + 1] = moves[k]  # a corner stays one point
@@ -121,7 +119,7 @@ def _curve(control: Float64, rng: np.random.Generator, jitter: float) -> Float64
     return np.asarray(pieces.reshape(-1, 2) / 2)
 
 
-PIXELS = 28  # rows and columns of what the encoder takes
+PIXELS = 28  # rows and columns of the encoder's input
 _DRAWN_SHARE = 0.6  # of a batch; the rest are scanned
 
 
@@ -136,7 +134,6 @@ class PublicDigits:
 
     @classmethod
     def load(cls, drawings: int, seed: int) -> PublicDigits:
-        """`drawings` new drawings, and all of scikit-learn's digits."""
         from sklearn.datasets import load_digits
 
         images, labels = drawn_digits(drawings, seed)
@@ -151,7 +148,7 @@ class PublicDigits:
         )
 
     def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (size, 1, 28, 28) and labels (size,), by torch's own generator."""
+        """Return images (size, 1, 28, 28) and labels (size,), by torch's own generator."""
         drawn = torch.randint(len(self.drawn), (round(size * _DRAWN_SHARE),))
         scanned = torch.randint(len(self.scanned), (size - len(drawn),))
         images = torch.cat([self.drawn[drawn], self.scanned[scanned]])
@@ -160,7 +157,7 @@ class PublicDigits:
 
 
 def warped(images: torch.Tensor) -> torch.Tensor:
-    """(n, 1, 40, 40) -> (n, 1, 28, 28): turned, slanted, stretched, bent, centred by the ink."""
+    """Turn, slant, stretch, bend and centre (n, 1, 40, 40); returns (n, 1, 28, 28)."""
     n = len(images)
     places = (2 * torch.arange(SIDE) + 1) / SIDE - 1
     mass = images.sum((1, 2, 3)).clamp_min(1e-3)
@@ -180,7 +177,7 @@ def warped(images: torch.Tensor) -> torch.Tensor:
 
 
 def inked(images: torch.Tensor) -> torch.Tensor:
-    """(n, 1, h, w) with pens of other widths and edges: a random blur, then a soft threshold."""
+    """Vary the pens of (n, 1, h, w) by a random blur, then a soft threshold."""
     n = len(images)
     blurred = functional.avg_pool2d(functional.avg_pool2d(images, 3, 1, 1), 3, 1, 1)
     mixed = torch.lerp(images, blurred, torch.rand(n, 1, 1, 1))
@@ -192,5 +189,5 @@ def inked(images: torch.Tensor) -> torch.Tensor:
 
 
 def _even(n: int) -> torch.Tensor:
-    """(n,) values even over (-1, 1)."""
+    """Return (n,) uniform values in (-1, 1)."""
     return 2 * torch.rand(n) - 1

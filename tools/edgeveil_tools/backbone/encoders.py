@@ -1,7 +1,6 @@
-"""The public encoder of digits: a small network that tells drawn and scanned digits apart, as ONNX.
+"""The public encoder of digits: a small classifier of drawn and scanned digits, as ONNX.
 
-Its features are the values before the class scores, and the scores.
-"""
+Its features are the values before the class scores, and the scores."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from edgeveil.parts.features.feature_map import NodeList
 from edgeveil_tools.backbone.drawings import PIXELS, PublicDigits
 
 Float32 = NDArray[np.float32]
-Progress = Callable[[float], None]  # gets the share that is done, up to 1
+Progress = Callable[[float], None]  # called with the completed share, up to 1
 
 
 def _array(values: torch.Tensor) -> Float32:
@@ -29,7 +28,7 @@ def _array(values: torch.Tensor) -> Float32:
 HIDDEN, CLASSES = 128, 10
 FEATURES = HIDDEN + CLASSES
 _LAYERS = ((32, 5), (64, 3), (128, 3))  # channels, kernel
-_CLASS_SHARE = 0.3  # of the features' squared norm: what the class scores have
+_CLASS_SHARE = 0.3  # the class scores' share of the features' squared norm
 _BATCH, _RATE, _DECAY, _SMOOTHING = 128, 2e-3, 1e-2, 0.1
 
 
@@ -50,13 +49,13 @@ class Encoder(nn.Module):
         self.head = nn.Linear(HIDDEN, CLASSES)
 
     def parts(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Values (n, 128) and class scores (n, 10) of images (n, 1, 28, 28), ink 0..1."""
+        """Return values (n, 128) and class scores (n, 10) of images (n, 1, 28, 28), ink 0..1."""
         flat = functional.dropout(self.convolutions(images).flatten(1), 0.2, self.training)
         values = self.dense(flat)
         return values, self.head(functional.relu(values))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Features (n, 138) of unit norm: the values, and the scores less their mean."""
+        """Return features (n, 138) of unit norm: the values, and the centred scores."""
         values, scores = self.parts(images)
         centred = scores - scores.mean(dim=1, keepdim=True)
         shares = ((values, 1 - _CLASS_SHARE), (centred, _CLASS_SHARE))
@@ -66,7 +65,7 @@ class Encoder(nn.Module):
 def train_encoder(
     steps: int, drawings: int, seed: int, on_progress: Progress = lambda _: None
 ) -> Encoder:
-    """The encoder after `steps` batches, one-cycle rate (Smith and Topin 2019); seeded."""
+    """Train for `steps` batches with one-cycle rate (Smith and Topin 2019), seeded."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         digits = PublicDigits.load(drawings, seed)
@@ -88,7 +87,7 @@ def train_encoder(
 
 
 def onnx_encoder(encoder: Encoder) -> bytes:
-    """The encoder as ONNX: `image` (N, 1, 28, 28) -> `features` (N, 138), batch norms folded."""
+    """Return ONNX from `image` (N, 1, 28, 28) to `features` (N, 138), batch norms folded."""
     graph, value = NodeList(), "image"
     for k in range(len(_LAYERS)):
         convolution: Any = encoder.convolutions[4 * k]
@@ -110,5 +109,4 @@ def onnx_encoder(encoder: Encoder) -> bytes:
 
 
 def _dense(graph: NodeList, layer: nn.Linear) -> tuple[str, str]:
-    """A dense layer's weight (inputs, outputs) and bias, as Gemm takes them."""
     return graph.constant(_array(layer.weight.T)), graph.constant(_array(layer.bias))

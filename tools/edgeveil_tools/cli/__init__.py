@@ -1,8 +1,7 @@
-"""The command `edgeveil`. `program` has the whole of it; `health` alone is answered without it.
+"""The command `edgeveil`: `program` implements it, but for a fast path of `health`.
 
-A health check runs every few seconds, also on a machine that has no time left: it loads nothing but
-`probe`, and with it the standard library.
-"""
+A health check runs every few seconds, also on an overloaded machine: it imports only `probe` and
+the standard library."""
 
 from __future__ import annotations
 

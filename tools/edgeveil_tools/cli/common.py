@@ -1,4 +1,4 @@
-"""Pieces that commands share: how one is defined, loads a site file and answers."""
+"""Shared parts of commands: definition, loading of site files, and output."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ Argument = tuple[str, Mapping[str, Any]]  # as `add_argument` takes it
 class CommandRow(NamedTuple):
     """A row of the table of commands.
 
-    `handler` is `module:function` of this distribution, imported when the command runs; none for a
-    word that only groups others. Arguments in a list exclude each other. In `about` examples follow
-    the explanation.
-    """
+    `handler` is `module:function` of this distribution, imported when the command runs; empty for a
+    group. Arguments in a list exclude each other. In `about` examples follow the explanation."""
 
     path: str
     help: str
@@ -38,7 +36,7 @@ class CommandRow(NamedTuple):
 
 
 def arg(name: str, text: str = "", kind: Any = None, **settings: Any) -> Argument:
-    """Define an argument by its name and metavar, `--out FILE`; without one an option is a flag."""
+    """Define an argument by name and metavar, `--out FILE`; an option without one is a flag."""
     name, _, metavar = name.partition(" ")
     if metavar:
         settings["metavar"] = metavar
@@ -56,10 +54,8 @@ def row(
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that names the nearest known word."""
-
     later: Callable[[argparse.ArgumentParser], None] | None = None
-    """Adds options that are costly to find out, when the command is parsed."""
+    """Adds options that are costly to compute, when the command is parsed."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.add_later()
@@ -93,7 +89,7 @@ class CommandParser(argparse.ArgumentParser):
 def command(
     commands: Subparsers, name: str, help_text: str, *, about: str = "", examples: str = ""
 ) -> CommandParser:
-    """Add one command to argparse's subparsers; `examples` stand below its options in `--help`."""
+    """Add one command to argparse's subparsers, with `examples` below its options."""
     lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
     made: CommandParser = commands.add_parser(
         name,
@@ -108,7 +104,7 @@ def command(
 def answer(
     args: argparse.Namespace, lines: Iterable[str], fields: Mapping[str, Any], *, ok: bool = True
 ) -> int:
-    """Print the lines, or with `--json` one object of the fields; the exit code, 1 if not `ok`."""
+    """Print the lines, or with `--json` an object of the fields; returns 0, or 1 if not `ok`."""
     if args.json:
         print(json.dumps({"command": args.command, "ok": ok, **fields}, allow_nan=False))
     else:
@@ -117,8 +113,8 @@ def answer(
     return 0 if ok else 1
 
 
-def say_next(line: str) -> None:
-    """Name the command that most people go on with, on standard error; not with `-q`."""
+def print_next(line: str) -> None:
+    """Print the usual next command to standard error, except with `-q`."""
     import logging
 
     if logging.getLogger("edgeveil").level <= logging.WARNING:
@@ -126,7 +122,6 @@ def say_next(line: str) -> None:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose columns are as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -134,7 +129,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def load_as(kind: type[S], path: Path) -> S:
-    """The site file `path`, which must be of this kind. ConfigError or UsageError otherwise."""
+    """Load a site file of the given kind; raises ConfigError or UsageError."""
     from edgeveil.config.site_files import load_site
 
     site = load_site(path)
@@ -146,12 +141,11 @@ def load_as(kind: type[S], path: Path) -> S:
 
 
 def role_of(site: Site) -> str:
-    """`cloud`, `proxy`, `edge` or `broker`."""
     return type(site).__name__.removesuffix("Site").lower()
 
 
 def load_edge(path: Path) -> EdgeSite:
-    """A device's site file; from then on the process takes the plug-ins that its owner allows."""
+    """Load a device's site file, and admit the plug-ins that its owner allows."""
     from edgeveil import plugins
     from edgeveil.config.edge import EdgeSite
 

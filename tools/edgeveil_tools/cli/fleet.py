@@ -1,4 +1,4 @@
-"""`edgeveil site`: from a fleet file to bundles, and a bundle to its place."""
+"""Handlers of `edgeveil site` and `edgeveil deploy`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from edgeveil.config.addresses import place
 from edgeveil.errors import UsageError
 from edgeveil_tools.cli.common import answer, columns
-from edgeveil_tools.cli.trust import asks
+from edgeveil_tools.cli.trust import passphrase_prompt
 from edgeveil_tools.deploy import files_for
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.bundles import install as put
@@ -68,7 +68,7 @@ def _apply_local(args: argparse.Namespace, spec: LocalSpec) -> int:
 
 
 def _open(args: argparse.Namespace) -> FleetSite:
-    return FleetSite(args.dir, asks(args, new=not (args.dir / SITE_KEY).exists()))
+    return FleetSite(args.dir, passphrase_prompt(args, new=not (args.dir / SITE_KEY).exists()))
 
 
 def apply(args: argparse.Namespace) -> int:
@@ -82,7 +82,6 @@ def apply(args: argparse.Namespace) -> int:
 
 
 def _change_lines(changes: list[PartyChange]) -> Iterator[str]:
-    """Changes that are alike on one line, names shortened."""
     if not changes:
         yield "Nothing to change."
     alike: dict[tuple[str, str], list[str]] = {}
@@ -95,7 +94,7 @@ def _change_lines(changes: list[PartyChange]) -> Iterator[str]:
         for line in difference.splitlines():
             yield f"    {line}"
     if any(change.what == "unplanned" for change in changes):
-        yield "What is no longer in the fleet file stays: take it out with edgeveil site revoke."
+        yield "Parties no longer in the fleet file stay: remove them with edgeveil site revoke."
 
 
 def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChange]) -> int:
@@ -107,7 +106,7 @@ def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChang
         ]
     if any(change.what in ("new", "changed", "renewed") for change in changes):
         lines += [
-            f"\nHand each party its folder of {site.bundles}, whose COMMANDS.md says what to do.",
+            f"\nHand each party its folder of {site.bundles}, whose COMMANDS.md lists the steps.",
             f"They are signed by {site.fingerprint} (--site at a first installation).",
             "Then take the bundles away: new parties' keys are in them, and nowhere else.",
         ]
@@ -142,14 +141,14 @@ def status(args: argparse.Namespace) -> int:
 
 def install(args: argparse.Namespace) -> int:
     done = put(args.bundle, args.to, site=args.site)
-    said = done.inventory
+    bundle = done.inventory
     wrote = f"{len(done.changed)} file{'s' * (len(done.changed) != 1)} written"
     kept = f", {len(done.kept)} of its own kept" if done.kept else ""
     lines = [
-        f"{said.name} of fleet {said.fleet} is in {args.to}: {wrote}{kept}. Start it:",
-        f"  edgeveil {said.party} --config {args.to / 'edgeveil.yaml'}",
+        f"{bundle.name} of fleet {bundle.fleet} is in {args.to}: {wrote}{kept}. Start it:",
+        f"  edgeveil {bundle.party} --config {args.to / 'edgeveil.yaml'}",
     ]
-    facts = {"party": said.party, "name": said.name, "sequence": said.sequence}
+    facts = {"party": bundle.party, "name": bundle.name, "sequence": bundle.sequence}
     lists = {"changed": done.changed, "kept": done.kept}
     return answer(args, lines, {**facts, "folder": str(args.to), **lists})
 

@@ -1,4 +1,4 @@
-"""`edgeveil job …`: jobs of a cloud, by its HTTP control; for a desk with the core's libraries."""
+"""`edgeveil job …`: control of a cloud's jobs over HTTP, with the core's libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeveil_tools.cli.common import answer, columns, load_as
 if TYPE_CHECKING:
     from edgeveil_tools.cloud_client import Cloud
 
-AWAY_S = 60.0  # a watch outlives a restart of the cloud
+AWAY_S = 60.0  # a watch continues over a restart of the cloud
 DEFAULT_CLOUD_CONFIG = Path("configs/cloud.yaml")
 _EPSILONS = ("ε", "ε if all others collude")
 _REPORTED = {
@@ -32,10 +32,10 @@ _REPORTED = {
 
 def show_command(args: argparse.Namespace) -> int:
     if args.track and not args.watch:
-        fix = "add --watch: what a job comes to is logged as it goes"
-        raise UsageError("follows no job", where="--track", fix=fix)
+        fix = "add --watch"
+        raise UsageError("tracks only a job that is followed", where="--track", fix=fix)
     if args.id is None and args.watch:
-        raise UsageError("follows one job", where="--watch", fix="name its ID")
+        raise UsageError("follows a single job", where="--watch", fix="name its ID")
     if args.watch:
         return watch(args.id, cloud_of(args, AWAY_S), as_json=args.json, track=args.track)
     cloud = cloud_of(args)
@@ -67,8 +67,7 @@ def fetch(args: argparse.Namespace) -> int:
 
 
 def cloud_of(args: argparse.Namespace, patience_s: float = 0.0) -> Cloud:
-    """The cloud at the given address with the given token or certificate, else as its site file
-    says."""
+    """Return the cloud by the given address and credentials; default: its site file's."""
     from edgeveil_tools.cloud_client import Cloud, own_address
 
     def named(key: str) -> Path | None:
@@ -101,7 +100,7 @@ def submit(args: argparse.Namespace) -> int:
     from edgeveil_tools.local.job import submitted
 
     plan = plan_of(args.file)
-    rehearse(plan, args.file, needed=False)  # its problems are told before any cloud is asked
+    rehearse(plan, args.file, needed=False)  # report its problems before contacting a cloud
     backbones = read_artifacts(plan.job)
     end = time.monotonic() + args.wait_s
     while True:
@@ -146,7 +145,7 @@ def _time(stamp: float) -> str:
 
 
 def _epsilons(job: Mapping[str, Any]) -> list[str]:
-    """Both ε of training where its noise is shared; of other jobs nothing is said here."""
+    """Return both ε of training with shared noise; empty for other jobs."""
     if "privacy" not in job:
         return ["", ""]
     from edgeveil.privacy.guarantee import up
@@ -161,7 +160,6 @@ def _epsilons(job: Mapping[str, Any]) -> list[str]:
 def _shown(
     cloud: Cloud, entry: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """How a job stands, the counts of the attempts that were not enough, and its release."""
     from edgeveil.privacy.guarantee import guarantee_lines
 
     yield f"{'job':10}{entry['id']}"
@@ -196,8 +194,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str] = ()) -> int:
-    """Follow a job until it has ended, through pauses: a line for each round, or events as JSON and
-    the job last. Returns 0 for a completed job; JobFailed for one that failed or was cancelled."""
+    """Follow a job through pauses to its end; returns 0, raises JobFailed unless completed."""
     events: Iterable[Mapping[str, Any]] = cloud.watch(job)
     if track:
         from edgeveil_tools.tracking.watch import tracked
@@ -221,15 +218,14 @@ def watch(job: str, cloud: Cloud, *, as_json: bool = False, track: Sequence[str]
         shown = len(records)
     entry = cloud.job(job)
     ok = entry["status"] == "completed"
-    said = json.dumps({"command": "job show", "ok": ok, "job": entry})
-    print(said if as_json else f"{job}: {entry['status']}", flush=True)
+    text = json.dumps({"command": "job show", "ok": ok, "job": entry})
+    print(text if as_json else f"{job}: {entry['status']}", flush=True)
     if not ok:
         raise JobFailed(entry["reason"] or entry["status"], where=job)
     return 0
 
 
 def _reason(cloud: Cloud, job: Mapping[str, Any]) -> str:
-    """Why a job stands as it does; of one that waits for devices the events tell."""
     if job["status"] == "queued":
         for event in reversed(cloud.events(job["id"])):
             if event["type"] == "job_waiting":

@@ -21,7 +21,6 @@ _OVERRIDES = ("broker", "devices", "workers", "seed", "simulate", "data", "accep
 
 
 def check(args: argparse.Namespace) -> int:
-    """`edgeveil check`; without files what this machine has, which needs no library of an extra."""
     if args.schema is not None:
         from edgeveil_tools.checks import schema
 
@@ -67,7 +66,7 @@ def backbone(args: argparse.Namespace) -> int:
 
 
 def predict(args: argparse.Namespace) -> int:
-    """`edgeveil predict`; rows are printed one at a time, as there may be millions."""
+    """Run `edgeveil predict`, printing rows one at a time as there may be millions."""
     from edgeveil_edge.predict import predict as use
     from edgeveil_edge.predict import rollback
 
@@ -117,7 +116,7 @@ def _prediction_lines(found: Predictions) -> Iterator[str]:
             area = share_text(found.errors["auc"])
             yield f"AUC {area}, {figures_text(found.errors)} on the records that have a label"
         if not found.alarms:
-            yield "no threshold is known: the scores tell an order, the most unusual has the most"
+            yield "no threshold is known: the scores rank records, the most unusual first"
     elif found.errors is not None:
         rmse = leading_text(RMSE, found.errors["rmse"], found.errors)
         errors = f"MAE {found.errors['mae']:.4g}, RMSE {rmse}"

@@ -1,4 +1,4 @@
-"""`edgeveil ledger`: what a device has released, and whether its record is whole."""
+"""`edgeveil ledger`: a device's releases, and the integrity of its ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYS = ("exchanges", "what", "mechanism", "count", "purpose", "unit", "status")
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print what was spent; PrivacyError where a link is broken."""
+    """Print the spent budget; raises PrivacyError at a broken link."""
     from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
     from edgeveil_edge.spending import as_plain
 
@@ -32,7 +32,6 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _lines(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> Iterator[str]:
-    """Of each data set what was spent and is left, of each job every kind of release."""
     from edgeveil.privacy.guarantee import down
     from edgeveil.privacy.ledger_chain import spent
     from edgeveil.privacy.policy import INFER

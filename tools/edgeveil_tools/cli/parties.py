@@ -42,12 +42,12 @@ def cloud(args: argparse.Namespace) -> int:
     if args.accept_registry:
         from edgeveil_cloud.role import store_of
 
-        with OwnFolder(site.state_dir):  # a running cloud remembers the registry before
+        with OwnFolder(site.state_dir):  # a running cloud caches the registry
             own_audit_log(site.state_dir, "cloud").append("accept_registry", {})
             store = store_of(site)
             store.accept_registry()
             store.close()
-        print("the next roster is taken, of whatever registry it is", file=sys.stderr)
+        print("the next roster is accepted, of any registry", file=sys.stderr)
     return run(site)
 
 
@@ -123,9 +123,9 @@ def keys(args: argparse.Namespace) -> int:
     site = load_site(args.config)
     role, state_dir = role_of(site), getattr(site, "state_dir", None)
     if args.token and role != "cloud":
-        raise UsageError("is of a cloud", where="--token", fix="name the cloud's site file")
+        raise UsageError("is only of a cloud", where="--token", fix="name the cloud's site file")
     if args.out and role != "edge":
-        raise UsageError("is of a device", where="--out", fix="leave it out")
+        raise UsageError("is only of a device", where="--out", fix="leave it out")
     if role == "edge":
         return _device_keys(args)
     if state_dir is None:
@@ -243,7 +243,7 @@ def restore(args: argparse.Namespace) -> int:
     lines = [f"{done.role} {done.owner} is as it was at {done.made}"]
     if done.role == "proxy":
         lines += [
-            "Revoke again who was revoked since, then let the root vouch for its registry:",
+            "Revoke again all devices revoked since, then let the root vouch for its registry:",
             "edgeveil trust rotate DIR registry LINEAGE, as `edgeveil proxy devices` prints it.",
             "Jobs under masks that were under way pause or fail: submit them anew.",
         ]
@@ -254,7 +254,6 @@ def restore(args: argparse.Namespace) -> int:
 
 
 def admit(args: argparse.Namespace) -> int:
-    """`edgeveil proxy admit`: by enrolment files, by names of claims that wait, or new claims."""
     if args.claim:
         return _make_claims(args)
     from edgeveil.enrolment import Enrolment
@@ -286,7 +285,7 @@ def _make_claims(args: argparse.Namespace) -> int:
     if not 0 < args.valid_h <= 24 * 366:
         raise UsageError("is no number of hours", where="--valid-h", fix="use 1 up to a year")
     if args.out is not None and args.out.exists():
-        text = "is there, and may hold claims that nobody has yet"
+        text = "exists, and may hold claims not yet handed out"
         raise UsageError(text, where=str(args.out), fix="name another file")
     site = _proxy_site(args.config)
     if site.claims is None:
@@ -298,8 +297,8 @@ def _make_claims(args: argparse.Namespace) -> int:
         if name in devices:
             what = f"{name} is device {devices[name]} already"
             raise UsageError(what, fix="give a new box a new name")
-    said = {"names": args.names, "valid_h": args.valid_h}
-    own_audit_log(site.state_dir, "proxy").append("claims", said)
+    facts = {"names": args.names, "valid_h": args.valid_h}
+    own_audit_log(site.state_dir, "proxy").append("claims", facts)
     with _claim_book(site) as book:
         made = [(name, claim_text(key)) for name, key in book.add(args.names, 3600 * args.valid_h)]
     lines = [f"{name},{text}" for name, text in made]
@@ -348,14 +347,13 @@ def _claims(site: ProxySite) -> Iterator[dict[str, Any]]:
 
 
 def _refused_by_device(site: ProxySite) -> dict[str, dict[str, Any]]:
-    """What the running proxy refused, by device; empty where it does not run."""
     from edgeveil_tools.cloud_client import get_json, own_address
 
     try:
         found = get_json(own_address(site.http), "/status").get("refused_by_device", [])
         shown = ("refused", "cooling_down_s", "cool_downs")
         return {one["device"]: {key: one[key] for key in shown} for one in found}
-    except (OSError, AttributeError, KeyError, TypeError):  # whatever else answers at that port
+    except (OSError, AttributeError, KeyError, TypeError):  # another server at that port
         return {}
 
 
@@ -380,7 +378,7 @@ def revoke(args: argparse.Namespace) -> int:
 
 
 def _is_claim(site: ProxySite, name: str) -> bool:
-    """Whether a name is that of a claim; a file or a device of the same name comes first."""
+    """Return whether a name is a claim's; a file of that name takes precedence."""
     return not Path(name).exists() and any(one["name"] == name for one in _claims(site))
 
 

@@ -1,9 +1,8 @@
-"""The command `edgeveil`: reads the command line, runs one command, says errors as text.
+"""The command `edgeveil`: parses the command line, runs one command, prints errors as text.
 
-Exit codes: 0 done, 1 unexpected, 2 configuration or usage, 3 broker, 4 data, 5 privacy,
-6 the job failed, 7 protocol, 8 encryption, 130 interrupted. Set EDGEVEIL_DEBUG=1 to see where an
-unexpected error came from.
-"""
+Exit codes: 0 done, 1 unexpected, 2 configuration or usage, 3 broker, 4 data, 5 privacy, 6 the job
+failed, 7 protocol, 8 encryption, 130 interrupted. EDGEVEIL_DEBUG=1 shows the origin of an
+unexpected error."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ from edgeveil_tools.cli.successors import successor
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
 _EXAMPLES = """\
 first steps:
-  edgeveil check                                what this machine has and lacks
-  edgeveil init --out my-job                    a job that plays right away
+  edgeveil check                                check this machine
+  edgeveil init --out my-job                    write a job that is ready to run
   edgeveil run my-job/job.yaml --out out/mine
 
 `edgeveil COMMAND --help` explains a command with examples.
@@ -46,19 +45,17 @@ EXTRAS = {
     "proxy": "proxy",
     "edge": "train",
 }
-"""The extra whose libraries a command, or all commands of a group, need; of others `tools`."""
+"""The extra that a command, or all commands of a group, need; default: `tools`."""
 COMMON = (
-    (("--json",), "print one JSON object: command, ok, and what was asked for"),
+    (("--json",), "print one JSON object: command, ok and the result"),
     (("-v", "--verbose"), "log more"),
-    (("-q", "--quiet"), "log errors alone, no hints"),
+    (("-q", "--quiet"), "log only errors, no hints"),
     (("--version",), "print the version"),
 )
 """Options of every command, before or after its name."""
 
 
 class _TopParser(CommandParser):
-    """The parser of `edgeveil` itself, whose help has the commands in groups, each in one line."""
-
     def format_help(self) -> str:
         (commands,) = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
         known = {str(one.dest): str(one.help) for one in commands._choices_actions}
@@ -78,9 +75,10 @@ class _TopParser(CommandParser):
 
 
 def parser(wanted: str = "") -> CommandParser:
-    """Return the whole command line, or its part of the command `wanted`. Entry points of the group
-    `edgeveil.commands`, functions that take argparse's subparsers, add commands of other
-    distributions. UsageError for a command of a laboratory that is not installed."""
+    """Return the whole command line, or only the command `wanted`.
+
+    Entry points of the group `edgeveil.commands`, functions that take argparse's subparsers, add
+    commands of other distributions. Raises UsageError for a command of a missing laboratory."""
     top = _TopParser(
         prog="edgeveil",
         description=_ABOUT,
@@ -114,7 +112,6 @@ def parser(wanted: str = "") -> CommandParser:
 
 
 def _add(row: CommandRow, inner: dict[str, Subparsers]) -> None:
-    """Add a row of the table below the group that its path names."""
     group, _, name = row.path.rpartition(" ")
     first, _, rest = row.about.partition("\n")
     text = f"{first}\n{dedent(rest)}".rstrip("\n")
@@ -135,14 +132,14 @@ def _add(row: CommandRow, inner: dict[str, Subparsers]) -> None:
 
 
 def run() -> int:
-    """`main` as a whole process: a Ctrl-C more, while it ends, changes nothing."""
+    """Run `main` as a whole process; Ctrl-C is ignored once it is interrupted."""
     if (code := main()) == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code and never raises for what a user may do."""
+    """Run one command; returns the exit code, never raises for user errors."""
     given = list(sys.argv[1:] if argv is None else argv)
     words, common = _without_common(given)
     if common["version"]:
@@ -157,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         top = parser(words[0] if words else "")
         args = top.parse_args(words)
     except UsageError as error:
-        return _say(str(error), error.exit_code)
+        return _print_error(str(error), error.exit_code)
     except SystemExit as stop:  # argparse has printed why
         return int(stop.code or 0)
     if args.completion:
@@ -176,19 +173,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         logs.ask("debug" if common["verbose"] else "error")
     lifeline.watch()
     keep_memory_private()
-    return _ended(args)
+    return _run_handler(args)
 
 
 def _without_common(words: list[str]) -> tuple[list[str], dict[str, bool]]:
-    """The words without the options of every command, and which of these were given."""
     own = words[: words.index("--")] if "--" in words else words
     found = {names[-1][2:]: bool({*names} & {*own}) for names, _ in COMMON}
     common = {name for names, _ in COMMON for name in names}
     return [one for one in own if one not in common] + words[len(own) :], found
 
 
-def _ended(args: argparse.Namespace) -> int:
-    """Run the command; errors are said as text, with `--json` also as an object."""
+def _run_handler(args: argparse.Namespace) -> int:
+    """Run the command; returns the exit code, prints errors as text and, with `--json`, JSON."""
     handler = args.handler
     try:
         if isinstance(handler, str):
@@ -200,16 +196,16 @@ def _ended(args: argparse.Namespace) -> int:
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
-    except ConfigError as error:  # its lines begin with the place, as compilers' do
+    except ConfigError as error:  # lines begin with the place, as a compiler's
         print(error, file=sys.stderr)
         problems, code = error.problems, error.exit_code
     except Exception as error:
         text, code = _explained(error)
-        _say(text, code)
+        _print_error(text, code)
         problems = [text]
     if args.json:
         print(json.dumps({"command": args.command, "ok": False, "problems": problems}))
@@ -217,7 +213,7 @@ def _ended(args: argparse.Namespace) -> int:
 
 
 def _explained(error: Exception) -> tuple[str, int]:
-    """What is said of an error, and the exit code. Raises it again with EDGEVEIL_DEBUG."""
+    """Return the text of an error and its exit code; raises it again with EDGEVEIL_DEBUG."""
     if isinstance(error, EdgeVeilError):
         return str(error), error.exit_code
     if isinstance(error, OSError):
@@ -234,7 +230,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     return f"{what}. {fix}", EdgeVeilError.exit_code
 
 
-def _say(text: str, code: int) -> int:
+def _print_error(text: str, code: int) -> int:
     from edgeveil.logs import printable
 
     print("\n".join(map(printable, f"edgeveil: {text}".split("\n"))), file=sys.stderr)

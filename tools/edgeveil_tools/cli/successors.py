@@ -1,10 +1,10 @@
-"""Commands and options of earlier versions, each with its successor, all in one table."""
+"""Commands and options of earlier versions, each with its successor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_BEFORE = {  # what to use, and what it was before
+_BEFORE = {  # the present name, and its former ones
     "edgeveil check JOB RECORDS": "validate --data",
     "edgeveil check FILE": "validate, doctor --config, backbone show",
     "edgeveil check EDGE.yaml [JOB]": "data check, edge check",
@@ -84,7 +84,7 @@ _BY_LENGTH = sorted(SUCCESSORS, key=lambda old: len(old.split()), reverse=True)
 
 
 def successor(words: Sequence[str]) -> tuple[str, str] | None:
-    """The old name that a command line begins with or has, and its successor."""
+    """Return a retired name that the command line uses, with its successor; None without one."""
     options = {word.partition("=")[0] for word in words if word.startswith("--")}
     for old in _BY_LENGTH:
         path = [word for word in old.split() if word[0] != "-"]

@@ -1,4 +1,4 @@
-"""`edgeveil trust`: the offline root of a fleet, and what it delegates."""
+"""`edgeveil trust`: the offline root of a fleet, and its delegations."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from edgeveil_tools.cli.common import answer
 from edgeveil_tools.site.trust_folder import Missing, Passphrase, TrustFolder, save_root_key
 
 
-def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
-    """Ask for a passphrase as the options say, once; twice for a new one."""
+def passphrase_prompt(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
+    """Return a passphrase prompt by the options; it asks once, twice for a new one."""
     asked: list[bytes] = []
 
     def ask(path: Path) -> bytes | None:
@@ -54,12 +54,11 @@ def asks(args: argparse.Namespace, *, new: bool = False) -> Passphrase:
     return ask
 
 
-def _typed(question: str) -> bytes:
-    """Read without echo. Raises UsageError without a terminal."""
+def _typed(prompt: str) -> bytes:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", getpass.GetPassWarning)  # without terminal
-            return getpass.getpass(question).encode()
+            return getpass.getpass(prompt).encode()
     except (EOFError, OSError):
         what = "a passphrase is asked for, and there is no terminal to give it"
         fix = "pass --passphrase-file FILE, or --no-passphrase where the keys have none"
@@ -68,7 +67,9 @@ def _typed(question: str) -> bytes:
 
 def _open(args: argparse.Namespace) -> TrustFolder:
     new = args.command == "trust init"
-    return TrustFolder(args.dir, asks(args, new=new), root_days=args.root_days, days=args.days)
+    return TrustFolder(
+        args.dir, passphrase_prompt(args, new=new), root_days=args.root_days, days=args.days
+    )
 
 
 def _new_keys(args: argparse.Namespace) -> list[SigningKey]:
@@ -96,14 +97,14 @@ def rotate(args: argparse.Namespace) -> int:
     if args.what == "root":
         return _rotate_root(args, folder)
     if value is None:
-        raise UsageError("names no value", where=args.what, fix="add the KEY.pub or lineage")
+        raise UsageError("needs a value", where=args.what, fix="add the KEY.pub or lineage")
     if args.what != "registry":
         key = None if value == "none" else VerifyKey.load(Path(value))
-        return _told(args, folder, folder.rotate_role(args.what, key, cell=args.cell))
+        return _answer_change(args, folder, folder.rotate_role(args.what, key, cell=args.cell))
     if not re.fullmatch(r"[0-9a-f]{32}", value):
         fix = "copy the one that `edgeveil proxy devices` prints"
         raise UsageError("is no lineage of 32 hexadecimal digits", where=value, fix=fix)
-    return _told(args, folder, folder.set_lineage(value, cell=args.cell))
+    return _answer_change(args, folder, folder.set_lineage(value, cell=args.cell))
 
 
 def _rotate_root(args: argparse.Namespace, folder: TrustFolder) -> int:
@@ -114,26 +115,26 @@ def _rotate_root(args: argparse.Namespace, folder: TrustFolder) -> int:
             fix = "see edgeveil trust show"
             raise UsageError("is no key of the root", where=args.without, fix=fix)
         done = folder.new_root(left, min(threshold, len(left)), "recover")
-        return _told(args, folder, done)
+        return _answer_change(args, folder, done)
     made = _new_keys(args)
-    folder.secret_keys()  # a wrong passphrase is told before anything is written
-    for key in made:  # kept before anybody trusts them
+    folder.secret_keys()  # refuse a wrong passphrase before any write
+    for key in made:  # saved before they are trusted
         path = args.dir / "keys" / f"root-{key.public().fingerprint()}.key"
-        save_root_key(path, key, asks(args))
+        save_root_key(path, key, passphrase_prompt(args))
     public = [key.public() for key in made]
-    return _told(args, folder, folder.new_root(public, args.threshold, "rotate"))
+    return _answer_change(args, folder, folder.new_root(public, args.threshold, "rotate"))
 
 
 def sign(args: argparse.Namespace) -> int:
     folder = _open(args)
     if args.renew:
-        return _told(args, folder, folder.renew())
-    for line in _pending_lines(folder):  # nobody signs what they have not seen
+        return _answer_change(args, folder, folder.renew())
+    for line in _pending_lines(folder):  # show changes before signing
         print(line, file=sys.stderr if args.json else sys.stdout)
-    return _told(args, folder, folder.sign())
+    return _answer_change(args, folder, folder.sign())
 
 
-def _told(args: argparse.Namespace, folder: TrustFolder, missing: Missing) -> int:
+def _answer_change(args: argparse.Namespace, folder: TrustFolder, missing: Missing) -> int:
     lines = [
         f"{n}: {count} more signature{'s' * (count > 1)} needed" for n, count in missing.items()
     ]
@@ -154,19 +155,18 @@ def show(args: argparse.Namespace) -> int:
 def _shown(args: argparse.Namespace, found: TrustedMetadata, more: Iterable[str]) -> int:
     plain = _plain(found.roots[-1], found.delegated)
     lines = [*_lines(plain), *more]
-    if said := plain.get("delegations"):
-        said["authorities"] = sorted(said["authorities"])
+    if delegations := plain.get("delegations"):
+        delegations["authorities"] = sorted(delegations["authorities"])
     return answer(args, lines, {**plain, "problem": found.problem(now_utc())})
 
 
 def _pending_lines(folder: TrustFolder) -> list[str]:
-    """What awaits signatures, line by line beside what is in effect."""
-    root, said = folder.pending()
+    root, delegated = folder.pending()
     now = _plain(None, None)
     if folder.bundle_file.exists():
         trusted = folder.trusted()
         now = _plain(trusted.roots[-1], trusted.delegated)
-    compared = difflib.ndiff(_lines(now), _lines(now | _plain(root, said)))
+    compared = difflib.ndiff(_lines(now), _lines(now | _plain(root, delegated)))
     changes = [line for line in compared if line[0] in "+-"]
     return ["awaiting signatures:", *(f"  {line}" for line in changes)] if changes else []
 
@@ -176,8 +176,7 @@ def _lines(plain: dict[str, Any]) -> list[str]:
     return text.splitlines()
 
 
-def _plain(root: bytes | None, said: Delegated | None) -> dict[str, Any]:
-    """What a root document and delegations say; authorities by their digests."""
+def _plain(root: bytes | None, delegated: Delegated | None) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     if root is not None:
         document, (keys, threshold) = read_document(root).signed, root_keys(root)
@@ -187,17 +186,17 @@ def _plain(root: bytes | None, said: Delegated | None) -> dict[str, Any]:
             "keys": [key.fingerprint() for key in keys],
             "threshold": threshold,
         }
-    if said is not None:
-        cells = {n: {**_key(c.rosters), "lineage": c.lineage} for n, c in said.cells.items()}
-        pems = sorted(said.authorities.items())
+    if delegated is not None:
+        cells = {n: {**_key(c.rosters), "lineage": c.lineage} for n, c in delegated.cells.items()}
+        pems = sorted(delegated.authorities.items())
         plain["delegations"] = {
-            "version": said.version,
-            "expires": said.expires.isoformat(),
-            "roles": {name: _key(one) for name, one in said.roles.items()},
-            "lineage": said.lineage,
+            "version": delegated.version,
+            "expires": delegated.expires.isoformat(),
+            "roles": {name: _key(one) for name, one in delegated.roles.items()},
+            "lineage": delegated.lineage,
             "authorities": {n: hashlib.sha256(pem.encode()).hexdigest()[:16] for n, pem in pems},
             "cells": cells,
-            "site": said.site and _key(said.site),
+            "site": delegated.site and _key(delegated.site),
         }
     return plain
 

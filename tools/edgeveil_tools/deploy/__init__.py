@@ -27,8 +27,7 @@ _MEMORY = {"cloud": "1Gi", "proxy": "512Mi", "broker": "1Gi", "edge": "2Gi"}
 
 @dataclass(frozen=True)
 class Deployed:
-    """A party: the image that holds what it needs, the ports that others connect to (`ports`) and
-    that of its status page, the files of its bundle."""
+    """A party's image, bundle files, ports that others connect to, and status page port."""
 
     name: str
     kind: str  # cloud, proxy, broker, edge
@@ -39,10 +38,7 @@ class Deployed:
 
 
 def files_for(target: str, folders: Iterable[Path], *, tag: str) -> dict[str, str]:
-    """File names to texts. Raises UsageError for what is no bundle, BundleError for a damaged one.
-
-    Units and container files are the same for all parties: they take no bundles.
-    """
+    """Return texts by file name; raises UsageError for no bundle, BundleError for a damaged one."""
     if target == "containers":
         return {"Containerfile": _text("Containerfile")}
     if target == "systemd":
@@ -78,7 +74,7 @@ def _party(folder: Path, tag: str) -> Deployed:
 
 
 def _device_image(site: EdgeSite) -> str:
-    """The smallest that serves the role and every method that the owner allows."""
+    """Return the smallest image for the role and the methods that the owner allows."""
     if site.role == "infer":
         return "edge-infer"
     needs_torch = any(map(trains_model, site.policy.allowed_methods))
@@ -99,7 +95,7 @@ def _compose(parties: list[Deployed]) -> dict[str, str]:
 def _kubernetes(parties: list[Deployed]) -> dict[str, str]:
     found, secrets = {"namespace.yaml": _text("kubernetes/namespace.yaml")}, []
     for one in parties:
-        # A name that Kubernetes takes for everything (RFC 1123); a Secret's key holds no slash.
+        # A valid name of every Kubernetes object (RFC 1123); a Secret's key holds no slash.
         plain = "".join(sign if sign.isalnum() else "-" for sign in one.name.lower())
         name = f"edgeveil-{plain.strip('-')}"
         keys = {path: path.replace("/", "__") for path in sorted(one.files)}

@@ -1,4 +1,4 @@
-"""A run's processes, their logs and memory, and the folder that goes with them."""
+"""Processes of a run, with their logs and memory, and its temporary folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgeveil_tools.lifeline import Lifeline
 STOP_S = 4.0
 LOG_LINES = 8
 _LOG_BYTES = 16384
-_MEMORY_S = 2.0  # between two looks at memory
+_MEMORY_S = 2.0  # between two measurements
 
 
 class _Child(NamedTuple):
@@ -43,14 +43,14 @@ class Children:
         self._next_look_s, self._memory_bytes, self.memory_peak_bytes = 0.0, 0, 0
 
     def start(self, name: str, arguments: Sequence[str], *, threads: int | None = None) -> None:
-        """Start `edgeveil <arguments>`; `threads` bounds what its number libraries use."""
+        """Start `edgeveil <arguments>`; `threads` limits its numerical libraries."""
         log = self._folder / f"{name}.log"
         with log.open("wb") as output:
             process = spawn(arguments, output, self._lifeline, threads=threads)
         self._children.append(_Child(name, log, process))
 
     def count(self, name: str, pid: int | None) -> None:
-        """Count the memory of a process that somebody else starts and stops."""
+        """Count the memory of a process that is managed elsewhere."""
         if pid is not None:
             self._foreign.append((name, pid))
 
@@ -58,7 +58,6 @@ class Children:
         return {child.name: child.process.pid for child in self._children}
 
     def check(self) -> None:
-        """Raise JobFailed if one has ended, with the last lines that it wrote."""
         for child in self._children:
             code = child.process.poll()
             if code is not None:
@@ -67,8 +66,7 @@ class Children:
                 raise JobFailed(f"the {child.name} process ended ({how})", fix=fix)
 
     def memory_bytes(self) -> int:
-        """Memory of all of them, of what they started and of this process, as of the last look: a
-        look takes a tenth of a second, so there are few. `memory_peak_bytes` is the largest."""
+        """Return the memory of all processes, measured at most every two seconds."""
         now_s = time.monotonic()
         if now_s < self._next_look_s:
             return self._memory_bytes
@@ -84,7 +82,6 @@ class Children:
         return self._memory_bytes
 
     def stop(self) -> None:
-        """Ask all to end, wait a few seconds, kill what is left. May be called twice."""
         for child in self._children:
             signal_group(child.process, signal.SIGTERM)
         deadline = time.monotonic() + STOP_S
@@ -108,7 +105,7 @@ def spawn(
     threads: int | None,
     module: str = "edgeveil_tools.cli",
 ) -> subprocess.Popen[bytes]:
-    """Start `edgeveil <arguments>` in a group of its own; all it writes goes to `output`."""
+    """Start `edgeveil <arguments>` in its own process group, with all output to `output`."""
     settings = {"PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "2"}
     if threads is not None:
         settings |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
@@ -124,7 +121,6 @@ def spawn(
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, indented."""
     with suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
         found = file.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]
@@ -133,8 +129,8 @@ def tail(log: Path) -> str:
 
 
 def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal a process of `spawn` and all that it started; nothing once it is reaped."""
-    # Afterwards its number may be another process's.
+    """Signal the group of a process of `spawn`, unless reaped."""
+    # Once reaped, its number may be another process's.
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -151,7 +147,7 @@ PREFIX = "edgeveil-run-"
 
 @contextmanager
 def scratch(*, keep: bool, parent: Path | None = None) -> Iterator[Path]:
-    """A folder of mode 0700 with a lock, removed at the end unless `keep`."""
+    """Yield a locked folder of mode 0700, removed at the end unless `keep`."""
     sweep(parent or Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     if keep:
@@ -166,7 +162,6 @@ def scratch(*, keep: bool, parent: Path | None = None) -> Iterator[Path]:
 
 
 def sweep(parent: Path, prefix: str = PREFIX) -> None:
-    """Remove what this user's killed runs left in `parent`."""
     for folder in parent.glob(f"{prefix}*"):
         with suppress(UsageError, OSError):
             if (folder / LOCK_FILE).is_file() and folder.stat().st_uid == os.getuid():

@@ -1,4 +1,4 @@
-"""The records of a local run: where they are, who gets which, whether the job can learn them."""
+"""Records of a local run: sources, partition, and checks that the job can learn from them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from edgeveil.parts.sources.images import class_folders
 from edgeveil.parts.sources.tables import read_matrix
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 
-PLACES = (Path("../shared/data"), Path("data"))  # looked at where no folder is named
+PLACES = (Path("../shared/data"), Path("data"))  # searched if no folder is named
 _KINDS = {".csv": "csv", ".data": "csv", ".parquet": "parquet", ".npz": "npz"}
 LINES_SHOWN = 10
 TEST_SHARE = 0.2  # of records that come without a test half
 
 
 def check_data(job: Job, run: LocalRun) -> list[str]:
-    """What a person should know of the records that a run deals. UsageError, DataError."""
+    """Return notes on the records that a run deals; raises UsageError or DataError."""
     data = source(job, run)
     pool, test = dealt(job, run)[0], held(job, run)
     for what, records in (("training", pool), ("test", test)):
@@ -67,19 +67,18 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
             fix = "correct data.schema.label: its column, its classes or range as the file has them"
         where = (places(data, schema) or [_called(data)])[0]
         raise DataError("no record can be learned from", where=where, fix=fix)
-    sizes = []  # they refuse nothing, since one record more would flip that
+    sizes = []  # notes only: a refusal would depend on a single record
     if not len(test):
         sizes.append("no record is held back: the models will not be tested")
     if len(pool) < run.devices:
         sizes.append(f"{len(pool)} records for {run.devices} devices: some have none")
-    told = places(data, schema) if report.usable < report.records else []
+    dropped = places(data, schema) if report.usable < report.records else []
     labels, by_column = _labels(job, data, pool, test), column_problems(data, schema)
-    return sizes + report.problems + labels + by_column + told
+    return sizes + report.problems + labels + by_column + dropped
 
 
 def run_on(file: Path, job: LocalJob) -> LocalRun:
-    """The job's run on the records of a file or folder alone, by their kind; of one device where
-    the job names no run. Raises UsageError for what is not there, or of no kind that is read."""
+    """Return the job's run on the records of a file or folder; raises UsageError."""
     run = job.local_run or LocalRun(devices=1)
     named = run.data.source or job.data.source
     kind = "images" if file.is_dir() else _KINDS.get(file.suffix.lower(), "")
@@ -98,12 +97,11 @@ def run_on(file: Path, job: LocalJob) -> LocalRun:
 
 
 def held(job: Job, run: LocalRun) -> Records:
-    """The cloud's test records."""
     return held_records(source(job, run), job.data.schema_)
 
 
 def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
-    """All records as the devices hold them, and the indices into them of each device."""
+    """Return all records as the devices hold them, and each device's indices into them."""
     data = source(job, run)
     classes = dealt_classes(job, data)
     origin, rule = origin_of(data, job.data.schema_), run.partition
@@ -111,17 +109,15 @@ def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
 
 
 def dealt_classes(job: Job, data: DataSource) -> int | None:
-    """The job's number of classes, where own records may be dealt by it."""
     return None if brings_its_test(data.source) else job.data.classes
 
 
 def is_published(job: Job, run: LocalRun) -> bool:
-    """Whether the run's records are those of a published set: of them all figures may be shown."""
+    """Return whether the records are a published set's, so that all figures may be shown."""
     return brings_its_test(run.data.source or job.data.source)
 
 
 def source(job: Job, run: LocalRun) -> DataSource:
-    """The run's records, as the sites of its processes name them. Raises UsageError, DataError."""
     name, own = run.data.source or job.data.source, run.data
     path = _folder(name) if name in published_files() and own.path is None else own.path
     found = DataSource(
@@ -160,7 +156,6 @@ def _folder(name: str) -> Path:
 
 
 def _form(job: Job, own: DataFiles) -> Images:
-    """What pictures become where the file does not say: of the job's shape, a class a folder."""
     form = own.images
     if form is None:
         *colours, height, width = (0, *job.data.input_shape)
@@ -179,7 +174,7 @@ def _form(job: Job, own: DataFiles) -> Images:
 
 
 def _labels(job: Job, data: DataSource, pool: Records, test: Records) -> list[str]:
-    """What labels mean where what is normal is learned. DataError: all are anomalous."""
+    """Return notes on labels of an anomaly job; raises DataError if no record is normal."""
     if not job.anomaly:
         return []
     schema, labels = job.data.schema_, np.concatenate([pool.y, test.y])
@@ -198,7 +193,6 @@ def _labels(job: Job, data: DataSource, pool: Records, test: Records) -> list[st
 
 
 def _first(data: DataSource, classes: int, schema: DataSchema | None) -> str:
-    """Where the first record stands whose label is none of the classes."""
     whole = load_records(data.source, origin_of(data, schema))
     index = int(np.flatnonzero(whole.y >= classes)[0])
     if data.source == "csv" and data.path is not None:
@@ -212,17 +206,16 @@ def _called(data: DataSource) -> str:
     return data.source if data.path is None else str(data.path)
 
 
-# --- what records are told of ---
+# --- checks ---
 
 
 def form_of(job: Job) -> dict[str, Any]:
-    """What `check_records` holds records against."""
     form = {"classes": job.data.classes, "input_shape": job.data.input_shape}
     return {**form, "input_range": input_range(job), "anomaly": job.anomaly}
 
 
 def column_problems(data: DataSource, schema: DataSchema | None) -> list[str]:
-    """What the columns of a table hold that a job's schema does not say, over the whole file."""
+    """Return values of a table's columns that the job's schema lacks, over the whole file."""
     read = source_part(data.source).tallies
     if read is None or schema is None:
         return []
@@ -230,7 +223,6 @@ def column_problems(data: DataSource, schema: DataSchema | None) -> list[str]:
 
 
 def places(data: DataSource, schema: DataSchema | None = None) -> list[str]:
-    """Where the lines or pictures stand that are dropped for their form, the first few of them."""
     find = source_part(data.source).faults
     faults = [] if find is None else find(origin_of(data, schema))
     more = len(faults) - LINES_SHOWN
@@ -238,7 +230,7 @@ def places(data: DataSource, schema: DataSchema | None = None) -> list[str]:
 
 
 def input_range(job: Job) -> tuple[float, float] | None:
-    """The values that features or model expect, least and largest; None where they do not say."""
+    """Return (least, largest) of the values that features or model expect; None if undefined."""
     parts = [one for one in (*job.features, job.model) if not getattr(one, "ranges", ())]
     largest = max((getattr(one, "input_scale", 0.0) for one in parts), default=0.0)
     return (-largest, largest) if largest else None

@@ -1,5 +1,4 @@
-"""The fleet of a local run: `FleetProcesses` starts brokers, cloud, proxy and workers; `Simulation`
-plays the rounds alone, in worker processes or on Ray, and protects nothing."""
+"""The fleet of a local run: processes, or a simulation of the rounds, which protects nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from edgeveil_tools.local.data import dealt, is_published
 from edgeveil_tools.local.job import site_of, submitted
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import has_reference, train
-from edgeveil_tools.local.run_log import Listener, RunLog, RunStopped, unheard
+from edgeveil_tools.local.run_log import Listener, RunLog, RunStopped, ignore_progress
 from edgeveil_tools.result import SIMULATED, write_whole
 from edgeveil_tools.simulation.devices import SimulatedFleet
 from edgeveil_tools.simulation.rounds import SimulatedRounds
@@ -45,7 +44,7 @@ from edgeveil_tools.site.provision import (
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5
-WORKERS = 2  # processes that host devices, where nobody says how many
+WORKERS = 2  # default number of processes that host devices
 _LOOK_S = 0.25
 _LOOK_ROUNDS_S = 0.1
 _HOPS = {
@@ -61,7 +60,6 @@ class LocalFleet(ABC):
 
     @staticmethod
     def of(job: Job, run: LocalRun, *places: Any, **options: Any) -> LocalFleet:
-        """A simulation where `run` asks for one, else processes."""
         return (Simulation if run.simulate else FleetProcesses)(job, run, *places, **options)
 
     def __init__(
@@ -70,14 +68,14 @@ class LocalFleet(ABC):
         run: LocalRun,
         folder: Path,
         out: Path,
-        hear: Listener = unheard,
+        listener: Listener = ignore_progress,
         stop: threading.Event | None = None,
         *,
         reference: bool = True,
         record_dir: Path | None = None,
     ) -> None:
         self.job, self.settings, self.folder, self.out = job, run, folder, out
-        self.log = RunLog(job, run, out, hear, stop)
+        self.log = RunLog(job, run, out, listener, stop)
         self.view = self.log.view
         self.site = site_of(job, run, folder, record_dir)
         self.children = Children(out / "logs")
@@ -86,22 +84,21 @@ class LocalFleet(ABC):
 
     @abstractmethod
     def play(self) -> None:
-        """From keys to models. Raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
+        """Run the job; raises EdgeVeilError, or KeyboardInterrupt at Ctrl-C."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End what is under way and keep its logs; may be called at any moment."""
+        """Stop all processes and keep their logs; may be called at any time."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Its part of `RunLog.result`."""
+        """Return its part of `RunLog.result`."""
 
     def keep_models(self, onnx: bytes, safetensors: bytes) -> None:
         write_whole(self.out / "model.onnx", onnx)
         write_whole(self.out / "model.safetensors", safetensors)
 
     def train_reference(self) -> None:
-        """Learn the same without noise, where that is wanted; a failure of it fails no run."""
         if not self._wants_reference:
             return
         self.log.doing("training the noise-free reference")
@@ -109,11 +106,10 @@ class LocalFleet(ABC):
             self.reference = train(self.job, self.settings, self.site, lambda _: self.log.look())
         except RunStopped:
             raise
-        except Exception as error:  # the run goes on without its yardstick
+        except Exception as error:  # the run goes on without a reference
             logging.getLogger("edgeveil.run").warning("no reference: %s", error)
 
     def result(self, reason: str) -> dict[str, Any]:
-        """The content of `result.json`; `reason` is empty when the job completed."""
         return self.log.result(
             reason,
             memory_peak_bytes=self.children.memory_peak_bytes or None,
@@ -123,8 +119,6 @@ class LocalFleet(ABC):
 
 
 class FleetProcesses(LocalFleet):
-    """Two brokers, a cloud, a proxy and workers that host the devices, each a process."""
-
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._brokers: dict[str, BrokerProcess] = {}
@@ -190,12 +184,11 @@ class FleetProcesses(LocalFleet):
         self.log.doing(f"starting a cloud, a proxy and {what}")
 
     def _wait_for_devices(self, site: Site) -> Cloud:
-        """The cloud, once all devices are online at the proxy and known to it."""
         wanted, known, begun_s = self.settings.devices, 0, time.monotonic()
         timeout_s = START_S + START_PER_DEVICE_S * wanted
         while time.monotonic() - begun_s < timeout_s:
             self._look()
-            with suppress(OSError, EdgeVeilError):  # its first start makes the token
+            with suppress(OSError, EdgeVeilError):  # the token is written at the first start
                 client = Cloud(site.spec.url, site.token_file)
                 known = int(client.status().get("enrolled", 0))
             if self.view.online >= wanted and known >= wanted:
@@ -211,13 +204,12 @@ class FleetProcesses(LocalFleet):
     # --- the job ---
 
     def _follow(self, client: Cloud, job: str) -> None:
-        """Take the job's events until its last one, and look after everything meanwhile."""
         after = 0
         while not self.log.record.ended:
             try:
                 events = client.events(job, after, _LOOK_S)
             except EdgeVeilError:
-                self.children.check()  # a dead cloud says more than a refused call
+                self.children.check()  # report a dead cloud rather than the call
                 raise
             for event in events:
                 self.log.take(event)
@@ -225,7 +217,6 @@ class FleetProcesses(LocalFleet):
             self._look()
 
     def _look(self) -> None:
-        """Check the children, the proxy's status and the memory."""
         self.children.check()
         for domain, broker in self._brokers.items():
             if not broker.running():
@@ -242,7 +233,7 @@ class FleetProcesses(LocalFleet):
 
 
 class Simulation(LocalFleet):
-    """The same rounds without parties, brokers and encryption; all chance comes from the seed."""
+    """The same rounds without parties, brokers and encryption; seeded."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -269,8 +260,8 @@ class Simulation(LocalFleet):
             "name": "processes" if self.settings.ray_address is None else "ray",
             "workers": self._workers.count if self._workers else 0,
         }
-        told = {"broker": "none (simulated)", "protocol": None, "simulated": True}
-        return {**told, "bytes": {}, "seconds": self._seconds, "engine": engine}
+        fixed = {"broker": "none (simulated)", "protocol": None, "simulated": True}
+        return {**fixed, "bytes": {}, "seconds": self._seconds, "engine": engine}
 
     def _play(self) -> None:
         job, settings = self.job, self.settings
@@ -291,25 +282,24 @@ class Simulation(LocalFleet):
         for number, pid in enumerate(workers.pids, start=1):
             self.children.count(f"worker-{number}", pid)
         rounds = self._rounds = SimulatedRounds(
-            job, self.site, workers, tell=self._tell, say=self._hear, look=self._look
+            job, self.site, workers, notify=self._notify, report=self._report, look=self._look
         )
         self.view.online = settings.devices
         model = rounds.play()
-        # What a device told its owner may quote a record: of own records, for this console alone.
+        # A refusal may quote a record: of own records it is only for this console.
         published = is_published(job, settings)
         if self._declined and not published:
             self.log.note(self._declined)
         self.log.require_completed(job.job, self._declined if published else "")
-        if model is not None:  # nobody may take it for protected who has the file alone
+        if model is not None:  # the file itself says that it is unprotected
             self.keep_models(described(model[0], {"edgeveil.note": SIMULATED}), model[1])
 
-    def _tell(self, kind: str, data: Mapping[str, Any]) -> None:
+    def _notify(self, kind: str, data: Mapping[str, Any]) -> None:
         self._events += 1
         named = {"seq": self._events, "job": self.job.job, "time": time.time()}
         self.log.take({**named, "type": kind, "data": dict(data)})
 
-    def _hear(self, number: int, line: str) -> None:
-        """A line for an owner; the first reason to decline is kept."""
+    def _report(self, number: int, line: str) -> None:
         logging.getLogger("edgeveil.devices").info(f"box-{number}: {line}")
         if not self._declined and " declined: " in line:
             self._declined = f"box-{number}: {line}"
@@ -325,12 +315,12 @@ class Simulation(LocalFleet):
 
 
 def refuse_unplayable(job: Job, run: LocalRun, *, keep: bool = False) -> None:
-    """Raise UsageError for what a simulation cannot play, or where its Ray is not there."""
+    """Raise UsageError for a job that a simulation cannot play, or without its Ray."""
     fix = "leave out --simulate: `edgeveil run` plays it with brokers and processes"
     if keep:
         raise UsageError("a simulation has no keys, ledgers or stores", where="--keep", fix=fix)
     if job.round.mode == "buffered":
-        what = "is for devices that are late, and in a simulation none is"
+        what = "is for late devices, and a simulation has none"
         raise UsageError(what, where="round.mode: buffered", fix=fix)
     if run.ray_address is not None:
         imported_ray(RAY_KEY)
@@ -340,7 +330,7 @@ def refuse_unplayable(job: Job, run: LocalRun, *, keep: bool = False) -> None:
 
 @contextmanager
 def _log_file(path: Path) -> Iterator[None]:
-    """The library's log goes to one file meanwhile, and not over the progress."""
+    """Send the library's log to a file in the context, away from the progress display."""
     log, handler = logging.getLogger("edgeveil"), logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logs.formatter("text"))
     before = (log.level, log.propagate)

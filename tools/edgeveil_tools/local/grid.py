@@ -1,5 +1,6 @@
-"""`edgeveil run JOB --seeds N --sweep KEY=A,B`: runs in DIR/POINT/seed-N, and tables and a page
-that compare them. Completed runs of the same job file are kept."""
+"""`edgeveil run JOB --seeds N --sweep KEY=A,B`: runs in DIR/POINT/seed-N, and a comparison.
+
+Completed runs of the same job file are kept."""
 
 from __future__ import annotations
 
@@ -35,13 +36,11 @@ from edgeveil_tools.report.compare import (
 from edgeveil_tools.result import Result, writing
 from edgeveil_tools.tracking.feed import check_target
 
-_SHORT = (0, 1, 3, 4, 5)  # columns of the table on a terminal, whose width has no room for all
+_SHORT = (0, 1, 3, 4, 5)  # columns of the table that fit a terminal
 
 
 @dataclass(frozen=True)
 class GridRun:
-    """One run of a grid: the job file, its options, and the job as it is run with them."""
-
     path: Path
     folder: Path
     overrides: Overrides
@@ -50,7 +49,6 @@ class GridRun:
 
     @property
     def done(self) -> Result | None:
-        """The result, where this very run has completed."""
         try:
             if (self.folder / "job.yaml").read_bytes() != whole_job(self.job, self.run):
                 return None
@@ -61,7 +59,7 @@ class GridRun:
 
 
 def sweep_of(text: str) -> tuple[str, list[Any]]:
-    """`privacy.epsilon=0.5,1` as a key and its values, read as YAML. Raises UsageError."""
+    """Parse `privacy.epsilon=0.5,1` to a key and its YAML values; raises UsageError."""
     key, sign, values = text.partition("=")
     try:
         found = yaml.safe_load(f"[{values}]")
@@ -76,7 +74,7 @@ def sweep_of(text: str) -> tuple[str, list[Any]]:
 def grid_of(
     path: Path, out: Path, overrides: Overrides, seeds: int, sweeps: Sequence[str]
 ) -> list[GridRun]:
-    """All runs, point by point, checked with their records. ConfigError, UsageError, DataError."""
+    """Return all runs, checked with their records; raises ConfigError, UsageError, DataError."""
     if seeds < 1:
         raise UsageError("no seed to run", where="--seeds", fix="use 1 or more")
     swept = dict(map(sweep_of, sweeps))
@@ -109,16 +107,16 @@ def run_grid(
     track: Sequence[str] = (),
     **how: Any,
 ) -> int:
-    """Run what is missing, write tables and page; 0, 6 where a run failed, 130 after Ctrl-C."""
+    """Run missing runs and compare all; returns 0, 6 if a run failed, 130 after Ctrl-C."""
     stream = sys.stderr if as_json else sys.stdout
     failures: list[str] = []
     for target in track:
         check_target(target)
     runs = grid_of(path, out, overrides, seeds, sweeps)
     for number, one in enumerate(runs):
-        trained = reference if number % seeds == 0 else False  # one seed's is like another's
+        trained = reference if number % seeds == 0 else False  # it hardly depends on the seed
         if run_one(one, stream, failures, reference=trained, track=track, **how) == INTERRUPTED:
-            print("Interrupted; the same command goes on", file=stream)
+            print("Interrupted; repeat the command to continue", file=stream)
             return INTERRUPTED
     rows = compared([result for one in runs if (result := one.done)])
     if rows:
@@ -138,7 +136,7 @@ def run_grid(
 def run_one(
     one: GridRun, stream: IO[str], failures: list[str], *, force: bool = False, **how: Any
 ) -> int:
-    """Run it unless it has completed; 0 or 130. A failure is told, and added to `failures`."""
+    """Run unless completed; returns 0 or 130, and adds a failure to `failures`."""
     if not force and one.done:
         print(f"{one.folder}: done before", file=stream)
         return 0
@@ -147,7 +145,7 @@ def run_one(
             one.path,
             one.folder,
             one.overrides,
-            force=True,  # what has completed is kept above
+            force=True,  # completed runs have returned above
             brief=True,
             stream=stream if stream.isatty() else io.StringIO(),  # a line a run is enough in a file
             **how,
@@ -160,6 +158,8 @@ def run_one(
         content = Result.load(one.folder).content
         measure, value = leading(content["final"])
         figure = leading_text(measure, value, content["final"].get("figures"))
-        told = "not tested" if value is None else f"{measure} {figure}"
-        print(f"{one.folder}: {told}, {seconds_text(content['seconds'])}", file=stream, flush=True)
+        outcome = "not tested" if value is None else f"{measure} {figure}"
+        print(
+            f"{one.folder}: {outcome}, {seconds_text(content['seconds'])}", file=stream, flush=True
+        )
     return code

@@ -1,4 +1,4 @@
-"""The job of a local run: read, changed by the command line's options, and checked with them."""
+"""The job of a local run: read, changed by command-line options, and checked."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from edgeveil_tools.site.provision import SiteSpec
 
 
 class Overrides(TypedDict, total=False):
-    """Options of `edgeveil run` in place of `local_run`, None as not given; `settings`: other keys
-    of the job."""
+    """Options of `edgeveil run` over `local_run`; `settings` are other keys of the job."""
 
     broker: str | None
     devices: int | None
@@ -40,9 +39,9 @@ class Overrides(TypedDict, total=False):
 
 
 def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, LocalRun]:
-    """Return the job of a file, or a loaded one, with its `local_run`, all paths absolute.
-    ConfigError names every problem of file and options, UsageError an option that would change
-    nothing."""
+    """Return a job with its `local_run`; all paths are absolute.
+
+    Raises ConfigError with all problems of file and options, UsageError for an unused option."""
     asked: dict[str, Any] = {key: one for key, one in overrides.items() if one is not None}
     of_run, accept = dict(asked), bool(asked.get("accept_unprotected"))
     settings = of_run.pop("settings", ())
@@ -62,13 +61,13 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         _set(plain, key, value)
     devices = plain["local_run"]["devices"]
     if "devices" in of_run and isinstance(devices, int) and devices > 0:
-        # The run itself waits for its devices; fewer than asked for could never come.
+        # The run waits for its own devices, so a larger minimum could never be met.
         selection = plain["selection"]
         selection["min_devices"] = min(selection["min_devices"], devices)
     where = f"{named} with {_options(asked)}" if asked else named
     try:
         checked, _ = parse_local_job(_yaml(plain), where, folder=folder, accept_unprotected=accept)
-    except ConfigError as error:  # the lines are those of the changed text, which nobody has
+    except ConfigError as error:  # line numbers are of the changed text: drop them
         begin = re.compile(rf"{re.escape(where)}:\d+ ")
         raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
     run = checked.local_run or LocalRun()
@@ -77,7 +76,7 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
 
 
 def _files(data: dict[str, Any], given: Path) -> dict[str, str]:
-    """The paths that `--data` stands for: of a folder, those of the files that the job names."""
+    """Return the paths for `--data`: in a folder, those of the files that the job names."""
     named = {key: data[key] for key in ("path", "test_path") if data.get(key)}
     inside = {key: given / Path(path).name for key, path in named.items()}
     if given.is_dir() and inside and all(path.is_file() for path in inside.values()):
@@ -86,7 +85,6 @@ def _files(data: dict[str, Any], given: Path) -> dict[str, str]:
 
 
 def _set(plain: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; the loader tells what is wrong with it."""
     *blocks, last = key.split(".")
     at: Any = plain
     for name in blocks:
@@ -101,7 +99,6 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _refuse_unused(asked: Mapping[str, Any], job: Job, run: LocalRun) -> None:
-    """Raise UsageError for options that would change nothing in this run."""
     name = run.data.source or job.data.source
     if "data" in asked and (name == "digits" or name.startswith("python:")):
         what = f"the job's records are those of '{name}', which reads no file"
@@ -114,19 +111,18 @@ def _refuse_unused(asked: Mapping[str, Any], job: Job, run: LocalRun) -> None:
 
 
 def submitted(job: Job) -> bytes:
-    """The job's YAML as the cloud takes it: without `local_run`."""
+    """Return the job's YAML for the cloud, without `local_run`."""
     usual = job.priority == "normal"
     return _yaml(job.model_dump(mode="json") | ({} if usual else {"priority": job.priority}))
 
 
 def whole_job(job: Job, run: LocalRun) -> bytes:
-    """The job file that says all of it, so that running it again repeats the run."""
     plain = _plain(job) | {"priority": job.priority}
     return _yaml({**plain, "local_run": run.model_dump(mode="json")})
 
 
 def _plain(job: Job) -> dict[str, Any]:
-    """The job, with where its backbones and weights lie: the job itself has their digests."""
+    """Return the job with paths of its backbones and weights, not only their digests."""
     plain = job.model_dump(mode="json")
     for entry, written in zip(job.features, plain["features"], strict=True):
         if isinstance(entry, OnnxParameters):
@@ -137,7 +133,6 @@ def _plain(job: Job) -> dict[str, Any]:
 
 
 def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = None) -> SiteSpec:
-    """The site of a run below `folder`; ports, broker and limits are its usual ones."""
     data = source(job, run)
     return SiteSpec(
         folder=folder,
@@ -160,7 +155,6 @@ def _yaml(plain: dict[str, Any]) -> bytes:
 
 
 def _options(changes: Mapping[str, Any]) -> str:
-    """The options as they are given, for an error's place."""
     found = []
     for key, value in changes.items():
         option = "ray" if key == "ray_address" else key.replace("_", "-")

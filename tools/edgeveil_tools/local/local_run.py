@@ -1,4 +1,4 @@
-"""The `local_run` key of a job file: a whole fleet on one machine. No device ever sees it."""
+"""The `local_run` key of a job file: a whole fleet on one machine, hidden from devices."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ from edgeveil.selection import how_many
 from edgeveil_edge.consent import limits_of, refusals, too_few
 
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True, math.inf, math.inf)
-_ANY_EPSILON = 1e15  # of a simulated owner who allows what the job asks for
+_ANY_EPSILON = 1e15  # of an owner in a simulation, who allows every job
 
 
 class RunData(DataFiles):
-    """The user's own records; digits and published sets that are in a usual place need none."""
+    """The user's own records; not needed for digits and published sets in a usual place."""
 
     source: SourceName | None = Field(default=None, max_length=300, examples=["csv"])
-    """What the records are read from, as in a site file; null: what the job's `data.source` names.
-    `images` without a form have that of `data.input_shape`."""
+    """Source of the records, as in a site file; null: the job's `data.source`. `images` without a
+    form have that of `data.input_shape`."""
     test_path: SitePath | None = None
-    """A file of its own for the cloud's test, in the form of `path`: then no record of that is held
+    """A separate file for the cloud's test, in the form of `path`, of which no record is then held
     back."""
 
 
 class LocalRun(Block):
-    """How `edgeveil run` plays the job on this machine; a submitted job leaves it out."""
+    """Settings of `edgeveil run` on this machine; omitted from a submitted job."""
 
     devices: int = Field(default=20, ge=1, le=10000)
     """Devices to play, each with its own keys, connection and records."""
     workers: int | None = Field(default=None, ge=1, le=256, examples=[2])
     """Processes that host the devices; null: 2, in a simulation one for each processor."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
-    """Seed of the dealing of records, and where `simulate` is true of the noise. Never of keys."""
+    """Seed of the partition, and where `simulate` is true of the noise. Never of keys."""
     simulate: bool = False
     """Play the job in memory, without brokers and encryption, the noise seeded."""
     ray_address: str | None = Field(default=None, max_length=300, examples=["10.0.0.1:6379"])
     """HOST:PORT of a Ray cluster that simulates, or `local` for a Ray that is started for the run;
     null: worker processes of this machine."""
     data: RunData = RunData()
-    """Where the records are that are dealt to the devices."""
+    """Records that are dealt to the devices."""
     infer_only: int = Field(default=0, ge=0, le=10000)
     """How many of the devices have the role `infer` and take part in evaluation alone."""
     partition: Partition = Partition()
@@ -76,39 +76,41 @@ class LocalRun(Block):
     """Records that no device gets and the cloud tests on, of digits and published sets; null: 360
     of digits, all of a published test half."""
     test_share: float | None = Field(default=None, ge=0, lt=1, examples=[0.2])
-    """The same as a share, of files of your own: each record is held back or dealt by a hash of its
-    own; null: a fifth."""
+    """Share of your own files' records for the cloud's test, selected by a hash of each record;
+    null: a fifth."""
     test_folds: int | None = Field(default=None, ge=2, le=1000, examples=[5])
-    """In place of a share: so many folds of them, of which the one of the run's seed is held back.
-    `edgeveil run --seeds 5` with five folds tests on every record once."""
+    """Number of folds in place of a share; the run's seed selects the one held back. `edgeveil run
+    --seeds 5` with five folds tests on every record once."""
     broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
     policy: SitePath | None = Field(default=None, examples=["../policy.yaml"])
-    """A policy file as a device's `policy_file` names it, to see whether owners who have it would
-    take part; null: the devices' owners allow what the job asks for."""
+    """A policy file as for a device's `policy_file`, to check whether owners with it would take
+    part; null: owners allow the job."""
 
 
 class LocalJob(Job):
-    """A job file as it lies on the machine that may play it."""
+    """A job file on the machine that may play it."""
 
     local_run: LocalRun | None = None
     """How `edgeveil run` plays the job on one machine; no part of the job itself."""
 
     @property
     def alone(self) -> Job:
-        """The job itself, as the cloud signs it and devices judge it."""
+        """The job itself, as signed by the cloud and judged by devices."""
         given = {name: getattr(self, name) for name in Job.model_fields}
         return Job.model_construct(self.model_fields_set & given.keys(), **given)
 
 
 def load_job(path: str | Path) -> LocalJob:
-    """Read and judge a job file; paths count from its folder. ConfigError has all problems."""
+    """Load and validate a job file; raises ConfigError with all problems."""
     return load_local_job(Path(path))[0]
 
 
 def load_local_job(path: Path, *, accept_unprotected: bool = False) -> tuple[LocalJob, Plan]:
-    """A job file with its `local_run`, and the plan; `accept_unprotected`: as with the block that a
-    refusal names. ConfigError with all problems, also why the run's own devices would decline."""
+    """Return a job file with its `local_run`, and its plan; raises ConfigError with all problems.
+
+    Problems include refusals by the run's devices. `accept_unprotected` acts as
+    `accept_unproven`."""
     options: Any = {"folder": path.absolute().parent, "accept_unprotected": accept_unprotected}
     return parse_local_job(read(path), str(path), **options)
 
@@ -120,17 +122,16 @@ def parse_local_job(
     folder: Path | None = None,
     accept_unprotected: bool = False,
 ) -> tuple[LocalJob, Plan]:
-    """The same from YAML text, `where` standing for the file's name in problems."""
+    """Load a job from YAML text; `where` is the file's name in problems."""
     tree = job_tree(text, where)
     if accept_unprotected:
         block = tree.value.setdefault("privacy", {})
-        if isinstance(block, dict):  # else the loader tells
+        if isinstance(block, dict):  # else the loader refuses it
             block["accept_unproven"] = True
     return judged(LocalJob, _judge, tree, where, folder=folder, schema=local_job_schema)
 
 
 def local_job_schema() -> Schema:
-    """JSON Schema (2020-12) of a job file, for editors."""
     return job_schema(LocalJob)
 
 
@@ -139,7 +140,7 @@ def _judge(found: LocalJob) -> tuple[LocalJob, Plan]:
 
 
 def compile_local(job: Job, run: LocalRun | None) -> Plan:
-    """The plan of a job that this run plays. ImpossibleMixError with all reasons against it."""
+    """Return the plan of a job for this run; raises ImpossibleMixError with all reasons."""
     found = [] if run is None else list(_run_mixes(job, run))
     known = None
     if run is not None:
@@ -149,8 +150,8 @@ def compile_local(job: Job, run: LocalRun | None) -> Plan:
         plan = compile_job(job, known)
     except ImpossibleMixError as error:
         option = {"privacy.accept_unproven": ", or run it with --accept-unprotected"}
-        told = [Mix(m.paths, m.text + option.get(m.paths[0], "")) for m in error.mixes]
-        raise ImpossibleMixError([*told, *found]) from None
+        mixes = [Mix(m.paths, m.text + option.get(m.paths[0], "")) for m in error.mixes]
+        raise ImpossibleMixError([*mixes, *found]) from None
     if run is not None and run.policy is not None:
         found = found or list(_policy_mixes(plan, run))
     if found:
@@ -159,7 +160,6 @@ def compile_local(job: Job, run: LocalRun | None) -> Plan:
 
 
 def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
-    """What a run could not play: its devices, their dealing and their records."""
     wanted = job.selection.devices
     if wanted != "all" and wanted > run.devices:
         yield Mix(
@@ -208,7 +208,6 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
 
 
 def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
-    """Records that cannot be read, or files that are not."""
     source = run.data.source or job.data.source
     try:
         source_name(source)
@@ -237,7 +236,6 @@ def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
 
 
 def owners_policy(job: Job, run: LocalRun) -> Policy:
-    """The policy of the run's devices: of the file that `run` names, else what the job needs."""
     if run.policy is not None:
         return load_policy(run.policy).with_room(job.data.nominal_records)
     parts = [
@@ -267,7 +265,6 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
 
 
 def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
-    """Why devices with the named policy would decline the job."""
     policy, asked = owners_policy(plan.job, run), plan.job.selection
     data, source = run.data, run.data.source or plan.job.data.source
     named = bool(guessed_header(source, data.header, data.path, plan.job.data.schema_))
@@ -278,7 +275,7 @@ def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
         yield _refusal("policy.require_cover", "a local run's proxy asks for no cover traffic")
     request = plan.request(plan.job.job)
     owner = limits_of(policy)
-    for one in fields(Limits):  # `check_job` names the first limit passed; a person wants them all
+    for one in fields(Limits):  # `check_job` names only the first exceeded limit
         alone = replace(_NO_LIMITS, **{one.name: getattr(owner, one.name)})
         try:
             check_job(request, alone, ())

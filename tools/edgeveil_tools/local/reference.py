@@ -1,5 +1,4 @@
-"""The noise-free reference of a local run: `fm` or `pca_residual` on the pooled records. It prices
-nothing: what it shows is not private."""
+"""The noise-free reference of a local run on pooled records; nothing of it is private."""
 
 from __future__ import annotations
 
@@ -38,19 +37,17 @@ from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.site.provision import SiteSpec
 
-RIDGE_SHARE = 1 / 30  # the ridge stands against noise; without any, little of it is needed
+RIDGE_SHARE = 1 / 30  # the ridge is for noise; without any, little is needed
 
 
 def has_reference(job: Job) -> bool:
-    """Whether the job's method is one that can be trained without noise."""
     return isinstance(job.train, FmParameters | PcaResidualParameters)
 
 
 def train(
     job: Job, run: LocalRun, plan: SiteSpec, before: Callable[[PlannedRound], object]
 ) -> list[float]:
-    """What leads the test's figures after each round without noise; empty for a method without a
-    reference, or without a test. `before`: see `noise_free_reference`."""
+    """Return the leading test figure after each noise-free round; empty without a reference."""
     test, parameters = held(job, run), job.train
     if not isinstance(parameters, FmParameters | PcaResidualParameters) or not len(test):
         return []
@@ -70,13 +67,14 @@ def noise_free_reference(
     before: Callable[[PlannedRound], object] = lambda _round: None,
     target: TargetRange | None = None,
 ) -> list[float]:
-    """Test accuracy after each training round without noise; with a `target` RMSE, else AUC of
-    anomalies. `train` pools all devices' records; `before` is called ahead of each round.
+    """Return the test figure after each training round without noise.
+
+    The figure is accuracy, RMSE with a `target`, or AUC of anomalies. `train` pools all devices'
+    records; `before` is called ahead of each round.
 
     The mean over `context.devices` devices of exact sums is the pooled sum over that number, and
-    local steps are linear in the sums, so no device needs to be played alone. A PCA is that of the
-    pooled records, whichever the job names.
-    """
+    local steps are linear in the sums, so no device is played alone. PCA is always of the pooled
+    records."""
     if context.projection is not None:
         common = {"name": "ldp_fpca", "noise": "gaussian"}
         context = replace(context, projection=context.projection.model_copy(update=common))
@@ -104,7 +102,6 @@ def noise_free_reference(
 def _figure(
     phi: Any, model: Mapping[str, Any], y: Any, target: TargetRange | None, anomaly: bool
 ) -> float:
-    """What leads the figures of a model on features (n, d) and labels (n,)."""
     if anomaly:
         scores = residual_scores(phi, {**no_threshold(), **model})
         area = anomaly_figures(scores, y, alarms=False).get("auc")
@@ -115,7 +112,7 @@ def _figure(
 
 
 def pooled(job: Job, run: LocalRun, plan: SiteSpec) -> Records:
-    """The training halves of all training devices, as those devices split them."""
+    """Return the training halves of all training devices, split as by those devices."""
     records, shares = dealt(job, run)
     seeds, parts = SimulationSeeds(run.seed), []
     for number, share in enumerate(shares[: run.devices - run.infer_only], start=1):

@@ -1,10 +1,8 @@
-"""A whole fleet on this machine, from keys to report: `edgeveil.run`, `simulate`, `edgeveil run`.
+"""`edgeveil.run`, `simulate` and `edgeveil run`: play a job with a fleet on this machine.
 
-Two brokers, a cloud, a proxy and workers that host the devices, each a process of its own, talk
-over MQTT exactly as on separate machines; or (`simulate`) the job's rounds are played without
-brokers and encryption. The run's folder gets FILES and `logs/`. One that holds a result is not
-written over unless asked to; its other files stay then too.
-"""
+Two brokers, a cloud, a proxy and workers that host the devices are processes and talk over MQTT as
+on separate machines; with `simulate` the rounds run without brokers and encryption. The run's
+folder gets FILES and `logs/`; an existing result is overwritten only on request."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ from edgeveil_tools.local.children import scratch
 from edgeveil_tools.local.data import check_data, is_published
 from edgeveil_tools.local.fleet import LocalFleet, refuse_unplayable
 from edgeveil_tools.local.job import Overrides, local_job, whole_job
-from edgeveil_tools.local.run_log import Listener, RunProgress, RunStopped, unheard
+from edgeveil_tools.local.run_log import Listener, RunProgress, RunStopped, ignore_progress
 from edgeveil_tools.result import Result, summary, write_json, write_whole, writing
 from edgeveil_tools.site.brokers import choose_engine
 from edgeveil_tools.tracking.feed import CLOSE_S, Tracking, check_target
@@ -70,33 +68,32 @@ class RunOptions(Overrides, total=False):
 
 
 def run(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
-    """Run a job with a whole fleet on this machine; returns when it has completed.
+    """Run a job with a whole fleet on this machine and return its result.
 
-    In the main thread SIGINT and SIGTERM end the run meanwhile: everything is stopped, what there
-    is so far is written, KeyboardInterrupt is raised.
+    In the main thread SIGINT and SIGTERM stop the run: partial results are written, and
+    KeyboardInterrupt is raised.
 
     Args:
-        job: a job file, or a job as `load_job` gives it.
-        simulate: True: play the job's rounds without brokers and encryption, chance from `seed`:
-            it shows what learning reaches and protects nobody; None: as the job says.
-        out: folder for results; None: a new one below the system's temporary folder.
-        devices: devices to play; None, as below: as the job's `local_run` says.
-        workers: processes that host them.
-        ray_address: HOST:PORT of a Ray cluster that simulates, or `local` for a Ray started here.
-        seed: of the dealing of records; simulated, also of the noise.
-        data: the records: a data file, a folder of pictures, or that of a published set's files.
-        broker: the broker to start.
-        accept_unprotected: the run's devices accept a job whose privacy is not proven.
-        reference: train the noise-free reference beside it; None: of a published set only. Of
-            other records it is an exact figure without any protection, as is who holds what.
-        record: keep what the cloud sees in `out`/recording, for `edgeveil attack`.
-        keep: keep keys, ledgers and stores too.
-        force: write over the result that `out` holds.
-        track: where to log parameters, guarantees, figures by round and files too: `mlflow:URI`,
-            `tensorboard:DIR`.
-        report: draw `report.html`.
-        progress: called with a RunProgress whenever something happens, and some times a second;
-            from the thread that runs; what it raises ends the run.
+        job: job file, or a job loaded by `load_job`.
+        simulate: play the rounds without brokers and encryption, seeded by `seed`: accuracy is
+            realistic, nothing is protected. Default: as the job sets.
+        out: folder for results; default: a new temporary one.
+        devices: number of devices; this and the next parameters default to the job's `local_run`.
+        workers: processes that host the devices.
+        ray_address: HOST:PORT of a Ray cluster that simulates, or `local` to start Ray here.
+        seed: seed of the partition; simulated, also of the noise.
+        data: data file, folder of pictures, or folder of a published set's files.
+        broker: broker to start.
+        accept_unprotected: let the run's devices accept a job without proven privacy.
+        reference: also train the noise-free reference, by default only of a published set: of other
+            records it and the partition are exact, unprotected figures.
+        record: keep the cloud's view in `out`/recording, for `edgeveil attack`.
+        keep: also keep keys, ledgers and stores.
+        force: overwrite the result in `out`.
+        track: trackers of figures and files: `mlflow:URI`, `tensorboard:DIR`.
+        report: write `report.html`.
+        progress: called with a RunProgress at each event and several times a second, in the
+            thread that runs; an exception that it raises ends the run.
 
     Raises:
         ConfigError, UsageError, DataError, BrokerError: before anything has started.
@@ -106,28 +103,28 @@ def run(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
 
 
 def simulate(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
-    """`run` without brokers and encryption: seeded and repeatable."""
+    """Run a job as `run` does, without brokers and encryption: seeded and repeatable."""
     return _run(job, {**options, "simulate": True})
 
 
 async def run_async(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
-    """`run` in a thread, awaited; cancelled it stops the run. Several at once take turns."""
+    """Await `run` in a thread; cancellation stops it, and concurrent runs take turns."""
     stop = threading.Event()
     work = asyncio.create_task(asyncio.to_thread(_run, job, options, stop))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         stop.set()
-        while not work.done():  # cancelled again it still waits: nothing may be left behind
+        while not work.done():  # keep waiting if cancelled again: leave nothing behind
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([work])
-        work.exception()  # it has ended, however it did
+        work.exception()  # mark an exception as retrieved
         raise
 
 
-# A simulation limits the numerical libraries to one thread and forks its workers: beside another
-# run of the program numbers would be wrong, and a worker could wait for a lock for ever.
-_ONE_RUN = threading.RLock()  # a listener may play a run of its own
+# A simulation limits the numerical libraries to one thread and forks its workers: a concurrent run
+# could change figures, and a forked worker could wait for a lock for ever.
+_ONE_RUN = threading.RLock()  # a listener may start a run of its own
 _LOOK_S = 0.1
 
 
@@ -136,15 +133,15 @@ def _run(job: str | Path | Job, options: RunOptions, stop: threading.Event | Non
     if unknown := options.keys() - RunOptions.__annotations__.keys():
         raise TypeError(f"run() got an unexpected keyword argument '{min(unknown)}'")
     given: dict[str, Any] = {**options}
-    out, hear = given.pop("out", None), given.pop("progress", None) or unheard
+    out, listener = given.pop("out", None), given.pop("progress", None) or ignore_progress
     changes: Any = {name: given.pop(name) for name in Overrides.__annotations__ if name in given}
     while not _ONE_RUN.acquire(timeout=_LOOK_S):
         if stop is not None and stop.is_set():
             raise RunStopped("the run was stopped")
-        _say(hear, "waiting for another run of this program")
+        _report_step(listener, "waiting for another run of this program")
     try:
         where = Path(out) if out else None
-        result, failure = play(job, where, changes, hear=hear, stop=stop, **given)
+        result, failure = play(job, where, changes, listener=listener, stop=stop, **given)
     finally:
         _ONE_RUN.release()
     if failure is not None:
@@ -164,24 +161,25 @@ def play(
     report: bool = True,
     track: Sequence[str] = (),
     command: str = "",
-    hear: Listener = unheard,
+    listener: Listener = ignore_progress,
     stop: threading.Event | None = None,
 ) -> tuple[Result, EdgeVeilError | KeyboardInterrupt | None]:
-    """The run of `run`: its result, and what ended it early, which is raised only before its start.
-    `stop`, set from another thread, ends it as a failed one."""
+    """Play a run; returns its result, and the error that ended it early or None.
+
+    Errors before the start are raised. `stop`, set from another thread, ends the run as failed."""
     if out is not None:
         require_unused(out, force=force)
     for target in track:
         check_target(target)
     started_s = time.time()
-    _say(hear, "reading the records")
+    _report_step(listener, "reading the records")
     loaded, settings = local_job(job, overrides)
     published = is_published(loaded, settings)
     notes = check_data(loaded, settings)
-    _say(hear, "playing the job on made-up records")
-    # Devices play their own half before they price it: no torch here for processes' sake.
+    _report_step(listener, "playing the job on made-up records")
+    # Device processes rehearse their own half before pricing: this process needs no torch.
     path = None if isinstance(job, Job) else Path(job)
-    limits = replace(usual_limits(), batch_bytes=1 << 62)  # the site is made for its uploads
+    limits = replace(usual_limits(), batch_bytes=1 << 62)  # the site is sized for its uploads
     rehearse(compile_job(loaded), path, devices=settings.simulate, limits=limits)
     if settings.simulate:
         refuse_unplayable(loaded, settings, keep=keep)
@@ -193,7 +191,7 @@ def play(
     with writing(out):
         write_whole(out / "job.yaml", whole_job(loaded, settings))
     record_dir = (out / "recording").absolute() if record else None
-    if record_dir is not None:  # how the records were dealt: settings and paths, no record
+    if record_dir is not None:  # the partition's settings and paths, no record
         shutil.rmtree(record_dir, ignore_errors=True)
         record_dir.mkdir(mode=0o700, parents=True)
         text = json.dumps(settings.model_dump(mode="json"), indent=2)
@@ -202,7 +200,7 @@ def play(
     with signals(signal.SIG_IGN), scratch(keep=keep) as site:
         trained = published if reference is None else reference
         places: dict[str, Any] = {"reference": trained, "record_dir": record_dir}
-        fleet = LocalFleet.of(loaded, settings, site, out, hear, stop, **places)
+        fleet = LocalFleet.of(loaded, settings, site, out, listener, stop, **places)
         log = fleet.log
         for note in log.plan.notes:
             log.note(f"Privacy: {note}")
@@ -216,7 +214,7 @@ def play(
             log.tracking = Tracking(track, f"{loaded.job}-seed-{settings.seed}", plain, log.planned)
         failure: EdgeVeilError | KeyboardInterrupt | None = None
         try:
-            with signals(_interrupt):
+            with signals(signal.default_int_handler):
                 fleet.play()
         except (EdgeVeilError, KeyboardInterrupt) as error:
             failure = error
@@ -231,14 +229,14 @@ def play(
         "job_sha256": loaded.digest().hex(),
         "command": command,
     }
-    told = fleet.result("interrupted" if interrupted else str(failure or ""))
-    result = Result({**told, "run": run_facts}, out)
+    content = fleet.result("interrupted" if interrupted else str(failure or ""))
+    result = Result({**content, "run": run_facts}, out)
     with writing(out):
         write_json(out / "result.json", result.content)
     try:
         if report and not interrupted:
-            _say(hear, "drawing the report")
-            # Not above: what draws is loaded when no process runs beside it any more.
+            _report_step(listener, "drawing the report")
+            # Import late: drawing libraries are loaded once all child processes have ended.
             from edgeveil_tools.report.page import draw_report
 
             shown = (loaded, settings) if published or reference else None
@@ -254,7 +252,6 @@ def play(
 
 
 def _tracked(tracking: Tracking, result: Result, *, interrupted: bool) -> list[str]:
-    """Hand the outcome over; lines to show."""
     content, reference = result.content, result.content["reference"]
     found = {
         "final.accuracy": result.accuracy,
@@ -272,15 +269,15 @@ def _tracked(tracking: Tracking, result: Result, *, interrupted: bool) -> list[s
     )
 
 
-def _say(hear: Listener, what: str) -> None:
-    hear(RunProgress(0, 0, 0, doing=what, kind="look"))
+def _report_step(listener: Listener, what: str) -> None:
+    listener(RunProgress(0, 0, 0, doing=what, kind="look"))
 
 
 # --- the folder ---
 
 
 def require_unused(out: Path, *, force: bool = False) -> None:
-    """Raise UsageError where the folder holds a result, or a job.yaml that no run wrote."""
+    """Raise UsageError if the folder holds a result, or a job.yaml that no run wrote."""
     if (out / "job.yaml").exists() and not (out / "events.jsonl").exists():
         what = "holds a job.yaml that a run would write over"
         raise UsageError(what, where=str(out), fix="name another folder")
@@ -293,7 +290,7 @@ def require_unused(out: Path, *, force: bool = False) -> None:
 
 
 def prepare(out: Path) -> None:
-    """Make DIR and its `logs`, and remove what an earlier run left. Raises UsageError."""
+    """Create `out` and its `logs`, and remove an earlier run's files; raises UsageError."""
     with writing(out):
         (out / "logs").mkdir(parents=True, exist_ok=True)
         for name in FILES:
@@ -304,21 +301,19 @@ def prepare(out: Path) -> None:
 
 
 @contextmanager
-def signals(handler: Any) -> Iterator[None]:
-    """SIGINT and SIGTERM go to `handler` meanwhile; in the main thread alone, which may set it."""
+def signals(
+    handler: Any, numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+) -> Iterator[None]:
+    """Handle signals by `handler` within the block; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [(n, signal.signal(n, handler)) for n in (signal.SIGINT, signal.SIGTERM)]
+    before = [(n, signal.signal(n, handler)) for n in numbers]
     try:
         yield
     finally:
         for number, earlier in before:
             signal.signal(number, earlier)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 # --- the command ---
@@ -334,14 +329,14 @@ def run_local(
     stream: IO[str] | None = None,
     **how: Any,
 ) -> int:
-    """`edgeveil run`: 0 when it completed, 130 after Ctrl-C. Progress goes to `stream`, None:
-    standard output, or standard error with `as_json`; `brief`: no lines at the end; `how`: options
-    of `play`. Raises as `run`."""
+    """Run `edgeveil run`; returns 0 when the job completed, 130 after Ctrl-C.
+
+    Progress goes to `stream`, default: standard output, or standard error with `as_json`."""
     from edgeveil_tools.display import RunDisplay
 
     display = RunDisplay(stream or (sys.stderr if as_json else sys.stdout))
     with display:
-        result, failure = play(path, out, overrides, hear=display, **how)
+        result, failure = play(path, out, overrides, listener=display, **how)
     if isinstance(failure, KeyboardInterrupt):
         display.note(f"Interrupted; what there is so far is in {out}")
         return INTERRUPTED

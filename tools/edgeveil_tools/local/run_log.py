@@ -1,4 +1,4 @@
-"""What a run tells while it works, and what it keeps: its progress, its events, its result."""
+"""Progress, events and result of a run."""
 
 from __future__ import annotations
 
@@ -30,21 +30,18 @@ from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.result import RunEvents, build, finite, privacy_of_plan
 from edgeveil_tools.tracking.feed import Tracking
 
-# Of training and of inference, what a round's event has them by.
+# Keys of ε in a round's event.
 _TRAINING, _INFERENCE = ("training", "collusion"), ("inference", "inference_record")
 
 
 @dataclass
 class RunProgress:
-    """How a run stands now. It is the run's own and goes on changing: copy what you keep.
+    """The current state of a run; it changes in place, so copy values to keep.
 
-    ε are by plan so far, one training and one inference, None where nothing is proven, each for
-    one of its unit; `inference_record_epsilon` is that of one record where the unit is a device.
-    `collusion_epsilon` is training's if all others collude, None unless noise is shared. `kind`
-    says why this was told: `doing` for the next step, `committed` for a round, `note` for a
-    line that should stay, `look` some times a second between them; `line` is what a person reads
-    then.
-    """
+    ε are planned values so far, None if unproven; `inference_record_epsilon` is per record where
+    the unit is a device, `collusion_epsilon` is training's if all others collude. `kind` is the
+    reason of the call: `doing` for the next step, `committed` for a round, `note` for a line to
+    keep, `look` several times a second in between. `line` is the text to show."""
 
     all_rounds: int
     rounds: int
@@ -57,17 +54,17 @@ class RunProgress:
     declined: int = 0
     selected: int | None = None
     accuracy: float | None = None
-    rmse: float | None = None  # where the label is a number
-    auc: float | None = None  # where what is normal is learned
+    rmse: float | None = None  # of a numeric label
+    auc: float | None = None  # of an anomaly job
     figures: Mapping[str, Any] | None = None  # of the last committed round's test
-    federated: str = ""  # what the newest evaluation on the devices' own records came to
+    federated: str = ""  # newest evaluation on the devices' own records
     training_epsilon: float | None = None
     inference_epsilon: float | None = None
     training_unit: str = "record"
     inference_unit: str = "record"
     inference_record_epsilon: float | None = None
     collusion_epsilon: float | None = None
-    evaluating: bool = False  # whether that was the newest round
+    evaluating: bool = False  # whether the newest round was an evaluation
     memory_bytes: int = 0
     elapsed_s: float = 0.0
     kind: Literal["doing", "committed", "note", "look"] = "doing"
@@ -75,7 +72,7 @@ class RunProgress:
 
     @property
     def leading(self) -> tuple[str, float | None]:
-        """The figure that says how good the model is, and its name."""
+        """Name and value of the figure that measures the model."""
         if self.auc is not None:
             return AUC, self.auc
         return (ACCURACY, self.accuracy) if self.rmse is None else (RMSE, self.rmse)
@@ -84,16 +81,16 @@ class RunProgress:
 Listener = Callable[[RunProgress], None]
 
 
-def unheard(_progress: RunProgress) -> None:
-    """For a run that nobody watches."""
+def ignore_progress(_progress: RunProgress) -> None:
+    """Ignore progress: the default listener."""
 
 
 class RunStopped(EdgeVeilError):  # noqa: N818 - the state's name
-    """Somebody ended the run before its job had ended."""
+    """The run was stopped before its job ended."""
 
 
 def epsilon_by_plan(view: RunProgress) -> str:
-    """Both ε so far, in words: per training's unit, and an inference's where it is another."""
+    """Return both ε so far as text, per training's unit, inference's unit if it differs."""
     spent, unit = view.inference_epsilon, view.inference_unit
     if view.inference_record_epsilon is not None:
         spent, unit = view.inference_record_epsilon, "record"
@@ -105,46 +102,46 @@ def epsilon_by_plan(view: RunProgress) -> str:
 
 
 class RunLog:
-    """Follows one job: `out` gets `events.jsonl`, `hear` the progress; `stop` ends the run."""
+    """Log of one job: writes `events.jsonl` to `out`, calls `listener`; `stop` ends the run."""
 
     def __init__(
         self,
         job: Job,
         run: LocalRun,
         out: Path,
-        hear: Listener = unheard,
+        listener: Listener = ignore_progress,
         stop: threading.Event | None = None,
     ) -> None:
         self.plan, self.record = compile_job(job), RunEvents()
         self._run, self._out = run, out
         self._whole = self.plan.quote()
         self.view = RunProgress(len(self.plan.all_rounds), self.plan.rounds, run.devices)
-        self._hear, self._started_s = hear, time.monotonic()
+        self._listener, self._started_s = listener, time.monotonic()
         self._stop = stop or threading.Event()
         self.tracking: Tracking | None = None
 
     def look(self) -> None:
-        """Tell how the run stands now. Raises RunStopped where the run is to end."""
+        """Report progress; raises RunStopped if the run is to end."""
         if self._stop.is_set():
             raise RunStopped("the run was stopped")
         for line in self.tracking.complaints() if self.tracking else ():
             self.note(line)
-        self._tell("look", self.view.line)
+        self._notify("look", self.view.line)
 
     def note(self, line: str) -> None:
-        self._tell("note", line)
+        self._notify("note", line)
 
     def doing(self, what: str) -> None:
         self.view.doing = what
-        self._tell("doing", what)
+        self._notify("doing", what)
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
-    def _tell(self, kind: Literal["doing", "committed", "note", "look"], line: str) -> None:
+    def _notify(self, kind: Literal["doing", "committed", "note", "look"], line: str) -> None:
         self.view.kind, self.view.line, self.view.elapsed_s = kind, line, self.elapsed_s
-        self._hear(self.view)
+        self._listener(self.view)
 
     def take(self, event: dict[str, Any]) -> None:
         event = finite(event)
@@ -181,41 +178,39 @@ class RunLog:
                 f"round {view.committed}: {lost['uploads']} uploads do not count, {lost['why']}; "
                 f"it cost each device {lost['price']['training']} all the same"
             )
-        told = [f"{view.uploads} answered"]
+        parts = [f"{view.uploads} answered"]
         if view.declined:
-            told.append(f"{view.declined} declined")
+            parts.append(f"{view.declined} declined")
         if view.evaluating:
             view.federated = evaluation_text(data)
-            told += [view.federated] * bool(view.federated)
+            parts += [view.federated] * bool(view.federated)
         name, value = view.leading
         if value is not None:
             of = " by the cloud's test" if view.evaluating else ""
-            told.append(f"{name} {leading_text(name, value, view.figures)}{of}")
-        told.append(epsilon_by_plan(view))
-        self._tell("committed", f"{view.doing}: {', '.join(told)}")
+            parts.append(f"{name} {leading_text(name, value, view.figures)}{of}")
+        parts.append(epsilon_by_plan(view))
+        self._notify("committed", f"{view.doing}: {', '.join(parts)}")
 
     def require_completed(self, job: str, declined: str = "") -> None:
-        """Raise JobFailed unless it completed; `declined`: what the first device told its owner."""
+        """Raise JobFailed unless the job completed, quoting `declined`, the first refusal."""
         if self.record.ended == "completed":
             return
         why = self.record.reason or f"the job was {self.record.ended}"
-        why = why.partition(RESUME)[0]  # nobody can: this run's cloud has ended
+        why = why.partition(RESUME)[0]  # impossible: this run's cloud has ended
         why = why.partition(BY_ITSELF)[0].rstrip(" ,;")
         why = f"the job paused: {why}" if self.record.ended == "paused" else why
         raise JobFailed(
-            f"{why}; first of all, {declined}" if declined else why,
+            f"{why}; the first refusal: {declined}" if declined else why,
             where=job,
-            fix=f"What each party said is in {self._out / 'logs'}",
+            fix=f"See the logs in {self._out / 'logs'}",
         )
 
     @property
     def planned(self) -> dict[str, Any]:
-        """Both guarantees of the whole plan, as `result.json` has those of what was spent."""
         return privacy_of_plan(self.plan, self._whole)
 
     def result(self, reason: str, *, seconds: float | None = None, **facts: Any) -> dict[str, Any]:
-        """The content of `result.json`; `reason` is empty when the job completed. `facts` are those
-        of `build` that the players know; `seconds`: None for those until now."""
+        """Return the content of `result.json`; an empty `reason` means that the job completed."""
         plan, run = self.plan, self._run
         return build(
             self.record,

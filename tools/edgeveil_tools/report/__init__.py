@@ -1,1 +1,1 @@
-"""What a run came to, as one page."""
+"""HTML reports: the page of a run, and a comparison of runs."""

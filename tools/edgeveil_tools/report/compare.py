@@ -1,5 +1,4 @@
-"""Several runs side by side: accuracy, cost and settings that differ. Runs that differ in their
-seed alone are one row."""
+"""Comparison of runs: accuracy, cost and differing settings; one row for all seeds."""
 
 from __future__ import annotations
 
@@ -54,9 +53,11 @@ _HEAD = ("run", "seeds", "status", "", "without noise", "training", "inference",
 
 
 def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) -> int:
-    """`edgeveil report`: write the page of one run again, or one that compares several."""
-    found = [one for folder in folders for one in _results(folder)]
-    results = [Result.load(folder) for folder in found]
+    """Run `edgeveil report`: redraw the page of one run, or write one that compares several."""
+    results: list[Result] = []
+    for folder in folders:
+        below = [] if (folder / "result.json").exists() else sorted(folder.rglob("result.json"))
+        results += [Result.load(one) for one in [path.parent for path in below] or [folder]]
     page = out or (results[0].report if len(results) == 1 else Path(COMPARISON))
     rows = compared(results)
     with writing(page, "name a file that you may write to with --out"):
@@ -72,16 +73,11 @@ def report(folders: Sequence[Path], out: Path | None, *, as_json: bool = False) 
     return 0
 
 
-def _results(folder: Path) -> list[Path]:
-    """The folder itself, or those of runs below it."""
-    below = [] if (folder / "result.json").exists() else sorted(folder.rglob("result.json"))
-    return [path.parent for path in below] or [folder]
-
-
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Runs that differ in their seed alone, under a name that no others of a comparison have.
-    `measure` is the figure that leads: accuracy, RMSE or AUC; `plain` the row of `table.json`."""
+    """Runs that differ only in their seed, under a name that is unique in a comparison.
+
+    `measure` is the leading figure: accuracy, RMSE or AUC; `plain` is the row of `table.json`."""
 
     name: str
     results: Sequence[Result]
@@ -91,7 +87,7 @@ class ComparedRuns:
 
     @classmethod
     def of(cls, name: str, results: Sequence[Result]) -> ComparedRuns:
-        """The runs; what guessing reaches is the median over the seeds, as the figure is."""
+        """Build a row; figures, and those of guessing, are medians over the seeds."""
         contents = [one.content for one in results]
         first, finals = contents[0], [one["final"] for one in contents]
         measure = leading(first["final"])[0]
@@ -123,7 +119,7 @@ class ComparedRuns:
 
     @property
     def text(self) -> str:
-        """The median figure in words, with the range over the seeds and what guessing reaches."""
+        """Median figure, its range over the seeds, and the figure of guessing, as text."""
         median, values = self.plain["median"], self.plain["values"]
         if median is None:
             return "–"
@@ -138,7 +134,6 @@ class ComparedRuns:
 
     @property
     def cells(self) -> list[str]:
-        """Its row in words, under `heads`."""
         row, free = self.plain, self.plain["without_noise"]
         return [
             self.name,
@@ -153,7 +148,7 @@ class ComparedRuns:
 
 
 def compared(results: Sequence[Result]) -> list[ComparedRuns]:
-    """Runs by all settings but the seed, in the order given."""
+    """Group runs by all settings except the seed, in the order given."""
     groups: dict[tuple[tuple[str, str], ...], list[Result]] = {}
     for one in results:
         settings = _settings(one)
@@ -164,7 +159,6 @@ def compared(results: Sequence[Result]) -> list[ComparedRuns]:
 
 
 def _settings(result: Result) -> dict[str, str]:
-    """How it was run: its job file where one is there, and itself."""
     found = {key: str(result.content.get(key)) for key in _OF_RUN}
     path = result.folder / "job.yaml"
     try:
@@ -178,7 +172,7 @@ def _settings(result: Result) -> dict[str, str]:
 
 
 def _differing(rows: Sequence[ComparedRuns]) -> list[tuple[str, list[str]]]:
-    """Settings that are not the same in all rows, `–` where one has none of the name."""
+    """Return settings that differ between rows, `–` where a row lacks one."""
     names = dict.fromkeys(name for row in rows for name in row.settings)
     found = [(name, [row.settings.get(name, "–") for row in rows]) for name in names]
     several = any(len(row.results) > 1 for row in rows)
@@ -196,7 +190,6 @@ def heads(rows: Sequence[ComparedRuns]) -> list[str]:
 
 
 def write_table(rows: Sequence[ComparedRuns], out: Path, failures: Sequence[str] = ()) -> None:
-    """Write TABLE into the folder. Raises UsageError."""
     with writing(out):
         write_json(out / TABLE, {"rows": [row.plain for row in rows], "failures": [*failures]})
 
@@ -210,7 +203,7 @@ def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
     apart = _differing(rows)
     head = ["setting", *(row.name for row in rows)]
     settings = table_part("Settings that differ", head, [[k, *of] for k, of in apart], text=[0])
-    told = _DIFFER if apart else "The runs have the same settings, as far as their folders tell."
+    text = _DIFFER if apart else "The runs have the same settings, as far as their folders show."
     simulated = any(row.plain["simulated"] for row in rows)
     notes = [said(_COSTS), said(_SIMULATED, "warn") if simulated else None]
     if own := [row.name for row in rows if row.plain["measured_on"] != MEASURED_ON[True]]:
@@ -226,21 +219,19 @@ def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
         "sections": [
             section("accuracy", f"{_measure(rows, title=True)} by round", [curves]),
             section("runs", "Runs", [costs], before=notes),
-            section("settings", settings["label"], differing, before=[said(told)]),
+            section("settings", settings["label"], differing, before=[said(text)]),
         ],
         "footer": " · ".join(dict.fromkeys(str(row.results[0].folder.parent) for row in rows)),
     }
 
 
 def _measure(rows: Sequence[ComparedRuns], *, title: bool = False) -> str:
-    """What leads the figures of all of them, else accuracy."""
     names = {row.measure for row in rows}
     name = names.pop() if len(names) == 1 else ACCURACY
     return name[0].upper() + name[1:] if title else name
 
 
 def _curves(rows: Sequence[ComparedRuns]) -> Json | None:
-    """The figure by round: the median over the seeds."""
     measure, tested = _measure(rows), dict[str, dict[int, float]]()
     for row in rows:
         found: dict[int, list[float]] = {}
@@ -264,7 +255,7 @@ def _curves(rows: Sequence[ComparedRuns]) -> Json | None:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The last parts of the folders, as many as tell them apart."""
+    """Return the shortest endings of the folders that differ."""
     whole = [folder.resolve().parts for folder in folders]
     for count in range(1, max(map(len, whole)) + 1):
         names = ["/".join(parts[-count:]) for parts in whole]

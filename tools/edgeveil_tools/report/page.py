@@ -1,4 +1,4 @@
-"""`report.html`: one run on one page that needs nothing else; the job's page, frozen."""
+"""`report.html`: one run on a self-contained page, the job's page frozen."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from edgeveil_tools.local.data import dealt
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.result import MEASURED_ON, UNPROTECTED, Result, summary, write_whole, writing
 
-HELD = "held"  # the section of who holds what
-MOST_COLUMNS = 120  # of its picture: of more devices several share one
+HELD = "held"  # section of records by device
+MOST_COLUMNS = 120  # of its picture; more devices share columns
 MOST_CLASSES = 60
 
 
 def draw_report(
     result: Result, events: Sequence[Mapping[str, Any]], dealing: tuple[Job, LocalRun] | None
 ) -> None:
-    """Write the page of a run that has just ended, with who holds what where `dealing` says so."""
+    """Write the page of a run that has just ended, with its partition if `dealing` is given."""
     held = None
     if dealing is not None and dealing[0].data.target is None:
         published = result.content["final"]["measured_on"] == MEASURED_ON[True]
@@ -39,7 +39,7 @@ def draw_report(
 
 
 def draw_again(result: Result, path: Path) -> None:
-    """Write the page from its run's files; who holds what comes from the page that it drew."""
+    """Write the page from its run's files; the partition comes from its earlier page."""
     try:
         events = result.events
     except (OSError, ValueError) as error:
@@ -57,7 +57,6 @@ def write_report(
     path: Path,
     held: Json | None = None,
 ) -> None:
-    """Write the page of `result.json` and `events.jsonl`; `held`: its section of who holds what."""
     write_whole(path, frozen(report_view(result, events, held), summary(result)).encode())
 
 
@@ -94,12 +93,11 @@ def report_view(
     return job_view(facts, events)
 
 
-# --- who holds what ---
+# --- records by device ---
 
 
 class Holdings(NamedTuple):
-    """Records dealt: `counts` (devices, classes) by the labels that devices see; numbers of the
-    devices of low quality, from 0; the kind of partition."""
+    """Dealt records (devices, classes) by the labels that devices see, and low-quality devices."""
 
     counts: NDArray[np.int64]
     low_quality: NDArray[np.int64]
@@ -107,7 +105,6 @@ class Holdings(NamedTuple):
 
 
 def holdings(job: Job, run: LocalRun) -> Holdings:
-    """Count the records that the run dealt."""
     records, shares = dealt(job, run)
     classes = job.data.classes
     counts = np.zeros((len(shares), classes), np.int64)
@@ -119,7 +116,6 @@ def holdings(job: Job, run: LocalRun) -> Holdings:
 
 
 def held_section(held: Holdings, published: bool) -> Json:
-    """The section: records by device and class."""
     what, were = ("public data set", "was") if published else ("records", "were")
     count, poor = len(held.low_quality), ""
     if count:
@@ -135,7 +131,7 @@ def held_section(held: Holdings, published: bool) -> Json:
 
 
 def holdings_picture(held: Holdings) -> Json:
-    """Devices from left to right, low quality last where several share a column; class 0 lowest."""
+    """Draw devices left to right, low quality last in shared columns; class 0 lowest."""
     devices, classes = held.counts.shape
     each, high = -(-devices // MOST_COLUMNS), -(-classes // MOST_CLASSES)
     poor = np.isin(np.arange(devices), held.low_quality)

@@ -1,1 +1,1 @@
-"""Before the first run: what this machine has, and a job to begin with."""
+"""Preparation: check of this machine, a first job, and shell completion."""

@@ -1,4 +1,4 @@
-"""The script that lets a shell complete `edgeveil`, drawn from its own parsers."""
+"""Shell completion scripts for `edgeveil`, generated from its parsers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ _KINDS = {
     **dict.fromkeys(("DIR", "FOLDER", "BUNDLE", "RECORDING"), shtab.DIRECTORY),
     "FILE": shtab.FILE,
 }
-"""What completes an argument, by how `--help` calls it; other paths are files."""
+"""Completion of an argument by its metavar; other paths are files."""
 _YAML_OPTIONS = ("--config", "--scenario")
 
 
 def command(args: argparse.Namespace) -> int:
-    """`edgeveil --completion SHELL`: eval it in ~/.bashrc, write it to a folder of zsh's $fpath, or
-    source it in fish and tcsh."""
+    """Run `edgeveil --completion SHELL`: eval the script, or put it in zsh's $fpath."""
     print(script(parser(), args.completion))
     return 0
 
 
 def script(top: argparse.ArgumentParser, shell: str) -> str:
-    """The script for a shell; paths complete as files, folders or job files."""
     for one in _parsers(top):
         if one is not top:
             for names, text in COMMON[:-1]:
@@ -47,7 +45,7 @@ def script(top: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """This parser and all below it, with the options that are found out late."""
+    """Yield this parser and all below it, with their deferred options."""
     if isinstance(top, CommandParser):
         top.add_later()
     yield top

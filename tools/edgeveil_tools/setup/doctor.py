@@ -1,7 +1,4 @@
-"""`edgeveil check` without a file: what this machine has and lacks for each use.
-
-Starts nothing, and writes nothing but an empty file in the folder for temporary ones.
-"""
+"""`edgeveil check` without a file: check this machine, writing only temporary files."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from edgeveil_tools.cli.common import answer
 
 _SIGNS = {"ok": "✓", "note": "–", "problem": "✗"}
 Found = Iterator[tuple[str, ...]]
-"""ok, note or problem; what; and where it is not ok why, and the fix."""
+"""Level (ok, note or problem), finding, and if not ok its reason and fix."""
 
 USES = {
     "client": ("steer a cloud's jobs", ("rich", "shtab")),
@@ -46,7 +43,7 @@ USES = {
     "track": ("runs logged to MLflow and others", ("mlflow", "tensorboard", "wandb")),
     "ray": ("simulations on a Ray cluster", ("ray",)),
 }
-"""What each extra is for, and the modules that tell whether it is installed."""
+"""Purpose of each extra, and the modules that show whether it is installed."""
 _LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography")
 _LEAST_DISK_BYTES = 1 << 30
 _USUAL_MEMORY_BYTES = 1 << 30  # the quickstart's processes take 660 MiB
@@ -55,7 +52,6 @@ _SITE_PORTS = {21883: "edge broker", 21884: "cloud broker", 8701: "cloud", 8702:
 
 
 def command(args: argparse.Namespace) -> int:
-    """Print the findings; exit code 1 where there is a problem."""
     parts = {"versions": _versions, "uses": _uses, "processor": _torch, "broker": _broker}
     parts |= {"room": _room, "network": _ports, "clock": _clock}
     lines, findings = list[str](), list[dict[str, str]]()
@@ -67,8 +63,8 @@ def command(args: argparse.Namespace) -> int:
             lines.append(f"  {_SIGNS[level]} {what}" + (f": {why}" if why else ""))
             lines += [f"      {fix}"] if fix else []
     counts = Counter(one["level"] for one in findings)
-    said = [f"{counts[one]} {one}{'s' * (counts[one] > 1)}" for one in ("problem", "note")]
-    worse = " and ".join(one for one in said if one[0] != "0") or "all is well"
+    totals = [f"{counts[one]} {one}{'s' * (counts[one] > 1)}" for one in ("problem", "note")]
+    worse = " and ".join(one for one in totals if one[0] != "0") or "all is well"
     lines += ["", f"{worse}; ✓ ok, – only some uses need it, ✗ a problem"]
     return answer(args, lines, {"findings": findings}, ok=not counts["problem"])
 
@@ -101,7 +97,7 @@ def _torch() -> Found:
     try:
         torch = importlib.import_module("torch")
         cards = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    except Exception as error:  # a library of another machine's fails in many ways
+    except Exception as error:  # a build for another machine fails in many ways
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         fix = "install torch again; a CPU build where there is no GPU"
         yield "problem", "torch cannot be loaded", why, fix
@@ -114,8 +110,8 @@ def _broker() -> Found:
     found = shutil.which("mosquitto")
     if found is not None:
         with suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run([found, "-h"], capture_output=True, text=True, timeout=10)
-            found += f", {said.stdout.partition(chr(10))[0].strip()}"
+            shown = subprocess.run([found, "-h"], capture_output=True, text=True, timeout=10)
+            found += f", {shown.stdout.partition(chr(10))[0].strip()}"
         yield "ok", f"mosquitto: {found}"
         return
     what, why = "no MQTT broker", "runs and sites here need one"
@@ -146,8 +142,8 @@ def _room() -> Found:
             "make room, or work on another disk",
         )
         less = free < _LEAST_DISK_BYTES
-        said = f"{folder}: {byte_text(free)} free, may be written"
-        yield "problem" if less else "ok", said, *(full if less else ())
+        room = f"{folder}: {byte_text(free)} free, may be written"
+        yield "problem" if less else "ok", room, *(full if less else ())
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if resource.RLIM_INFINITY != soft < _USUAL_FILES:
         why, fix = "each connection of a broker is one", "raise it with ulimit -n"

@@ -1,5 +1,4 @@
-"""`edgeveil init`: a folder with a commented job and records made up for it, or a job drafted from
-records of the user's own. Texts are the files of `templates/init/KIND/`."""
+"""`edgeveil init`: a job with made-up records, or drafted from own ones, by `templates/init`."""
 
 from __future__ import annotations
 
@@ -29,17 +28,17 @@ def command(args: argparse.Namespace) -> int:
     folder = args.out or Path(f"my-{args.records.stem if args.records else args.kind}")
     if args.records is not None:
         then = write_from(args.records, folder, args.label)
-        said = "judge each list and range of its schema, then write origin: public"
+        hint = "judge each list and range of its schema, then write origin: public"
     elif args.label is not None:
-        raise UsageError("names a column of no file", where="--label", fix="add --from FILE")
+        raise UsageError("needs a file with this column", where="--label", fix="add --from FILE")
     else:
-        then, said = write(args.kind, folder), "README.md beside it says what lies there"
-    line = f"wrote {folder / 'job.yaml'}: {said}. Next:\n\n  {then}"
+        then, hint = write(args.kind, folder), "README.md beside it says what lies there"
+    line = f"wrote {folder / 'job.yaml'}: {hint}. Next:\n\n  {then}"
     return answer(args, [line], {"job": str(folder / "job.yaml"), "next": then})
 
 
 def write(kind: str, folder: Path) -> str:
-    """Write the folder for one kind; the command that plays it. UsageError for files in the way."""
+    """Write the folder of one kind; returns its command, raises UsageError for files there."""
     texts = {one.name: one.read_text("utf-8") for one in sorted((_TEMPLATES / kind).iterdir())}
     texts["README.md"] = texts["README.md"].replace("DIR/", f"{folder}/")
     made = {name: text.encode() for name, text in texts.items()}
@@ -48,7 +47,6 @@ def write(kind: str, folder: Path) -> str:
 
 
 def _write_new(folder: Path, files: dict[str, bytes]) -> None:
-    """Write all of them, or none where one is in the way."""
     for name in files:
         if (folder / name).exists():
             fix = "name another folder with --out, or move it away"
@@ -76,8 +74,7 @@ _NAME = re.compile(r"[^a-z0-9_-]+")
 
 
 def write_from(records: Path, folder: Path, label: str | None = None) -> str:
-    """Write a job drafted from a file or folder of records; returns the command to go on with.
-    UsageError for a file in the way, DataError for records that cannot be described."""
+    """Write a job drafted from records; returns a command, raises UsageError or DataError."""
     source = "images" if records.is_dir() else records.suffix.removeprefix(".")
     if source not in ("images", "csv", "parquet"):
         fix = "use a CSV or Parquet file, or a folder with one folder of pictures for each class"
@@ -102,7 +99,7 @@ def write_from(records: Path, folder: Path, label: str | None = None) -> str:
 
 
 def _fruit() -> dict[str, bytes]:
-    """Apples, pears and quinces as a trained tongue scores them, 0 to 10 in tenths."""
+    """Return scores, 0 to 10 in tenths, of apples, pears and quinces."""
     chance = np.random.default_rng(_SEED)
     called = ("apple", "pear", "quince")
     usual = [[6.5, 4.5, 7.0, 5.0, 5.5], [7.5, 2.5, 4.0, 5.5, 3.0], [4.0, 6.5, 8.5, 8.0, 2.0]]
@@ -113,8 +110,7 @@ def _fruit() -> dict[str, bytes]:
 
 
 def _bearing() -> dict[str, bytes]:
-    """The shaking of a bearing, 24 readings within a turn: mostly as it should be, and one in three
-    windows without a word on it."""
+    """Return vibrations of a bearing, 24 readings per turn, mostly normal, a third unlabelled."""
     chance = np.random.default_rng(_SEED)
     turn = 2 * np.pi * np.arange(24) / 24
     states = chance.choice(3, _RECORDS, p=[0.92, 0.04, 0.04])
@@ -125,7 +121,7 @@ def _bearing() -> dict[str, bytes]:
     names = (*(f"r{n:02d}" for n in range(24)), "state")
     called = ("ok", "worn", "loose")
     known = chance.random(_RECORDS) < 2 / 3
-    labels = [called[state] if told else "" for state, told in zip(states, known, strict=True)]
+    labels = [called[state] if known else "" for state, known in zip(states, known, strict=True)]
     return {"windows.csv": _csv(names, np.clip(shaking, -8, 8), labels, "%.2f")}
 
 
@@ -139,7 +135,7 @@ def _csv(
 
 @needs_extra("images")
 def _shapes() -> dict[str, bytes]:
-    """Discs, crosses and stripes on grey, each of another size, place and brightness."""
+    """Return grey pictures of discs, crosses and stripes that vary in size and brightness."""
     import io
 
     from PIL import Image

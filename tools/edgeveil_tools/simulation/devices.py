@@ -1,5 +1,4 @@
-"""Many devices of one job in one worker: the computations of a device, in its order and from seeded
-chance; ledger and store stand in memory, and nothing is sealed."""
+"""Seeded devices of one job in one worker, which compute as real ones but seal nothing."""
 
 from __future__ import annotations
 
@@ -48,8 +47,6 @@ Role = Literal["train", "infer"]
 
 @dataclass(frozen=True)
 class SimulatedFleet:
-    """What a worker plays devices of."""
-
     site: SiteSpec
     canonical: bytes
     backbones: tuple[bytes, ...]
@@ -57,30 +54,30 @@ class SimulatedFleet:
 
 @dataclass(frozen=True)
 class DeviceAnswer:
-    """What came of one device's round: of each group that it answered the largest absolute value
-    and the norm, or why it declined; and what its owner is told."""
+    """The outcome of one device's round.
+
+    `groups` has the largest absolute value and the norm by answered group; `notes` are for its
+    owner."""
 
     number: int
     groups: dict[int, tuple[float, float]] = field(default_factory=dict)
     declined: str = ""
     cause: str = ""  # of a decline, one of `DECLINE_CAUSES`
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
 class _Device:
-    """One device's state: its chance, its records, and what its ledger would hold."""
-
     role: Role
     noise: SeededRandom
     computer: Computer
     answered: list[int] = field(default_factory=list)
-    released: dict[int, bytes] = field(default_factory=dict)  # of what later rounds build on
+    released: dict[int, bytes] = field(default_factory=dict)  # of rounds that later ones build on
     kept: Tensors = field(default_factory=dict)
 
 
 class SimulatedDevices:
-    """The devices that one worker holds, made as they are asked; numbers count from 1."""
+    """The devices of one worker, made on demand; numbers count from 1."""
 
     def __init__(self, fleet: SimulatedFleet) -> None:
         self._plan_of_site, site = fleet.site, fleet.site
@@ -103,20 +100,18 @@ class SimulatedDevices:
         self._price = lru_cache(maxsize=1024)(self._price_of)
 
     def begin(self, round: int, package: RoundPackage, selected: int) -> None:
-        """A round begins, in which so many devices are selected; the one before is forgotten."""
+        """Begin a round with `selected` devices, and discard the one before."""
         self._shelf.clear()
         self._round = RoundContext.of(self._plan, round), package, selected
 
     def answer(self, numbers: Sequence[int]) -> list[DeviceAnswer]:
-        """The round's answers of these devices; their arrays stay here."""
         return [self._answer(number) for number in numbers]
 
     def arrays(self, group: int, numbers: Sequence[int]) -> list[Array]:
-        """What these devices answered in one group."""
         return list(self._shelf.all(group, numbers))
 
     def added(self, group: int, numbers: Sequence[int], grids: Grids | None) -> ExactSum:
-        """The sum of the same."""
+        """Return the exact sum of these devices' arrays in one group."""
         size = self._round[0].segments[group].count
         return ExactSum(size, grids).add(self._shelf.all(group, numbers))
 
@@ -146,8 +141,8 @@ class SimulatedDevices:
         for group, array in arrays.items():
             self._shelf.put(group, number, array)
         measured = {group: (largest(array), norm(array)) for group, array in arrays.items()}
-        told = (f"round {index} is answered without records: {found.without}",)
-        return DeviceAnswer(number, measured, told=told if found.without else ())
+        notes = (f"round {index} is answered without records: {found.without}",)
+        return DeviceAnswer(number, measured, notes=notes if found.without else ())
 
     def _device(self, number: int) -> _Device:
         site = self._plan_of_site
@@ -163,15 +158,15 @@ class SimulatedDevices:
         if number not in self._devices:
             role: Role = "infer" if number > site.devices - site.infer_only else "train"
             key = self._seeds.split_key(number)
-            # It keeps its records: what a method makes of them once is kept as long as they are.
+            # Keep the records: values that a method derives from them are cached with them.
             computer = Computer(self._sites[role], key, load, self._inference)
             self._devices[number] = _Device(role, self._seeds.noise(number), computer)
         return self._devices[number]
 
-    # --- the owner's word ---
+    # --- consent ---
 
     def _consent(self, device: _Device, context: RoundContext, selected: int) -> None:
-        """Raise UsageError or PrivacyError with the reason why the device declines this round."""
+        """Raise UsageError or PrivacyError if the device declines this round."""
         site = self._sites[device.role]
         why = nothing_to_give(site, context) or too_large(site, context.plan.upload_bytes)
         if why:
@@ -184,7 +179,6 @@ class SimulatedDevices:
         self._requests[device.role].admit(spent, new)
 
     def _refused_of(self, role: Role, selected: int) -> PrivacyError | None:
-        """The same of a device that has answered nothing: of the job and its whole price."""
         site = self._sites[role]
         try:
             judge(site, self._plan, selected)
@@ -198,11 +192,11 @@ class SimulatedDevices:
 
 
 class Shelf:
-    """One round's arrays by group and device, in a file without a name, gone with the process."""
+    """One round's arrays by group and device, in an unnamed temporary file."""
 
     def __init__(self) -> None:
         self._places = dict[tuple[int, int], tuple[int, np.dtype[Any], tuple[int, ...]]]()
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - ends with the shelf
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the shelf
 
     def clear(self) -> None:
         self._places.clear()

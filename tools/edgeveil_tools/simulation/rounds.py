@@ -1,9 +1,8 @@
-"""A job's rounds, played without parties: the cloud's part here, the devices' in workers.
+"""Rounds of a job without parties: the cloud's part here, the devices' in workers.
 
-Bit for bit the model of the parties themselves over the memory transport (`edgeveil.testing`): the
-same devices are drawn, their noise is the same stream, sums are exact in any parts, and where a
-rule looks at the order of uploads, it is the one of the proxy's shuffle. Nobody is late.
-"""
+The model equals, bit for bit, that of the parties over the memory transport (`edgeveil.testing`):
+the same devices and noise are drawn, sums are exact, and uploads have the order of the proxy's
+shuffle. No device is late."""
 
 from __future__ import annotations
 
@@ -47,24 +46,23 @@ from edgeveil_tools.simulation.devices import DeviceAnswer
 from edgeveil_tools.simulation.workers import Call, Workers
 from edgeveil_tools.site.provision import SiteSpec
 
-CHUNK = 16  # devices in one call: after each the progress moves on
+CHUNK = 16  # devices in one call, after which progress is shown
 _NUMBER_BYTES = 4
-_MARK = b""  # stands for each segment that counts: nothing was sealed
+_MARK = b""  # in place of the digest of an accepted segment: nothing was sealed
 
-Tell = Callable[[str, Mapping[str, Any]], object]
-"""Takes an event of the job: its type and its data."""
+Notify = Callable[[str, Mapping[str, Any]], object]
+"""Called with an event of the job: its type and its data."""
 
 
 class SimulatedRounds:
-    """One job from its first round to its model. `play` may be called once.
+    """One job from its first round to its model; `play` may be called once.
 
     Args:
-        tell: gets the job's events as the cloud would store them.
-        say: gets each line that a device (its number) tells its owner.
-        look: called some times a second.
+        notify: called with the job's events as the cloud would store them.
+        report: called with each line that a device (its number) writes for its owner.
+        look: called several times a second.
 
-    `uploads` and `declined` count the answers of the open round.
-    """
+    `uploads` and `declined` count the answers of the open round."""
 
     def __init__(
         self,
@@ -72,43 +70,43 @@ class SimulatedRounds:
         site: SiteSpec,
         workers: Workers,
         *,
-        tell: Tell,
-        say: Callable[[int, str], object],
+        notify: Notify,
+        report: Callable[[int, str], object],
         look: Callable[[], object],
     ) -> None:
         self.uploads = self.declined = 0
         self._plan = compile_job(job).with_artifacts(read_artifacts(job))
         self._site, self._workers, self._seeds = site, workers, SimulationSeeds(site.seed)
-        self._tell, self._say, self._look = tell, say, look
+        self._notify, self._report, self._look = notify, report, look
         self._evaluation = Evaluation(held_records(site.source, job.data.schema_))
         self._draws = self._seeds.draws()
         self._graph = b""
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
 
     def play(self) -> tuple[bytes, bytes] | None:
-        """The model as (ONNX, safetensors); None where the job did not complete."""
+        """Return the model as (ONNX, safetensors); None if the job did not complete."""
         plan = self._plan
         self._evaluation.check(plan)
         self._graph, devices = plan.graph(), self._site.devices
         accuracy, federated, state = None, None, plan.cloud.initial_state()
-        self._tell("job_submitted", {"name": plan.job.job})
-        self._tell("job_running", {})
+        self._notify("job_submitted", {"name": plan.job.job})
+        self._notify("job_running", {})
         started = {"job_id": wire_id(plan.job.job).hex(), "rounds": len(plan.all_rounds)}
-        self._tell("job_started", started)
-        self._tell("broadcast", {"kind": "job", "selected": devices, "round": "job"})
+        self._notify("job_started", started)
+        self._notify("broadcast", {"kind": "job", "selected": devices, "round": "job"})
         for round in plan.all_rounds:
             asked = round.index - 1
             try:
                 selected = self._selected()
                 label = {"kind": "round", "selected": len(selected), "round": round.label}
-                self._tell("broadcast", label)
+                self._notify("broadcast", label)
                 asked += 1
                 state, event = self._round(RoundContext.of(plan, round.index), state, selected)
             except _AllDeclined as error:
                 ends = error.answers.ends_job(round.index) and not round.evaluates
                 if ends:
                     why = {"round": round.index, "declined": error.answers.declined}
-                    self._tell("all_declined", {**why, "causes": dict(error.answers.causes)})
+                    self._notify("all_declined", {**why, "causes": dict(error.answers.causes)})
                 how = "failed" if ends else "paused"
                 self._end(how, str(error), round.index - 1, accuracy)
                 return None
@@ -116,15 +114,15 @@ class SimulatedRounds:
                 self._end("paused", str(error), asked, accuracy)
                 return None
             accuracy, federated = event["accuracy"], event.get("federated")
-            self._tell("exchange_committed", event)
+            self._notify("exchange_committed", event)
         weights = self._evaluation.weights(plan, state)
         onnx = bake(self._graph, weights, model_card(plan, federated))
-        self._tell("broadcast", {"kind": "release", "selected": devices, "round": "release"})
-        self._tell("job_completed", summary_of(plan, len(plan.all_rounds), accuracy))
+        self._notify("broadcast", {"kind": "release", "selected": devices, "round": "release"})
+        self._notify("job_completed", summary_of(plan, len(plan.all_rounds), accuracy))
         return onnx, weights_file(plan, weights)
 
     def _end(self, how: str, reason: str, asked: int, accuracy: float | None) -> None:
-        self._tell(f"job_{how}", {"reason": reason, **summary_of(self._plan, asked, accuracy)})
+        self._notify(f"job_{how}", {"reason": reason, **summary_of(self._plan, asked, accuracy)})
 
     # --- one round ---
 
@@ -147,19 +145,19 @@ class SimulatedRounds:
         gave = [one for one in answers if one.groups]
         causes = Counter(one.cause for one in answers if one.cause)
         known = {cause: causes[cause] for cause in DECLINE_CAUSES if causes[cause]}
-        told = RoundAnswers(len(selected), len(gave), len(answers) - len(gave), causes=known)
-        if not gave and told.declined >= len(selected):
-            raise _AllDeclined(told)
+        counts = RoundAnswers(len(selected), len(gave), len(answers) - len(gave), causes=known)
+        if not gave and counts.declined >= len(selected):
+            raise _AllDeclined(counts)
         floor = max(context.min_batch, self._site.min_batch_floor, 1)
         if len(gave) < floor:
-            raise TooFewDevices(f"{told}: below the minimum")
-        self._tell("batch", {"round": context.round.index, "uploads": len(gave)})
+            raise TooFewDevices(f"{counts}: below the minimum")
+        self._notify("batch", {"round": context.round.index, "uploads": len(gave)})
         batch = _Batch.of(context, gave, floor, self._seeds.shuffle, partial(HeldArrays, self))
         valid = batch.valid
         try:
             after, uploads = self._combined(context, state, batch)
         except TooFewDevices as error:
-            what = f"{error.what} ({replace(told, void=dict(valid.refused))})"
+            what = f"{error.what} ({replace(counts, void=dict(valid.refused))})"
             raise TooFewDevices(what, where=error.where, fix=error.fix) from None
         if self._recorder is not None:
             sent = plan.package(state, context.round)
@@ -172,14 +170,13 @@ class SimulatedRounds:
             "wait_s": round(answered - sealed, 6),
             "absorb_s": round(time.monotonic() - answered, 6),
         }
-        facts = Told(1, uploads, told, sent_bytes, batch.size_bytes, timeline)
+        facts = Told(1, uploads, counts, sent_bytes, batch.size_bytes, timeline)
         _, event = tell_round(context, self._evaluation, self._graph, after, valid, facts)
         return after, event
 
     def _answers(
         self, context: RoundContext, package: Any, selected: Sequence[int]
     ) -> list[DeviceAnswer]:
-        """Of all who are asked, in the order of their numbers."""
         begin: Call = ("begin", (context.round.index, package, len(selected)))
         calls: list[list[Call]] = [
             [begin, *(("answer", (of[at : at + CHUNK],)) for at in range(0, len(of), CHUNK))]
@@ -192,14 +189,13 @@ class SimulatedRounds:
                 self.uploads += bool(one.groups)
                 self.declined += bool(one.declined)
                 declined = f"round {context.round.index} declined: {one.declined}"
-                for line in (*[declined] * bool(one.declined), *one.told):
-                    self._say(one.number, line)
+                for line in (*[declined] * bool(one.declined), *one.notes):
+                    self._report(one.number, line)
         return sorted(found, key=lambda one: one.number)
 
     def _combined(
         self, context: RoundContext, state: Mapping[str, Array], batch: _Batch
     ) -> tuple[dict[str, Array], int]:
-        """The state after the batch, and how many uploads are in it. Raises TooFewDevices."""
         valid = batch.valid
         if not context.masked:
             score = self._evaluation.score(context, self._graph, state)
@@ -215,10 +211,10 @@ class SimulatedRounds:
         valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
         return after, len(valid.chosen)
 
-    # --- what lies in the workers ---
+    # --- arrays in the workers ---
 
     def added(self, group: int, numbers: Sequence[int], grids: Grids | None) -> ExactSum:
-        """The sum of what these devices answered in one group, which are at least one."""
+        """Return the exact sum of one or more devices' arrays in one group."""
         calls: list[list[Call]] = [
             [("added", (group, of, grids))] if of else [] for of in self._of_workers(numbers)
         ]
@@ -229,7 +225,6 @@ class SimulatedRounds:
         return found
 
     def arrays(self, group: int, numbers: Sequence[int]) -> dict[int, Array]:
-        """The same one by one."""
         shared = self._of_workers(numbers)
         calls: list[list[Call]] = [[("arrays", (group, of))] if of else [] for of in shared]
         found = dict[int, Array]()
@@ -245,7 +240,7 @@ class SimulatedRounds:
 
 
 class HeldArrays(Sequence[Array]):
-    """Arrays of one group that lie in workers: summed there, fetched `BLOCK` at a time."""
+    """Arrays of one group in workers: summed there, fetched `BLOCK` at a time."""
 
     BLOCK = 64
 
@@ -256,7 +251,6 @@ class HeldArrays(Sequence[Array]):
         self.largest = most  # absolute value in all of them
 
     def added(self, grids: Grids | None) -> ExactSum:
-        """See `edgeveil.parts.aggregation.mean.AddedUp`."""
         return self._rounds.added(self._group, self._numbers, grids)
 
     def integers(self) -> NDArray[np.int64]:
@@ -280,7 +274,7 @@ class HeldArrays(Sequence[Array]):
 
 
 class _AllDeclined(EdgeVeilError):  # noqa: N818 - the state's name
-    """All who were selected declined."""
+    """All selected devices declined."""
 
     def __init__(self, answers: RoundAnswers) -> None:
         super().__init__(all_declined(answers))
@@ -289,8 +283,7 @@ class _AllDeclined(EdgeVeilError):  # noqa: N818 - the state's name
 
 @dataclass
 class _Batch:
-    """A round's batch: its size; the devices of groups that stay together, in the order of the
-    proxy's shuffle; and what the cloud's validation (`edgeveil_cloud.validate_batch`) leaves."""
+    """A round's validated batch; `together` are the shuffled devices of groups kept together."""
 
     size_bytes: int
     together: list[int]
@@ -305,8 +298,7 @@ class _Batch:
         shuffle: Callable[[list[int]], None],
         held: Callable[[int, Sequence[int], float], Sequence[Array]],
     ) -> _Batch:
-        """`gave`: who answered, in the order in which they came; `held` makes the arrays of a group
-        from its number, devices and largest value."""
+        """Shuffle and validate answers in order of arrival; `held` makes the arrays of a group."""
         sizes, masked = context.segment_bytes, frozenset(one.group for one in context.masked)
         task = ShuffleRound(
             RoundId(bytes(16), context.round.index, 1),

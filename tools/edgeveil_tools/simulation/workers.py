@@ -1,11 +1,10 @@
-"""Workers that hold simulated devices: processes of this machine, or actors of a Ray cluster.
+"""Workers that hold simulated devices: local processes, or actors of a Ray cluster.
 
-Device k (from 1) belongs to worker (k - 1) mod `count`. Where nothing stands in its way a process
-is forked: it then shares the records, the libraries and the compiled job with its parent. Where
-there is a GPU, whose context a fork would lose, and on systems without a sound fork it is spawned.
-An actor asks for one processor and the memory that it may take; a machine of the cluster needs
-EdgeVeil of this version, and the records at the same place.
-"""
+Device k (from 1) belongs to worker (k - 1) mod `count`. A process is forked where possible, and
+shares records, libraries and the compiled job with its parent; it is spawned on systems without a
+sound fork, or with a GPU, as a fork loses its context. An actor requests one processor and its
+memory; each machine of the cluster needs this version of EdgeVeil, and the records at the same
+path."""
 
 from __future__ import annotations
 
@@ -31,26 +30,27 @@ Call = tuple[str, tuple[Any, ...]]
 """A method of `SimulatedDevices`, and its arguments."""
 LOOK_S = 0.1
 RAY_KEY = "local_run.ray_address"
-HERE = "local"  # the address of a Ray that is started for the run
+HERE = "local"  # address that starts Ray for the run
 _STOP_S = 2.0
 _ROOM_S = 120.0  # until the cluster has room for all actors
-_ACTOR_BYTES = 1 << 30  # libraries, model, the records' shares at work
+_ACTOR_BYTES = 1 << 30  # libraries, model and records in use
 
 
 class Workers(ABC):
-    """What holds devices: `count` workers, which compute at the same time."""
+    """A pool of `count` workers that hold devices and compute at the same time."""
 
     name: str
     count = 0
-    pids: Sequence[int] = ()  # processes on this machine whose memory is the run's
+    pids: Sequence[int] = ()  # local processes, whose memory is counted
 
     def each(
         self, calls: Sequence[Sequence[Call]], look: Callable[[], object]
     ) -> Iterator[tuple[int, Any]]:
-        """Make each worker's calls one after the other, all workers at the same time; yields
-        (worker, result). `look` is called some times a second; what it raises ends the iteration.
-        JobFailed: a call failed, or a worker is gone."""
-        # One call under way at each: two that write to each other would wait for ever.
+        """Make each worker's calls in order, all workers at once; yields (worker, result).
+
+        `look` is called several times a second; an exception that it raises ends the iteration.
+        Raises JobFailed if a call failed or a worker ended."""
+        # At most one open call per worker: both ends writing at once would deadlock.
         waiting, at_work = [iter(of) for of in calls], dict[Any, int]()
 
         def send_next(worker: int) -> None:
@@ -70,23 +70,23 @@ class Workers(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Kill them, whatever they do."""
+        """Kill all workers."""
 
     @abstractmethod
     def _send(self, worker: int, call: Call) -> Any:
-        """Give the worker a call; returns what its result is waited for by."""
+        """Send a call to the worker; returns the handle to wait for."""
 
     @abstractmethod
     def _ready(self, waited_for: list[Any]) -> Sequence[Any]:
-        """Those whose result is there, after `LOOK_S` at the latest."""
+        """Return handles whose result has arrived, after at most `LOOK_S`."""
 
     @abstractmethod
     def _result(self, done: Any, worker: int) -> Any:
-        """The result. JobFailed."""
+        """Return the result of a handle; raises JobFailed."""
 
 
 class ProcessWorkers(Workers):
-    """Processes of this machine; in each one thread computes."""
+    """Processes of this machine, with one computing thread each."""
 
     name = "processes"
 
@@ -171,27 +171,26 @@ class _Holder:
 
 
 def _serve(connection: Connection, others: Sequence[Connection], fleet: SimulatedFleet) -> None:
-    """Answer calls until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that starts it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for other in others:  # or it would not hear that the starter is gone
+    for other in others:  # else the parent's end is not noticed
         other.close()
     with suppress(EOFError, OSError, KeyboardInterrupt):
         holder = _Holder(fleet)
         while True:
             connection.send(holder.call(*connection.recv()))
-    os._exit(0)  # nothing of the starter's is to be cleaned up here
+    os._exit(0)  # skip cleanup inherited from the parent
 
 
 class RayWorkers(Workers):
-    """Actors of a Ray cluster, which accounts for its processes itself. UsageError."""
+    """Actors of a Ray cluster, which manages its processes itself; raises UsageError."""
 
     name = "ray"
 
     def __init__(self, fleet: SimulatedFleet, count: int, address: str) -> None:
         self._ray, self._joined, self.count = imported_ray(RAY_KEY), False, count
         self._actors: list[Any] = []
-        if address != HERE or not self._ray.is_initialized():  # else a notebook's own
+        if address != HERE or not self._ray.is_initialized():  # else use the notebook's Ray
             join_cluster(None if address == HERE else address, RAY_KEY)
             self._joined = True
         remote = self._ray.remote(num_cpus=1, memory=_ACTOR_BYTES, max_restarts=0)(_Holder)
@@ -225,7 +224,7 @@ class RayWorkers(Workers):
             raise JobFailed(what, where=f"simulation-{worker + 1}", fix=fix) from None
 
     def _wait_for_room(self) -> None:
-        """Wait until every actor runs; each must be of this version."""
+        """Wait until every actor runs; raises UsageError without room or for another version."""
         begun_s, missing = time.monotonic(), [actor.version.remote() for actor in self._actors]
         own = metadata.version("edgeveil")
         while missing:

@@ -1,8 +1,7 @@
 """amqtt in a process of its own, `python -m edgeveil_tools.site.broker_amqtt CONFIG`.
 
-Ends at SIGTERM or EOF. Adds what the library lacks: a bound on packets, an answer to MQTT 5 that
-clients understand, and mosquitto's users file and rules.
-"""
+Ends at SIGTERM or EOF. Adds to the library a bound on packets, a refusal of MQTT 5 that clients
+understand, and mosquitto's users file and rules."""
 
 from __future__ import annotations
 
@@ -37,11 +36,11 @@ _SHUTDOWN_S = 3.0
 
 
 class UsersPlugin(BaseAuthPlugin):  # type: ignore[misc]
-    """Checks name and password; reads the file again when it has changed."""
+    """Authentication by password, which reloads a changed users file."""
 
     @dataclass
     class Config:
-        """`users_file`: `name:hash` lines; empty: everyone may connect."""
+        """`users_file`: `name:hash` lines; default: everyone may connect."""
 
         users_file: str = ""
 
@@ -54,7 +53,7 @@ class UsersPlugin(BaseAuthPlugin):  # type: ignore[misc]
     async def authenticate(self, *, session: Any) -> bool:
         if self._path is None:
             return True
-        with contextlib.suppress(OSError, BrokerError):  # being replaced: the old list holds
+        with contextlib.suppress(OSError, BrokerError):  # being replaced: keep the old list
             found = self._path.stat()
             if (stamp := (found.st_mtime_ns, found.st_size)) != self._read_at:
                 self._users, self._read_at = read_users(self._path), stamp
@@ -63,7 +62,7 @@ class UsersPlugin(BaseAuthPlugin):  # type: ignore[misc]
 
 
 class RulesPlugin(BaseTopicPlugin):  # type: ignore[misc]
-    """Denies every topic that no rule allows."""
+    """Access control that denies every topic without an allowing rule."""
 
     @dataclass
     class Config:
@@ -87,13 +86,12 @@ class RulesPlugin(BaseTopicPlugin):  # type: ignore[misc]
 
 
 class WebSocketBytes:
-    """The bytes that come over a WebSocket, as a stream; frames end where they like."""
+    """The bytes of a WebSocket as a stream, independent of frames."""
 
     def __init__(self, websocket: ServerConnection) -> None:
         self._websocket, self._held = websocket, bytearray()
 
     async def readexactly(self, n: int) -> bytes:
-        """Exactly `n` bytes. Raises asyncio.IncompleteReadError at the end."""
         while len(self._held) < n:
             try:
                 frame = await self._websocket.recv()
@@ -105,7 +103,7 @@ class WebSocketBytes:
         return taken
 
     def feed_eof(self) -> None:
-        """Called by the library at the connection's end; the socket's own end serves."""
+        """Ignore the library's call: the socket signals its end itself."""
 
 
 Stream = asyncio.StreamReader | WebSocketBytes
@@ -113,7 +111,7 @@ Transport = asyncio.Transport | asyncio.WriteTransport
 
 
 class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
-    """Ends the connection when a packet's part is longer than allowed."""
+    """A reader that aborts the connection at an oversized packet."""
 
     def __init__(
         self, reader: Stream, transport: Transport, packet_bytes: int, first: bytes
@@ -132,18 +130,18 @@ class BoundedReader(StreamReaderAdapter):  # type: ignore[misc]
 
 
 class BoundedBroker(Broker):  # type: ignore[misc]
-    """The library's broker behind a look at each connection's first bytes."""
+    """The library's broker, with a check of each connection's first bytes."""
 
     packet_bytes = 65536
 
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
-        """Refuse MQTT 5 at once (the library would wait for bytes that never come)."""
+        """Refuse MQTT 5 at once (the library would wait for bytes that never arrive)."""
         await self._serve(reader, StreamWriterAdapter(writer), writer.transport, listener_name)
 
     async def ws_connected(self, websocket: ServerConnection, listener_name: str) -> None:
-        """The same over WebSockets, where the library's own reader loops at an early end."""
+        """Serve a WebSocket without the library's reader, which loops at an early end."""
         stream, writer = WebSocketBytes(websocket), WebSocketsWriter(websocket)
         await self._serve(stream, writer, websocket.transport, listener_name)
 
@@ -166,10 +164,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
 
 
 async def first_bytes(reader: Stream) -> bytes:
-    """The first packet up to the protocol version, or its first byte when it is no CONNECT.
-
-    Raises ProtocolError where its length is none.
-    """
+    """Return the start of a CONNECT, or one byte of another packet; raises ProtocolError."""
     first = await reader.readexactly(1)
     if first[0] != _CONNECT:
         return first
@@ -179,7 +174,7 @@ async def first_bytes(reader: Stream) -> bytes:
 
 
 async def serve(settings: dict[str, Any], kind: type[BoundedBroker]) -> None:
-    """Run until SIGTERM, SIGINT, or the end of standard input (the starter is gone)."""
+    """Run until SIGTERM, SIGINT, or the end of standard input (the parent has ended)."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -198,7 +193,7 @@ def main(argv: list[str], kind: type[BoundedBroker] = BoundedBroker) -> int:
     settings = json.loads(Path(argv[0]).read_text("utf-8"))
     try:
         asyncio.run(serve(settings, kind))
-    except Exception as error:  # the starter shows the last line
+    except Exception as error:  # the parent shows the last line
         sys.stderr.write(f"{error}\n")
         return BrokerError.exit_code
     return 0

@@ -29,7 +29,7 @@ _SALT_BYTES = 12
 
 @dataclass(frozen=True)
 class Rule:
-    """`user` (None: everyone) may read or write topics of this filter; `%u` is the own name."""
+    """Permission for `user` (None: everyone) on a topic filter; `%u` is the own name."""
 
     user: str | None
     access: Access
@@ -37,12 +37,12 @@ class Rule:
 
 
 def of_cell(name: str, cell: str) -> str:
-    """The name of a cell's party or broker: `proxy`, of a named cell `proxy-north`."""
+    """Return the name of a cell's party or broker: `proxy`, or `proxy-north`."""
     return f"{name}-{cell}" if cell else name
 
 
 def side_of(domain: str) -> str:
-    """What comes before the cell: of a broker `edge` or `cloud`, of a party its role."""
+    """Return the part before the cell: a broker's `edge` or `cloud`, a party's role."""
     return domain.partition("-")[0]
 
 
@@ -83,11 +83,10 @@ def _cloud_rules(cell: str) -> tuple[Rule, ...]:
 def rules_for(
     acl: str | None, cells: Sequence[str] = ("",), *, wiretap: bool = False
 ) -> tuple[Rule, ...] | None:
-    """The access list of a side, for these cells; None when there is none.
+    """Return the access list of a side for these cells; None without one.
 
-    Patterns know a device's id and not its cell: where cells share a broker, a device may speak in
-    its own name in each, and hear what a cell's devices hear, which is sealed.
-    """
+    Patterns contain a device's id but not its cell: at a shared broker a device may publish in its
+    own name in each cell, and receive the broadcasts of each, which are sealed."""
     if acl is None:
         return None
     rules = _edge_rules if acl == "edge" else _cloud_rules
@@ -96,7 +95,7 @@ def rules_for(
 
 
 def allows(rules: tuple[Rule, ...], user: str, access: Access, topic: str) -> bool:
-    """Whether a rule covers all of `topic` (a name, or a filter to subscribe to)."""
+    """Return whether a rule covers all of `topic` (a name, or a filter to subscribe to)."""
     if not _plain(user):
         return False
     return any(
@@ -108,7 +107,7 @@ def allows(rules: tuple[Rule, ...], user: str, access: Access, topic: str) -> bo
 
 
 def covers(allowed: str, requested: str) -> bool:
-    """Whether every topic that `requested` matches is matched by `allowed`."""
+    """Return whether `allowed` matches every topic that `requested` matches."""
     allowed_levels, levels = allowed.split("/"), requested.split("/")
     for position, level in enumerate(allowed_levels):
         if level == "#":
@@ -121,7 +120,6 @@ def covers(allowed: str, requested: str) -> bool:
 
 
 def acl_text(rules: tuple[Rule, ...]) -> str:
-    """The rules as a mosquitto access list; what no line allows is denied."""
     lines = [f"pattern {rule.access} {rule.topic}" for rule in rules if rule.user is None]
     for user in dict.fromkeys(rule.user for rule in rules if rule.user is not None):
         lines += ["", f"user {user}"]
@@ -130,14 +128,14 @@ def acl_text(rules: tuple[Rule, ...]) -> str:
 
 
 def hash_password(password: str) -> str:
-    """The password as a users file holds it."""
     salt = os.urandom(_SALT_BYTES)
     digest = hashlib.pbkdf2_hmac("sha512", password.encode("utf-8"), salt, _ITERATIONS)
-    return f"$7${_ITERATIONS}${_base64(salt)}${_base64(digest)}"
+    salt_text, digest_text = (base64.b64encode(raw).decode("ascii") for raw in (salt, digest))
+    return f"$7${_ITERATIONS}${salt_text}${digest_text}"
 
 
 def password_matches(hashed: str, password: str) -> bool:
-    """Whether `password` is the one that was hashed; False for a hash of another form."""
+    """Return whether the password has this hash; False for a hash of another form."""
     if (parts := _hash_parts(hashed)) is None:
         return False
     iterations, salt, digest = parts
@@ -146,19 +144,16 @@ def password_matches(hashed: str, password: str) -> bool:
 
 
 def users_text(users: Mapping[str, str]) -> str:
-    """A users file: one `name:hash` line each. Raises UsageError for a name unfit for topics."""
+    """Return a users file; raises UsageError for a name that is unfit for topics."""
     for name in users:
         if not _plain(name):
             fix = "use letters, digits, '-', '_' and '.'"
             raise UsageError(f"the user name '{name}' cannot stand in a topic", fix=fix)
-    return "".join(f"{name}:{hash_password(word)}\n" for name, word in users.items())
+    return "".join(f"{name}:{hash_password(password)}\n" for name, password in users.items())
 
 
 def read_users(path: Path) -> dict[str, str]:
-    """Name to hash, of a file of `name:password` lines, the passwords hashed or plain.
-
-    Raises BrokerError when the file cannot be read or a line is not of this form.
-    """
+    """Return hashes by name from `name:password` lines, hashed or plain; raises BrokerError."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -168,11 +163,11 @@ def read_users(path: Path) -> dict[str, str]:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        name, colon, word = line.partition(":")
-        if not colon or not word or not _plain(name):
+        name, colon, password = line.partition(":")
+        if not colon or not password or not _plain(name):
             what, fix = "not a 'name:password' line", "correct or remove it"
             raise BrokerError(what, where=f"{path}:{number}", fix=fix)
-        users[name] = word if _hash_parts(word) else hash_password(word)
+        users[name] = password if _hash_parts(password) else hash_password(password)
     return users
 
 
@@ -192,7 +187,3 @@ def _hash_parts(hashed: str) -> tuple[int, bytes, bytes] | None:
 
 def _plain(name: str) -> bool:
     return bool(name) and not any(sign in "+#/$:" or sign.isspace() for sign in name)
-
-
-def _base64(raw: bytes) -> str:
-    return base64.b64encode(raw).decode("ascii")

@@ -1,10 +1,8 @@
-"""Becomes another program that ends with its starter: `python broker_tied.py PROGRAM [ARGUMENT]...`
+"""Run a program that ends with its parent: `python broker_tied.py PROGRAM [ARGUMENT]...`.
 
-For a program that does not look after its starter itself. The starter keeps the writing end of
-the standard input. When that closes, as it does when the starter dies even by SIGKILL, a small
-child of the program sends it SIGTERM. Imports nothing but the standard library's smallest part:
-it is run as a file.
-"""
+For a program that does not watch its parent. The parent keeps the writing end of the standard
+input; when that closes, even by SIGKILL of the parent, a small child of the program sends it
+SIGTERM. Imports only a small part of the standard library: this module is run as a file."""
 
 import os
 import signal
@@ -12,7 +10,7 @@ import sys
 
 
 def main(command: list[str]) -> None:
-    """Does not return."""
+    """Replace this process by the program; never returns."""
     program = os.getpid()
     if os.fork() == 0:
         _watch(program)
@@ -23,7 +21,7 @@ def _watch(program: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ends with its program, not before
     while os.read(0, 1):
         pass
-    if os.getppid() == program:  # else it is gone, and its number may be another's
+    if os.getppid() == program:  # else its number may be another process's
         os.kill(program, signal.SIGTERM)
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""A site's brokers: what to start, mosquitto or amqtt as a child, and `edgeveil broker`."""
+"""A site's brokers: specification, mosquitto or amqtt as a child, and `edgeveil broker`."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ LOG = logging.getLogger("edgeveil.broker")
 
 Engine = Literal["auto", "amqtt", "mosquitto"]
 
-_OTHER_FILES = 64  # of a broker: listeners, log, lists, what is being accepted
+_OTHER_FILES = 64  # of a broker: listeners, log, lists, new connections
 START_TIMEOUT_S = 10.0
 _START_AGAIN_S = 30.0
 _AMQTT = "edgeveil_tools.site.broker_amqtt"
 _STOP_TIMEOUT_S = 5.0
 _TLS_S = 0.2
 _SERVER_PORTS = range(22_000, 32_000)
-_CHOSEN = deque[int](maxlen=200)  # ports of late, whose servers may not listen yet
-_PIDFD_GETFD = 438  # the same number on every processor
+_CHOSEN = deque[int](maxlen=200)  # recent ports, whose servers may not listen yet
+_PIDFD_GETFD = 438  # on every architecture
 _DEFER_S = 60
 _BACKLOG = 4096
 _CLOSED_MEANWHILE = (errno.ENOENT, errno.EBADF, errno.ENOTSOCK)
@@ -56,10 +56,9 @@ _CLOSED_MEANWHILE = (errno.ENOENT, errno.EBADF, errno.ENOTSOCK)
 
 @dataclass(frozen=True)
 class BrokerSpec:
-    """What to start. `port` None and `websockets_port` 0: a free one; `acl` None: no access list.
+    """Settings of a broker; `port` None and `websockets_port` 0 mean a free one.
 
-    `wiretap` adds a user of that name who may read everything: for tests alone.
-    """
+    `acl` defaults to no access list; `wiretap` adds a user for tests that may read everything."""
 
     engine: Engine = "auto"
     host: str = "127.0.0.1"
@@ -75,14 +74,13 @@ class BrokerSpec:
 
 
 def spec_of(site: BrokerSite, **changes: Any) -> BrokerSpec:
-    """What a site file says to start, with changes."""
-    said = {key: getattr(site, key) for key in ("engine", "host", "port", "websockets_port")}
-    said |= {"acl": site.acl, "cells": site.cells or ("",), "tls": site.tls}
-    return BrokerSpec(**said | site.limits.model_dump() | changes)
+    settings = {key: getattr(site, key) for key in ("engine", "host", "port", "websockets_port")}
+    settings |= {"acl": site.acl, "cells": site.cells or ("",), "tls": site.tls}
+    return BrokerSpec(**settings | site.limits.model_dump() | changes)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file, mode 0600: a broker may read it at any moment."""
+    """Replace a file atomically, mode 0600: a broker may read it at any time."""
     scratch = path.with_name(f".{path.name}.new")
     scratch.unlink(missing_ok=True)
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -91,7 +89,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def give(path: Path, text: str) -> bytes:
-    """Write a party's secret unless it was made before; its bytes."""
+    """Write a party's secret unless it exists; returns its bytes."""
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, text)
@@ -113,7 +111,9 @@ def choose_engine(engine: Engine = "auto") -> Literal["amqtt", "mosquitto"]:
 
 
 def _engine_of(spec: BrokerSpec) -> Literal["amqtt", "mosquitto"]:
-    """mosquitto 2.0 writes 85 KB/s to a WebSocket, and over TLS stops for good at some 600 KB."""
+    """Return the engine for a broker; raises BrokerError if none fits.
+
+    A WebSocket of mosquitto 2.0 gets 85 KB/s, and over TLS stalls for good at some 600 KB."""
     if spec.tls is not None and spec.tls.ca_file is not None and spec.engine == "auto":
         return choose_engine("mosquitto")
     if spec.engine == "mosquitto":
@@ -126,7 +126,7 @@ def _engine_of(spec: BrokerSpec) -> Literal["amqtt", "mosquitto"]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Find a free TCP port, below those of outgoing connections. Raises OSError if none is."""
+    """Return a free TCP port below those of outgoing connections; raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in secrets.SystemRandom().sample(_SERVER_PORTS, 100):
         if port in _CHOSEN:
@@ -138,17 +138,16 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find several free ports, which differ as those chosen of late are passed over."""
+    """Return distinct free ports, as recently chosen ones are skipped."""
     return [free_port() for _ in range(count)]
 
 
 def defer_accepts(pid: int) -> int:
-    """Let the kernel hold back silent connections of a child's TCP listeners; count the listeners.
+    """Let the kernel hold back silent connections of a child's TCP listeners.
 
-    mosquitto 2.0 keeps a connection without a CONNECT for 90 s, so that a crowd of idle ones would
-    take all its places; `TCP_DEFER_ACCEPT` (tcp(7)) is set on descriptors taken by `pidfd_getfd`.
-    Raises OSError where the system cannot do so.
-    """
+    mosquitto 2.0 keeps a connection without a CONNECT for 90 s, so that idle ones could take all
+    its places; `TCP_DEFER_ACCEPT` (tcp(7)) is set on descriptors taken by `pidfd_getfd`. Returns
+    the number of listeners; raises OSError if the system cannot do so."""
     if not sys.platform.startswith("linux"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     process, deferred = os.pidfd_open(pid), 0
@@ -166,7 +165,6 @@ def defer_accepts(pid: int) -> int:
 
 
 def _defer(process: int, number: int) -> bool:
-    """Whether the process's descriptor is a listening TCP socket, which is then deferred."""
     library = ctypes.CDLL(None, use_errno=True)
     descriptor = int(library.syscall(_PIDFD_GETFD, process, number, 0))
     if descriptor < 0:
@@ -187,10 +185,9 @@ def _defer(process: int, number: int) -> bool:
 
 
 class BrokerProcess:
-    """One broker, which ends with its starter. Its files go to `directory`.
+    """One broker, which ends with its parent; its files are in `directory`.
 
-    `users` (name to password) or `users_file` log in; without either everyone may connect.
-    """
+    Clients log in by `users` (name to password) or `users_file`; default: everyone may connect."""
 
     def __init__(
         self,
@@ -232,7 +229,7 @@ class BrokerProcess:
 
     @property
     def protocols(self) -> tuple[int, ...]:
-        """MQTT versions spoken: 5, and 4 for 3.1.1."""
+        """MQTT versions: 5, and 4 for 3.1.1."""
         return (5, 4) if self.engine == "mosquitto" else (4,)
 
     @property
@@ -240,10 +237,7 @@ class BrokerProcess:
         return self._child.pid if self._child is not None else None
 
     def start(self) -> None:
-        """Start and wait until it accepts connections.
-
-        Raises BrokerError: port taken, unusable TLS or users file, no start within 10 s.
-        """
+        """Start, and wait at most 10 s for connections; raises BrokerError."""
         self._check_ports()
         self._directory.mkdir(parents=True, exist_ok=True)
         self.refresh_users()
@@ -254,7 +248,7 @@ class BrokerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C reaches the starter, which stops it last
+                start_new_session=True,  # Ctrl-C reaches the parent, which stops it last
             )
         atexit.register(self.stop)
         self._wait_until_open()
@@ -265,7 +259,6 @@ class BrokerProcess:
                 LOG.warning("idle_connections_are_taken", extra={"reason": error.strerror})
 
     def stop(self) -> None:
-        """Terminate, and kill if that takes too long. Does nothing when it is not running."""
         child, self._child = self._child, None
         if child is None:
             return
@@ -280,7 +273,7 @@ class BrokerProcess:
             child.wait()
 
     def start_again(self) -> None:
-        """Start where old connections may hold the port for a moment. Raises BrokerError."""
+        """Start, waiting for old connections to free the port; raises BrokerError."""
         end_s = time.monotonic() + _START_AGAIN_S
         while True:
             try:
@@ -296,7 +289,7 @@ class BrokerProcess:
         return self._child is not None and self._child.poll() is None
 
     def refresh_users(self) -> int:
-        """Read the list of users again, also while running; how many there are."""
+        """Reload the users, also while running; returns their number."""
         if not self._authenticated:
             return 0
         text = users_text(self._users or {})
@@ -333,15 +326,15 @@ class BrokerProcess:
             except OSError:
                 time.sleep(0.02)
             else:
-                if self._spec.tls is None or self._stays():
+                if self._spec.tls is None or self._keeps_running():
                     return
-        *_, said = ["no answer", *self.log.strip().splitlines()]
+        *_, reason = ["no answer", *self.log.strip().splitlines()]
         self.stop()
-        what, where = f"{self.engine} did not start: {said}", place(self._spec.host, self.port)
+        what, where = f"{self.engine} did not start: {reason}", place(self._spec.host, self.port)
         raise BrokerError(what, where=where, fix=f"see {self._log}")
 
-    def _stays(self) -> bool:
-        """mosquitto listens first, and then ends where it cannot read its certificate."""
+    def _keeps_running(self) -> bool:
+        """Return whether it still runs: mosquitto listens before it reads its certificate."""
         with suppress(subprocess.TimeoutExpired):
             if self._child is not None:
                 self._child.wait(_TLS_S)
@@ -417,13 +410,12 @@ class BrokerProcess:
 
 
 def run_broker(site: BrokerSite) -> int:
-    """Run the broker of a site file until one of `stop_signals`; the exit code.
+    """Run the broker of a site file until one of `stop_signals`; returns the exit code.
 
-    A changed `users_file` takes effect within two seconds; changed TLS files start the broker
-    anew, which ends a revoked certificate's connection. Raises BrokerError.
-    """
+    A changed `users_file` takes effect within two seconds; changed TLS files restart the broker,
+    which ends a revoked certificate's connection. Raises BrokerError."""
     os.umask(0o077)  # as of every process that serves (`run_until_stopped`)
-    # A broker without files left takes nobody, for minutes: it refuses the last ones instead.
+    # Refuse connections before files run out, as a broker without any stalls for minutes.
     files = raise_file_limit() - _OTHER_FILES
     if site.tls is not None:
         _check_key(site.tls.key_file)
@@ -448,10 +440,10 @@ def run_broker(site: BrokerSite) -> int:
                     known = stamp
                     try:
                         broker.refresh_users()
-                    except BrokerError as error:  # half edited: the users that were known go on
+                    except BrokerError as error:  # half edited: keep the known users
                         sys.stderr.write(f"{error}\n")
                 before, seen = seen, [_stamp(path) for path in tls_files]
-                if seen != read and seen == before:  # whoever replaces them has done so
+                if seen != read and seen == before:  # their replacement is complete
                     read = seen
                     _start_anew(broker, spec.tls)
         finally:
@@ -473,7 +465,7 @@ def _check_key(path: Path) -> None:
 
 
 def _start_anew(broker: BrokerProcess, tls: BrokerTls | None) -> None:
-    if tls is not None and (problem := _problem(tls)):  # half edited: those that it read go on
+    if tls is not None and (problem := _problem(tls)):  # half edited: keep the loaded files
         sys.stderr.write(f"{problem}; those before are used. install its newest bundle\n")
         return
     broker.stop()
@@ -483,7 +475,6 @@ def _start_anew(broker: BrokerProcess, tls: BrokerTls | None) -> None:
 
 
 def _problem(tls: BrokerTls) -> str:
-    """Why a broker would not start with these files, or ""."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     path = tls.cert_file
     try:
@@ -496,7 +487,7 @@ def _problem(tls: BrokerTls) -> str:
 
 
 def _stamp(path: Path | None) -> tuple[int, int]:
-    """Time and size: a file that is emptied and written may keep one time for both."""
+    """Return time and size: a file that is emptied and rewritten may keep its time."""
     try:
         found = path.stat() if path is not None else None
     except OSError:

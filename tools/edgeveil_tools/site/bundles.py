@@ -1,15 +1,13 @@
-"""A bundle: all files of one party of a fleet, to be installed on its machine.
+"""Bundles: all files of one party of a fleet, to install on its machine.
 
-    edgeveil.yaml      the party's site file; every path in it counts from this folder
-    inventory.json     whose bundle it is, and the SHA-256 digest of each file
-    inventory.sig      the site's signature over it
-    tls/ trust/ …      what the site file names
-    state/             a new party's own keys; the one folder that is written to later
+    edgeveil.yaml      the party's site file; its paths are relative to this folder
+    inventory.json     the party, and the SHA-256 digest of each file
+    inventory.sig      the site's signature over the inventory
+    tls/ trust/ …      files named by the site file
+    state/             a new party's own keys; the only folder written to later
 
-What is *given* (keys, passwords, the proposed policy) is installed once; later bundles hold none of
-it. Every writer of site files keeps the owner's blocks of a device's file, and a proxy's larger
-`min_batch_floor` (`with_owners_word`).
-"""
+*Given* files (keys, passwords, the proposed policy) are installed once; later bundles omit them.
+All writers of site files keep the owner's settings (`keep_owner_settings`)."""
 
 from __future__ import annotations
 
@@ -38,16 +36,16 @@ from edgeveil.storage import write_durably
 
 FORMAT = 1
 INVENTORY, SIGNATURE = "inventory.json", "inventory.sig"
-UNDER_WAY = ".installing"  # what is being put in a place, until all of it is there
+UNDER_WAY = ".installing"  # the new inventory, while an installation is incomplete
 STATE = "state"
 SITE_FILE = "edgeveil.yaml"
-GIVEN_FILE = ".edgeveil.yaml.given"  # as it came, beside one that its owner has changed
+GIVEN_FILE = ".edgeveil.yaml.given"  # the original of a site file that its owner changed
 TRUST_FILE = "trust/trust.json"
 OWNERS_BLOCKS = (
     *("role", "device", "log"),
     *("data", "policy", "policy_file", "conditions", "inference", "page"),
 )
-"""Keys of a device's site file that are its owner's."""
+"""Keys of a device's site file that belong to its owner."""
 IDENTITY = f"{STATE}/identity.key"
 INVENTORY_BYTES = 4 << 20
 FILE_BYTES = 256 << 20
@@ -63,8 +61,9 @@ class BundleError(EdgeVeilError):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose bundle it is. `files` and `given` map paths to SHA-256 digests (hex); `sequence` grows
-    with every change that the site applies."""
+    """The signed list of a bundle, with a `sequence` that grows with each applied change.
+
+    `files` and `given` map paths to SHA-256 digests (hex)."""
 
     format: int = FORMAT
     fleet: str
@@ -78,7 +77,6 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     given: dict[str, str] = {}
 
     def to_bytes(self) -> bytes:
-        """The file's bytes, which are signed."""
         ordered = msgspec.structs.replace(
             self, files=dict(sorted(self.files.items())), given=dict(sorted(self.given.items()))
         )
@@ -98,9 +96,10 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return found
 
 
-def with_owners_word(settings: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Merge new settings with the owner's blocks in `file`, if a device's, or its larger
-    `min_batch_floor`, if a proxy's. Raises ConfigError where `file` is no YAML."""
+def keep_owner_settings(settings: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Return new settings merged with the owner's in `file`; raises ConfigError.
+
+    Kept are the `OWNERS_BLOCKS` of a device, and a larger `min_batch_floor` of a proxy."""
     ((party, planned),) = settings.items()
     if party not in ("edge", "proxy") or not isinstance(planned, dict) or not file.exists():
         return settings
@@ -124,7 +123,6 @@ def site_text(settings: dict[str, Any]) -> str:
 
 
 def named_inside(digests: Mapping[str, str]) -> bool:
-    """Whether each path stays in the folder that it counts from, and has a SHA-256 digest."""
     pure = [PurePosixPath(path) for path in digests]
     outside = any(path.is_absolute() or ".." in path.parts for path in pure)
     whole = all(path and "\0" not in path and len(sha) == 64 for path, sha in digests.items())
@@ -136,15 +134,14 @@ def digest(content: bytes) -> str:
 
 
 def is_secret(path: str) -> bool:
-    """Whether nobody but the party may read it."""
     return path.endswith(".key") or path.startswith(_SECRET)
 
 
 def write_bundle(
     folder: Path, inventory: Inventory, files: Mapping[str, bytes], key: SigningKey
 ) -> None:
-    """Replace the bundle in `folder` as a whole; what is given comes from the one there."""
-    new, old = _beside(folder)
+    """Replace the bundle in `folder` as a whole, keeping its given files."""
+    new, old = _swap_folders(folder)
     settle(folder)
     for path in inventory.given:
         (new / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,9 +152,9 @@ def write_bundle(
     for path, content in files.items():
         _write(new / path, content, secret=is_secret(path))
     raw = inventory.to_bytes()
-    said = {"key": key.public().to_bytes().hex(), "signature": sign(key, BUNDLE, raw).hex()}
+    signature = {"key": key.public().to_bytes().hex(), "signature": sign(key, BUNDLE, raw).hex()}
     _write(new / INVENTORY, raw)
-    _write(new / SIGNATURE, (json.dumps(said) + "\n").encode())
+    _write(new / SIGNATURE, (json.dumps(signature) + "\n").encode())
     if folder.exists():
         folder.rename(old)
     new.rename(folder)
@@ -165,21 +162,21 @@ def write_bundle(
 
 
 def settle(folder: Path) -> None:
-    """End the writing of a bundle that was cut short."""
-    new, old = _beside(folder)
+    """Complete or undo an interrupted `write_bundle`."""
+    new, old = _swap_folders(folder)
     if old.exists() and not folder.exists():
         new.rename(folder)
-    for rest in (new, old):
-        if rest.exists():
-            shutil.rmtree(rest)
+    for left in (new, old):
+        if left.exists():
+            shutil.rmtree(left)
 
 
-def _beside(folder: Path) -> tuple[Path, Path]:
+def _swap_folders(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".new-{folder.name}"), folder.with_name(f".old-{folder.name}")
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Not yet durable: a thousand bundles wait for the disk together."""
+    """Write without syncing: the caller syncs all bundles at once."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     mode = 0o600 if secret else 0o644
@@ -189,17 +186,15 @@ def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A whole bundle, signed by `signer`."""
-
     folder: Path
     inventory: Inventory
     signer: VerifyKey
-    signed: Mapping[str, str]  # inventory and signature as they stand in their files
-    contents: Mapping[str, bytes]  # of every listed file
+    signed: Mapping[str, str]  # texts of inventory and signature
+    contents: Mapping[str, bytes]  # of all listed files
 
     @classmethod
     def open(cls, folder: Path) -> Bundle:
-        """Read and check all files, but not who `signer` is. Raises BundleError."""
+        """Read and check all files, but not the identity of `signer`; raises BundleError."""
         signed = _read_signed(folder)
         inventory, signer = _verified(folder, signed)
         listed = {**inventory.files, **inventory.given}
@@ -231,8 +226,8 @@ def _read_signed(folder: Path) -> dict[str, str]:
 def _verified(folder: Path, signed: Mapping[str, str]) -> tuple[Inventory, VerifyKey]:
     file = folder / INVENTORY
     try:
-        raw, said = signed[INVENTORY].encode(), json.loads(signed[SIGNATURE])
-        key, signature = VerifyKey(bytes.fromhex(said["key"])), bytes.fromhex(said["signature"])
+        raw, found = signed[INVENTORY].encode(), json.loads(signed[SIGNATURE])
+        key, signature = VerifyKey(bytes.fromhex(found["key"])), bytes.fromhex(found["signature"])
     except (ValueError, TypeError, KeyError, RecursionError, CryptoError):
         raise _tampered(folder / SIGNATURE, "is no signature") from None
     if not verify(key, BUNDLE, raw, signature):
@@ -254,42 +249,41 @@ def _tampered(path: Path, what: str) -> BundleError:
 
 
 def inventory_of(folder: Path) -> Inventory:
-    """Read the inventory of a bundle or a place, its signature checked. Raises BundleError."""
+    """Return the verified inventory of a bundle or installation; raises BundleError."""
     return _verified(folder, _read_signed(folder))[0]
 
 
 def altered(place: Path) -> list[str]:
-    """List files of an installed bundle that changed, but for the owner's blocks."""
+    """Return the changed files of an installed bundle, ignoring the owner's blocks."""
     found = []
     for path, wanted in sorted(inventory_of(place).files.items()):
         same = (place / path).is_file() and digest((place / path).read_bytes()) == wanted
-        if not same and not (path == SITE_FILE and _differs_by_its_owner(place, wanted)):
+        if not same and not (path == SITE_FILE and _differs_by_owner_only(place, wanted)):
             found.append(path)
     return found
 
 
-def _differs_by_its_owner(place: Path, wanted: str) -> bool:
-    """Whether a site file is what was given with its owner's blocks in it."""
+def _differs_by_owner_only(place: Path, wanted: str) -> bool:
+    """Return whether a site file differs from the given one only in the owner's blocks."""
     given, file = place / GIVEN_FILE, place / SITE_FILE
     if not (given.is_file() and file.is_file()) or digest(given.read_bytes()) != wanted:
         return False
-    new = with_owners_word(parsed(given.read_bytes(), str(given)).value, file)
+    new = keep_owner_settings(parsed(given.read_bytes(), str(given)).value, file)
     return bool(new == parsed(file.read_bytes(), str(file)).value)
 
 
 def problems_of(place: Path, days: int) -> list[str]:
-    """List what an installed bundle needs, with the fix: changed files, and certificates and trust
-    that end within `days`. Raises BundleError."""
-    from edgeveil.trust.bundle import TrustBundle  # brings tuf, which a run does not need
+    """Return problems of an installed bundle, now or within `days`; raises BundleError."""
+    from edgeveil.trust.bundle import TrustBundle  # imports tuf, which a run does not need
 
-    said = inventory_of(place)
+    inventory = inventory_of(place)
     soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     found = [f"{path}: is not what was installed. {_FIX}" for path in altered(place)]
     try:
         load_site(place / SITE_FILE)
     except EdgeVeilError as error:
         found += str(error).splitlines()
-    for path in sorted([*said.files, f"{STATE}/edge.crt"]):
+    for path in sorted([*inventory.files, f"{STATE}/edge.crt"]):
         if path.endswith(".crt") and (place / path).exists():
             try:
                 pems = x509.load_pem_x509_certificates((place / path).read_bytes())
@@ -310,7 +304,7 @@ def problems_of(place: Path, days: int) -> list[str]:
 
 
 class Installed(NamedTuple):
-    """Which files an installation changed, and which of the party's own it kept."""
+    """The files that an installation changed, and the party's own files that it kept."""
 
     inventory: Inventory
     changed: list[str]
@@ -320,12 +314,12 @@ class Installed(NamedTuple):
 def install(
     bundle: Path, to: Path, *, site: str | None = None, host: str | None = None
 ) -> Installed:
-    """Install a bundle, checked before the first file is written; repeat it after a crash.
+    """Install a bundle, fully checked before the first write; may be repeated after a crash.
 
-    `site`: the fingerprint of the site's key, where it is known. `host`: this machine's name.
-    Raises BundleError: tampered, for another party or host, signed by another site, older than
-    what is there, without keys for a new party; UsageError for a folder of something else.
-    """
+    `site` is the expected fingerprint of the site's key, `host` this machine's name. Raises
+    BundleError if the bundle is damaged, for another party or host, signed by another site, older
+    than the installed one, or lacks a new party's keys; UsageError if the folder holds other
+    files."""
     given = Bundle.open(bundle)
     new = given.inventory
     _check_links(to, [*new.files, *new.given, *given.signed])
@@ -335,7 +329,7 @@ def install(
     before = [old for old, _ in found]
     contents = {path: given.contents[path] for path in new.files}
     if SITE_FILE in contents:
-        contents[SITE_FILE] = _as_its_owner_says(contents[SITE_FILE], to / SITE_FILE, before)
+        contents[SITE_FILE] = _with_owner_blocks(contents[SITE_FILE], to / SITE_FILE, before)
     to.mkdir(mode=0o750, parents=True, exist_ok=True)
     _put(json.dumps(dict(given.signed)).encode(), to / UNDER_WAY)
     if not (to / STATE).exists():
@@ -357,18 +351,17 @@ def install(
     return Installed(new, changed, kept)
 
 
-def _as_its_owner_says(content: bytes, there: Path, before: list[Inventory]) -> bytes:
-    """Merge a site file with the owner's blocks, where the one there is not as installed."""
+def _with_owner_blocks(content: bytes, there: Path, before: list[Inventory]) -> bytes:
     installed = {one.files.get(SITE_FILE) for one in before}
     if not there.is_file() or digest(there.read_bytes()) in installed:
         return content
     new = parsed(content, SITE_FILE).value
-    kept = with_owners_word(new, there)
+    kept = keep_owner_settings(new, there)
     return content if kept == new else site_text(kept).encode()
 
 
 def _check_links(to: Path, paths: Iterable[str]) -> None:
-    """Refuse links: the place's owner must not choose where root writes."""
+    """Refuse symbolic links: the folder's owner must not choose where root writes."""
     written = {part for path in paths for part in ((to / path), *(to / path).parents)}
     for part in sorted(written):
         if part.is_relative_to(to) and part.is_symlink() and (part != to or not part.exists()):
@@ -407,7 +400,7 @@ def _objections(
 
 
 def _in_place(to: Path) -> list[tuple[Inventory, VerifyKey]]:
-    """The bundle of a place, and one whose installation was cut short."""
+    """Return the inventory of an installed bundle, and of an interrupted installation."""
     found = []
     begun = to / UNDER_WAY
     if begun.exists():
@@ -418,11 +411,11 @@ def _in_place(to: Path) -> list[tuple[Inventory, VerifyKey]]:
     if (to / INVENTORY).exists():
         try:
             found.append(_verified(to, _read_signed(to)))
-        except BundleError:  # its two files may have been cut apart
+        except BundleError:  # a crash may have left its two files inconsistent
             if not found:
                 raise
     names = [path.name for path in to.iterdir()] if to.exists() else []
-    scratch = f".{UNDER_WAY}."  # of write_durably
+    scratch = f".{UNDER_WAY}."  # temporary files of write_durably
     if not found and not all(name == STATE or name.startswith(scratch) for name in names):
         fix = "name a new folder, or the one of this party"
         raise UsageError("is not empty and holds no bundle", where=str(to), fix=fix)
@@ -439,7 +432,6 @@ def _put(content: bytes, to: Path, *, secret: bool = False) -> None:
 
 
 def _give_to_owner(path: Path, folder: Path) -> None:
-    """As root, give a file to the owner of a folder."""
     if os.geteuid() == 0:
         owner = folder.stat()
         os.chown(path, owner.st_uid, owner.st_gid)

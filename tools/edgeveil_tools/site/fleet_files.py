@@ -1,7 +1,6 @@
-"""`record.json`, and the public files of each party's bundle, a function of fleet file and record.
+"""`record.json`, and each bundle's public files as a function of fleet file and record.
 
-The same fleet file and record give the same bytes, so that an apply changes what the file changed.
-"""
+Equal inputs give equal bytes, so that an apply replaces only files that differ."""
 
 from __future__ import annotations
 
@@ -48,12 +47,12 @@ FORMAT = 1  # of record.json
 
 @dataclass(frozen=True)
 class Party:
-    """One party.
+    """One party in the record.
 
-    By broker domain: `certificates` (PEM), `issues` (how many there were), `words` (password
+    By broker domain: `certificates` (PEM), `issues` (certificates so far), `words` (password
     hashes). `files` (digests), `text` (site file) and `believes` (digest of the root's metadata)
-    are of its last bundle. A device is in `cell` and was in those of `left`; `move` is its note.
-    """
+    are of its last bundle. A device is in `cell` and was in those of `left`; `move` is its signed
+    note."""
 
     name: str = ""
     kind: str = ""  # cloud, proxy, broker, edge
@@ -83,8 +82,7 @@ class Party:
 
 @dataclass(frozen=True)
 class PartyChange:
-    """What an apply does to one party: `new`, `moved`, `changed`, `renewed`, `revoked`,
-    `unplanned`."""
+    """A party's change: `new`, `moved`, `changed`, `renewed`, `revoked` or `unplanned`."""
 
     name: str
     what: str
@@ -124,8 +122,6 @@ class FleetRecord:
 
 @dataclass(frozen=True)
 class Facts:
-    """What all parties share: the record, and `trust.json`."""
-
     record: FleetRecord
     trust: bytes
 
@@ -135,22 +131,20 @@ class Facts:
 
     @cached_property
     def moves(self) -> list[Move]:
-        """The newest note of every device that moved."""
         return [Move.from_plain(one.move) for one in self.record.parties.values() if one.move]
 
     def authorities(self, domain: str) -> bytes:
-        """The authorities of a domain (PEM), the newest first."""
+        """Return the authorities of a domain (PEM), newest first."""
         return "".join(self.record.authorities[domain]).encode()
 
     def claims_key(self, cell: str) -> str:
-        """Where the key of a cell's newest claims authority lies at the proxy."""
         pem = self.record.authorities[of_cell("claims", cell)][0]
         number = "new" if pem == TO_BE_MADE else digest(pem.encode())[:8]
         return f"tls/claims-ca-{number}.key"
 
 
 def domains_of(spec: FleetSpec, party: Party) -> dict[str, str]:
-    """Broker domains of a party, by the names that its files have for them."""
+    """Return a party's broker domains by the names in its files."""
     if party.kind == "broker":
         domain = party.name.removeprefix("broker-")
         return {side_of(domain): domain}
@@ -163,7 +157,7 @@ def domains_of(spec: FleetSpec, party: Party) -> dict[str, str]:
 
 
 def tls_keys(spec: FleetSpec, party: Party) -> dict[str, str]:
-    """Paths of the party's private TLS keys in its bundle, by domain."""
+    """Return paths of a party's private TLS keys in its bundle, by domain."""
     domains = domains_of(spec, party)
     if party.kind == "broker":
         return dict.fromkeys(domains.values(), "tls/broker.key")
@@ -175,7 +169,7 @@ def tls_keys(spec: FleetSpec, party: Party) -> dict[str, str]:
 
 
 def password_domains(spec: FleetSpec, party: Party) -> dict[str, str]:
-    """Paths of the party's passwords in its bundle, by domain."""
+    """Return paths of a party's passwords in its bundle, by domain."""
     if spec.authentication == "certificates" or party.kind == "broker":
         return {}
     domains = domains_of(spec, party).items()
@@ -183,25 +177,30 @@ def password_domains(spec: FleetSpec, party: Party) -> dict[str, str]:
 
 
 def is_image(party: Party) -> bool:
-    """Whether it serves boxes that come with a claim."""
     return party.kind == "edge" and party.name == of_cell(IMAGE, party.cell)
 
 
 def believes(spec: FleetSpec, party: Party, facts: Facts) -> str:
-    """Digest of what the root says to a party but for its end: where that is as before, its bundle
-    stays as it is, and newer metadata come by wire."""
+    """Return the digest of the root's metadata for a party, without its expiry.
+
+    While it is unchanged the bundle stays as it is, and newer metadata arrive by wire."""
     trusted = facts.trusted
     if trusted is None or party.kind == "broker":
         return ""
-    said = trusted.delegated
-    if said is None:
+    delegated = trusted.delegated
+    if delegated is None:
         return digest(facts.trust)
     cells = spec.cell_names if party.kind == "cloud" else (party.cell,)
-    proxies = [said.proxy_of(cell) for cell in cells if not cell or cell in said.cells]
-    of_cells = [said.roles["cloud-jobs"], said.roles["cloud-releases"], *proxies]
-    known = [said.authorities.get(domain, "") for domain in domains_of(spec, party).values()]
-    told = (trusted.roots, of_cells, known, None if party.kind == "edge" else said.site)
-    return digest(repr(told).encode())
+    proxies = [delegated.proxy_of(cell) for cell in cells if not cell or cell in delegated.cells]
+    of_cells = [delegated.roles["cloud-jobs"], delegated.roles["cloud-releases"], *proxies]
+    known = [delegated.authorities.get(domain, "") for domain in domains_of(spec, party).values()]
+    trusted_facts = (
+        trusted.roots,
+        of_cells,
+        known,
+        None if party.kind == "edge" else delegated.site,
+    )
+    return digest(repr(trusted_facts).encode())
 
 
 def given_policy(spec: FleetSpec) -> bytes:
@@ -213,7 +212,7 @@ def given_policy(spec: FleetSpec) -> bytes:
 def files_of(
     spec: FleetSpec, party: Party, device: ListedDevice | None, facts: Facts
 ) -> dict[str, bytes]:
-    """All public files of a party's bundle. Raises UsageError for an unusable spec."""
+    """Return all public files of a party's bundle; raises UsageError for an unusable file."""
     settings: Settings
     if party.kind == "broker":
         settings = _broker(spec, party)
@@ -336,7 +335,7 @@ def _proxy(spec: FleetSpec, party: Party, facts: Facts) -> Settings:
 
 
 def _image(spec: FleetSpec, party: Party) -> Settings:
-    """A device's settings; its certificate comes with its claim."""
+    """Return a device's settings, with a certificate issued for its claim."""
     device = ListedDevice(name=IMAGE, role=spec.devices.role, data=spec.devices.data)
     settings = _edge(spec, party, device)
     settings["broker"] |= {"cert_file": "state/edge.crt", "key_file": "state/edge.key"}
@@ -372,7 +371,6 @@ def _link(spec: FleetSpec, party: Party, name: str, domain: str) -> Settings:
 
 
 def commands(spec: FleetSpec, party: Party) -> str:
-    """COMMANDS.md: how the party is installed and started on its kind of host."""
     kind, place = hosted(spec, party).host_kind, f"/var/lib/edgeveil/{party.name}"
     lines = [
         f"# {party.name}, of fleet {spec.name}",
@@ -395,7 +393,6 @@ def commands(spec: FleetSpec, party: Party) -> str:
 
 
 def hosted(spec: FleetSpec, party: Party) -> Hosted | DevicesEntry:
-    """How a party is installed, and on which machine, if the fleet file names one."""
     if party.kind == "broker":
         return spec.broker(party.name.removeprefix("broker-"))
     if party.kind == "proxy":

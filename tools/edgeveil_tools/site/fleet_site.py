@@ -1,12 +1,12 @@
-"""A fleet's site folder: makes bundles from the fleet file, and changes what changed in it.
+"""A fleet's site folder: makes bundles from the fleet file, and applies its changes.
 
 DIR/fleet.yaml        the fleet file
 DIR/trust/            the offline root (see trust_folder)
 DIR/authorities/      the certificate authorities of both broker domains, encrypted
 DIR/site.key          signs bundles and the audit log, encrypted; site.pub: its public half
 DIR/record.json       public facts of every party as applied, no secret
-DIR/audit.jsonl       what was done, chained and signed
-DIR/bundles/NAME/     what to hand to each party; a new party's keys are nowhere else
+DIR/audit.jsonl       the log of changes, chained and signed
+DIR/bundles/NAME/     the files for each party; a new party's keys are nowhere else
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ _DEVICE_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class FleetSite:
-    """A site's folder. Methods raise UsageError, ConfigError, CryptoError or OSError."""
+    """A fleet's folder; methods raise UsageError, ConfigError, CryptoError or OSError."""
 
-    _spec: FleetSpec  # as last read, with its devices by name in their cells
+    _spec: FleetSpec  # as last read; devices by name, with their cells
     _devices: dict[str, ListedDevice]
 
     def __init__(self, folder: Path, passphrase: Passphrase) -> None:
@@ -97,12 +97,11 @@ class FleetSite:
         self._record = FleetRecord.load(folder / RECORD)
         self._authorities: dict[str, Authority] = {}
         self._key: SigningKey | None = None
-        self._preview = False  # keys and certificates are made up, nothing is written
-        self.awaits_root = False  # what the fleet file adds lacks signatures of root keys
+        self._preview = False  # placeholder keys and certificates, no writes
+        self.awaits_root = False  # additions lack signatures of root keys
 
     @property
     def parties(self) -> tuple[Party, ...]:
-        """All parties ever made, revoked ones too, oldest first."""
         return tuple(self._record.parties.values())
 
     @property
@@ -125,7 +124,7 @@ class FleetSite:
     # --- changes ---
 
     def changes(self) -> list[PartyChange]:
-        """Compute what `apply` would do, on a copy of the record, with keys made up."""
+        """Return the changes that `apply` would make, computed with placeholder keys."""
         self._read_spec()
         record, self._record, self._preview = self._record, deepcopy(self._record), True
         try:
@@ -134,7 +133,7 @@ class FleetSite:
             self._record, self._preview = record, False
 
     def apply(self) -> list[PartyChange]:
-        """Make what the fleet file says. Bundles that nothing changes stay as they are."""
+        """Apply the fleet file and return the changes; unchanged bundles stay as they are."""
         with self.alone():
             self.changes()  # refuses a fleet file that cannot work before anything is written
             done = self._changed()
@@ -159,7 +158,7 @@ class FleetSite:
         if not self._preview:
             self._trust()
         done += self._move()
-        self._resettle(names)
+        self._update_domains(names)
         for party in active:
             if (ends := party.ends()) is not None and ends <= soon:
                 if not self._preview:
@@ -168,13 +167,13 @@ class FleetSite:
         return done + self._write(names, set(new))
 
     def revoke(self, name: str) -> list[PartyChange]:
-        """Take a device out for good; its record stays."""
+        """Revoke a device permanently and apply; its record stays."""
         self._read_spec()
         with self.alone():
             by_id = (one for one in self.parties if one.device_id == name)
             party = self._record.parties.get(name) or next(by_id, None)
             if party is None and self._spec.devices.claims and _DEVICE_ID.fullmatch(name):
-                party = Party(name=name, kind="edge", device_id=name)  # it came with a claim
+                party = Party(name=name, kind="edge", device_id=name)  # enrolled by a claim
             if party is None or party.kind != "edge":
                 fix = "see edgeveil site status; one that came with a claim, by its id"
                 what = f"there is no device '{name[:64]}'"
@@ -192,10 +191,9 @@ class FleetSite:
         return [PartyChange(party.name, "revoked"), *self.apply()]
 
     def rotate_authority(self, domain: str, *, finish: bool = False) -> list[PartyChange]:
-        """Add a new authority beside the one before, which counts until `finish`.
+        """Add a new authority to a domain; the former one stays valid until `finish`.
 
-        Clients get new certificates; the broker keeps its own until all know the new authority.
-        """
+        Clients get new certificates; the broker keeps its own until all know the new authority."""
         self._read_spec()
         if domain not in self._record.authorities:
             fix = f"name one of {', '.join(self._record.authorities)}; or add it, and apply"
@@ -230,9 +228,9 @@ class FleetSite:
         record, trust = self.folder / RECORD, self._trust_folder.bundle_file
         if not record.exists() and (self.folder / AUDIT_FILE).exists():
             fix = "restore it from a backup; every party would be made anew without it"
-            raise UsageError("is gone", where=str(record), fix=fix)
+            raise UsageError("is missing", where=str(record), fix=fix)
         if not trust.exists() and any(TRUST_FILE in party.files for party in self.parties):
-            what = "is gone, and who is in place has pinned it"
+            what = "is missing, and installed parties have pinned it"
             fix = "copy the root's trust.json there; its keys may stay where they are"
             raise UsageError(what, where=str(trust), fix=fix)
         devices, held = devices_of(spec, str(file)), {one.name: one.cell for one in self.parties}
@@ -245,7 +243,7 @@ class FleetSite:
                 raise UsageError(what, where=str(file), fix=fix)
         counts = Counter(cells.values())
         for name, cell in cells.items():
-            if cell is None:  # a new device's, which goes to the cell with the fewest
+            if cell is None:  # a new device joins the smallest cell
                 cells[name] = min(spec.cell_names, key=lambda one: counts[one])
                 counts[cells[name]] += 1
         self._spec = spec
@@ -271,16 +269,16 @@ class FleetSite:
                 self._list_revoked(domain)
         if not self._preview:
             self._site_key()
-            record.save(self.folder / RECORD)  # the root names these authorities from now on
+            record.save(self.folder / RECORD)  # before the root names these authorities
             for name in names:
                 settle(self.bundles / name)
 
     def _make(self, name: str) -> None:
-        """Make the keys of a new party, in its bundle alone."""
+        """Make a new party's keys, stored in its bundle alone."""
         folder, spec, device = self.bundles / name, self._spec, self._devices.get(name)
-        what, _, rest = name.partition("-")
-        kind = "edge" if device is not None or what == IMAGE else what
-        cell = device.cell if device is not None else rest if what in (IMAGE, "proxy") else ""
+        role, _, rest = name.partition("-")
+        kind = "edge" if device is not None or role == IMAGE else role
+        cell = device.cell if device is not None else rest if role in (IMAGE, "proxy") else ""
         party = Party(name=name, kind=kind, cell=cell or "")
         if self._preview:
             words = dict.fromkeys(password_domains(spec, party), "")
@@ -298,23 +296,22 @@ class FleetSite:
             give(folder / POLICY_FILE, given_policy(spec).decode())
         for role in _ROLES.get(kind, ()):
             make_signing_key(folder / STATE, role)
-        words = {}
+        hashes = {}
         for domain, file in password_domains(spec, party).items():
             new = secrets.token_urlsafe(_SECRET_WORD_BYTES)
-            word = give(folder / file, new + "\n").decode().strip()
-            words[domain] = hash_password(word)
-            if not spec.broker(domain).own:  # to be registered where others run the broker
+            password = give(folder / file, new + "\n").decode().strip()
+            hashes[domain] = hash_password(password)
+            if not spec.broker(domain).own:  # to register at an external broker
                 accounts = self.folder / f"accounts-{domain}.csv"
                 accounts.touch(0o600)
                 with accounts.open("a") as listed:
-                    listed.write(f"{party.device_id or name},{word}\n")
-        self._change(party, words=words)
+                    listed.write(f"{party.device_id or name},{password}\n")
+        self._change(party, words=hashes)
         for domain, file in tls_keys(spec, party).items():
             key = load_pem_private_key(give(folder / file, key_pem(new_key()).decode()), None)
             self._issue(name, domain, key.public_key())
 
     def _certify(self, name: str, *, only: str | None = None) -> None:
-        """Issue new certificates for the same keys."""
         for domain, pem in dict(self._record.parties[name].certificates).items():
             if only in (None, domain):
                 self._issue(name, domain, _public_key(pem))
@@ -326,12 +323,12 @@ class FleetSite:
             return
         if not isinstance(key, ec.EllipticCurvePublicKey):
             fix = "take the bundle away, and apply again"
-            raise UsageError("is no key that was made here", where=name, fix=fix)
+            raise UsageError("is no key of this site", where=name, fix=fix)
         issue, days = party.issues.get(domain, 0), self._spec.certificate_days
         authority, user = self._authority(domain), party.device_id or name
         if party.kind == "broker":
             shown = authority.server(name, key, self._spec.broker(domain).names, days=days)
-        elif side_of(domain) == "claims":  # in boxes that nobody visits; it opens the desk alone
+        elif side_of(domain) == "claims":  # long-lived: it only permits enrolment
             shown = authority.client("claim", key, issue=issue, days=AUTHORITY_DAYS)
         else:
             shown = authority.client(user, key, issue=issue, days=days)
@@ -354,16 +351,16 @@ class FleetSite:
             self._record.revocations[domain] = b"".join(lists).decode()
 
     def _trust(self) -> None:
-        """Make the root the first time; later delegate to cells and domains that came since."""
+        """Make the root the first time; later delegate to added cells and domains."""
         spec, root, folder = self._spec, self._spec.root, self._trust_folder
         if folder.bundle_file.exists():
             self._extend_trust()
             return
         scratch = self.folder / ".new-trust"
-        shutil.rmtree(scratch, ignore_errors=True)  # an apply was cut short
+        shutil.rmtree(scratch, ignore_errors=True)  # of an interrupted apply
         state = self.bundles / "cloud" / STATE
         proxies = {cell: self._proxy_key(cell) for cell in spec.cell_names}
-        # Where every cell has a name, nobody speaks for the one without.
+        # Without an unnamed cell its role gets a key that nobody holds.
         unnamed = proxies.pop("", None) or SigningKey.generate().public()
         roles = {"cloud-jobs": "cloud", "cloud-releases": "releases"}
         keys = {role: VerifyKey.load(state / f"{name}.pub") for role, name in roles.items()}
@@ -378,9 +375,9 @@ class FleetSite:
         scratch.rename(folder.folder)
 
     def _extend_trust(self) -> None:
-        folder, said, spec = self._trust_folder, self._trust_folder.delegated(), self._spec
-        new = [cell for cell in spec.cells if cell and cell not in said.cells]
-        domains = [domain for domain in spec.domains if domain not in said.authorities]
+        folder, held, spec = self._trust_folder, self._trust_folder.delegated(), self._spec
+        new = [cell for cell in spec.cells if cell and cell not in held.cells]
+        domains = [domain for domain in spec.domains if domain not in held.authorities]
         if not new and not domains:
             return
         if any((folder.folder / "pending").glob("*.json")):
@@ -396,7 +393,6 @@ class FleetSite:
     # --- inside: moving ---
 
     def _move(self) -> list[PartyChange]:
-        """Move devices to their planned cells by signed notes."""
         done = []
         for party in self._still(self._devices):
             cell = self._devices[party.name].cell or ""
@@ -413,7 +409,6 @@ class FleetSite:
         return done
 
     def _sign_moves(self, required: bool) -> None:
-        """Sign the notes of all moved devices in the site key's present epoch."""
         root, own = self._trust_folder, self._site_key()
         site = root.delegated().site
         if site is None or site.key != own.public():
@@ -428,8 +423,8 @@ class FleetSite:
                 note = Move.make(own, site.epoch, _sealing(party), cell, number)
                 self._change(party, move=note.to_plain())
 
-    def _resettle(self, names: list[str]) -> None:
-        """Give parties certificates and accounts of the domains they are in, and of no other."""
+    def _update_domains(self, names: list[str]) -> None:
+        """Give parties certificates and accounts of exactly their current domains."""
         left: set[str] = set()
         for party in self._still(names):
             if party.kind == "broker":
@@ -439,17 +434,17 @@ class FleetSite:
                 if domain not in party.certificates:
                     pem = _of_side(party.certificates, domain)
                     self._issue(party.name, domain, _public_key(pem))
-            words = {}
+            hashes = {}
             for domain in password_domains(self._spec, party):
-                words[domain] = party.words.get(domain) or _of_side(party.words, domain)
+                hashes[domain] = party.words.get(domain) or _of_side(party.words, domain)
                 if domain not in party.words and not self._spec.broker(domain).own:
-                    what = f"needs an account at the broker of {domain}, whose password it has"
+                    what = f"needs an account at the broker of {domain}, whose password it"
                     fix = "set certificates, or revoke it and add a device of another name"
-                    raise UsageError(f"{what} alone", where=party.name, fix=fix)
+                    raise UsageError(f"{what} alone has", where=party.name, fix=fix)
             issued = self._record.parties[party.name]
             kept = {domain: issued.certificates[domain] for domain in domains}
             left |= set(issued.certificates) - set(kept)
-            self._change(issued, certificates=kept, words=words)
+            self._change(issued, certificates=kept, words=hashes)
         self._list_revoked(*left)
 
     # --- inside: bundles ---
@@ -475,7 +470,7 @@ class FleetSite:
         return found
 
     def _digests(self, party: Party, files: Mapping[str, bytes], facts: Facts) -> dict[str, str]:
-        """Digests of a party's files; those that say nothing new count as unchanged."""
+        """Return digests of a party's files, ignoring changes without effect."""
         found = {path: digest(raw) for path, raw in files.items()}
         if TRUST_FILE in party.files and party.believes == believes(self._spec, party, facts):
             found[TRUST_FILE] = party.files[TRUST_FILE]
@@ -490,7 +485,7 @@ class FleetSite:
         digests, on = {path: digest(raw) for path, raw in files.items()}, hosted(spec, party)
         given = _given(folder)
         claims_key = facts.claims_key(party.cell) if CLAIMS_CA in digests else ""
-        if claims_key and claims_key not in party.text:  # the proxy's, to sign
+        if claims_key and claims_key not in party.text:  # which the proxy signs with
             signer = self._authority(of_cell("claims", party.cell))
             given[claims_key] = digest(give(folder / claims_key, key_pem(signer.key).decode()))
         inventory = Inventory(
@@ -505,8 +500,8 @@ class FleetSite:
             device_id=party.device_id,
         )
         write_bundle(folder, inventory, files, self._site_key())
-        text, said = files[SITE_FILE].decode(), believes(spec, party, facts)
-        self._change(party, files=digests, sequence=number, text=text, believes=said)
+        text, believed = files[SITE_FILE].decode(), believes(spec, party, facts)
+        self._change(party, files=digests, sequence=number, text=text, believes=believed)
 
     # --- inside: keys ---
 
@@ -553,20 +548,19 @@ def _sealing(party: Party) -> SealingKey:
 
 
 def _given(folder: Path) -> dict[str, str]:
-    """Digests of what a party gets once, where its bundle still holds it."""
-    if (folder / INVENTORY).exists():  # nobody may have changed it meanwhile
+    if (folder / INVENTORY).exists():  # verified against later changes
         return dict(Bundle.open(folder).inventory.given)
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {path.relative_to(folder).as_posix(): digest(path.read_bytes()) for path in paths}
 
 
 def _of_side(found: Mapping[str, str], domain: str) -> str:
-    """A party's certificate or word for another broker of the same side."""
+    """Return a party's certificate or password hash for another broker of the same side."""
     return next(one for known, one in found.items() if side_of(known) == side_of(domain))
 
 
 def _same_settings(text: str, raw: bytes) -> bool:
-    """Whether site files differ only in keys that an earlier version wrote as constants."""
+    """Return whether site files differ only in constants of earlier versions."""
     before, after = yaml.safe_load(text) or {}, yaml.safe_load(raw)
     for kind, block in before.items():
         drop_retired(kind, block)
@@ -574,7 +568,6 @@ def _same_settings(text: str, raw: bytes) -> bool:
 
 
 def _difference(party: Party, files: Mapping[str, bytes]) -> str:
-    """The site file's changed lines, and the names of other changed files."""
     before, after = party.text.splitlines(), files[SITE_FILE].decode().splitlines()
     lines = [
         line
@@ -592,7 +585,7 @@ def _difference(party: Party, files: Mapping[str, bytes]) -> str:
 
 
 def signers(folder: Path, fingerprint: str | None) -> frozenset[VerifyKey]:
-    """Keys that sign the audit log. Raises UsageError unless of `fingerprint`, where given."""
+    """Return keys that sign the audit log; raises UsageError for another `fingerprint`."""
     path = folder / PUBLIC_KEY
     if not path.exists():
         fix = "edgeveil site apply DIR"

@@ -1,11 +1,10 @@
 """The fleet file, `fleet.yaml`, from which every party's bundle is made.
 
-Devices come by list, from a table (CSV) or by count; their shared data block is a template, whose
-`{name}`, `{number}` and further columns of the table are filled in for each.
+Devices are listed, in a table (CSV) or counted; their shared data block is a template with
+`{name}`, `{number}` and further columns of the table.
 
-A *domain* is one broker and who may connect to it: `edge` and `cloud`, which cells without a broker
-of their own share, and `edge-north`.
-"""
+A *domain* is one broker with its clients: `edge` and `cloud`, shared by cells without a broker of
+their own, or `edge-north`."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)(?::(0?\d{1,2}))?\}")
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Split `host:port`, an IPv6 address in brackets. Raises ValueError."""
+    """Split `host:port`, with an IPv6 address in brackets; raises ValueError."""
     found = split_place(text)
     if found is None:
         fix = "write broker.example.org:8883, or [2001:db8::1]:8883"
@@ -57,7 +56,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def _certified(name: str) -> str:
-    """Raise ValueError for what no client can call a server."""
+    """Raise ValueError for a name by which no client can reach a server."""
     address = _host(name.removeprefix("*."))
     mapped = getattr(address, "ipv4_mapped", None)
     if address is not None and (mapped or address).is_unspecified:
@@ -67,18 +66,16 @@ def _certified(name: str) -> str:
 
 
 def _host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an address; None for a name. Raises ValueError for neither."""
+    """Return a parsed address, None for a name; raises ValueError for neither."""
     with suppress(ValueError):
         return ipaddress.ip_address(text)
-    if not _HOST_NAME.fullmatch(text):  # what ends with a number would be read as an address
+    if not _HOST_NAME.fullmatch(text):  # a name that ends with a number reads as an address
         what = f"'{text[:100]}' is no host name or address; write broker.example.org"
         raise ValueError(what) from None
     return None
 
 
 def _place(check: Callable[[str], object]) -> AfterValidator:
-    """Validate `host:port`, its host with `check`."""
-
     def checked(text: str) -> str:
         check(host_and_port(text)[0])
         return text
@@ -101,45 +98,39 @@ def _encrypted(url: str) -> str:
 
 
 class Hosted(Block):
-    """What is known of the machine that a party runs on."""
+    """The machine of a party."""
 
     host_kind: HostKind = "plain"
-    """How it is installed there: what its bundle's commands are for."""
+    """How the party is installed; selects the commands of its bundle."""
     host: str | None = Field(default=None, min_length=1, max_length=255, examples=["ward-3-pc"])
     """The machine's host name; a bundle is refused on any other. null: any machine."""
 
 
 class BrokerEntry(Hosted):
-    """One domain's broker: of one's own (`listen` and `public`), or somebody else's (`url`)."""
+    """One domain's broker: an own one (`listen` and `public`), or an external one (`url`)."""
 
     listen: ListenPlace | None = Field(default=None, examples=["0.0.0.0:8883"])
-    """Where it listens."""
+    """Address that the broker listens on."""
     public: PublicPlace | None = Field(default=None, examples=["broker.example.org:8883"])
-    """What its clients call it; stands in its certificate and in their files."""
+    """Address for its clients, in its certificate and their files."""
     also: tuple[CertifiedName, ...] = ()
     """Further names and addresses for its certificate."""
     engine: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """`auto`: mosquitto where it is installed."""
     limits: BrokerLimits = BrokerLimits()
-    """Bounds of one's own broker."""
+    """Limits of an own broker."""
     url: Annotated[BrokerUrl, AfterValidator(_encrypted)] | None = Field(
         default=None, examples=["mqtts://fleet.example.net:8883"]
     )
-    """Address of a broker that others run; `mqtts://` or `wss://`."""
+    """Address of an external broker; `mqtts://` or `wss://`."""
     ca_file: SitePath | None = None
-    """Of such a broker: PEM file of who vouches for it; null: the system's authorities."""
+    """PEM file of the authority of an external broker; null: the system's authorities."""
     profile: ProfileName = "default"
-    """Of such a broker: the managed service whose limits all links keep to (docs/brokers.md)."""
+    """Managed service of an external broker, whose limits all links keep (docs/brokers.md)."""
 
     @property
     def own(self) -> bool:
         return self.url is None
-
-    def instead_of(self, shared: BrokerEntry) -> BrokerEntry:
-        """This one; what it does not say is as at `shared`, but for whose it is and where."""
-        apart = ("listen", "public", "also", "url", "ca_file", "profile", "host")
-        kept = {key: getattr(shared, key) for key in type(self).model_fields if key not in apart}
-        return self.model_copy(update={**kept, **_said(self)})
 
     @property
     def address(self) -> str:
@@ -161,7 +152,7 @@ class ProxyEntry(Hosted, ProxyKeys):
 
 
 class CellEntry(Block):
-    """One cell. A key that one of its blocks does not say is as in the block beside `cells`."""
+    """One cell; unset keys of its blocks default to the fleet's shared blocks."""
 
     edge_broker: BrokerEntry | None = None
     """The broker that its devices and its proxy use; null: the one that cells share."""
@@ -172,12 +163,12 @@ class CellEntry(Block):
 
 
 class ListedDevice(Block):
-    """One device of `list`; what it does not say is as for all."""
+    """One device of `list`; unset keys default to the shared ones."""
 
     name: PartyName
-    """What the fleet calls it; unique."""
+    """Unique name in the fleet."""
     cell: Cell | None = None
-    """Its cell; null: as `devices.cell` says."""
+    """Its cell; null: `devices.cell`."""
     role: Literal["train", "infer"] | None = None
     """`train` or `infer`."""
     host: str | None = Field(default=None, min_length=1, max_length=255)
@@ -187,29 +178,29 @@ class ListedDevice(Block):
 
 
 class ClaimsEntry(Block):
-    """Boxes that nobody has prepared: one bundle, `image`, serves them all."""
+    """Boxes that enrol by claims: one bundle, `image`, serves all of them."""
 
     admit: Literal["at_once", "operator"] = "at_once"
-    """`at_once`: whoever holds a claim; `operator`: after `edgeveil proxy admit NAME`."""
+    """`at_once`: every holder of a claim; `operator`: after `edgeveil proxy admit NAME`."""
 
 
 class DevicesEntry(Block):
     """All devices."""
 
     count: int = Field(default=0, ge=0, le=MOST_DEVICES)
-    """So many, named by `name`."""
+    """Number of devices named by `name`."""
     name: str = Field(default="box-{number:04}", min_length=1, max_length=64)
-    """Names of those by count."""
+    """Template of the names of counted devices."""
     list: tuple[ListedDevice, ...] = Field(default=(), max_length=MOST_DEVICES)
-    """Devices one by one; one with the name of a counted device says what is its own."""
+    """Single devices; the name of a counted device overrides its settings."""
     csv: SitePath | None = Field(default=None, examples=["devices.csv"])
-    """A table with a first line of column names: `name`, and where it is wanted `role`, `host`,
-    `cell` and further ones for the template."""
+    """A table whose first line has the column names: `name`, optionally `role`, `host`, `cell`, and
+    further ones for the template."""
     cell: Cell | None = None
-    """The cell of each that says none itself; null: it stays where it is, and a new one comes to
-    the cell with the fewest."""
+    """Cell of devices that name none; null: existing devices stay, new ones join the smallest
+    cell."""
     claims: ClaimsEntry | None = None
-    """Further devices enrol over the wire, each with a one-time claim; null: none does."""
+    """Further devices may enrol over the wire, each with a one-time claim; null: none."""
     host_kind: HostKind = "plain"
     """How they are installed."""
     role: Literal["train", "infer"] = "train"
@@ -217,37 +208,36 @@ class DevicesEntry(Block):
     data: dict[str, Any] = Field(examples=[{"name": "scans", "source": "npz", "path": "data.npz"}])
     """Their data block as in a device's site file, `{name}`, `{number}` and columns filled in."""
     nominal_records: int | None = Field(default=None, ge=1, le=10**9, examples=[180])
-    """About how many records a box has, a public number and never a count. Owners are proposed four
-    times as many as the most that a box will hold (`policy.max_records`), so that jobs are tried on
-    no more; null: what the policy says."""
+    """Public estimate of the records of a box, never a count. The proposed `policy.max_records` is
+    four times as many, which bounds the trial of jobs; null: the policy's own value."""
     policy: Policy = Policy()
-    """What is proposed to each owner: written once, and never again by the fleet file."""
+    """Policy proposed to each owner: written once, never replaced by the fleet file."""
     conditions: Conditions = Conditions()
-    """When a box has time."""
+    """Conditions under which a box takes part."""
     limits: EdgeLimits = EdgeLimits()
-    """Bounds."""
+    """Limits of a device."""
     log: Log = Log()
-    """Console."""
+    """Console log."""
 
 
 class RootEntry(Block):
     """The offline root."""
 
     keys: int = Field(default=1, ge=1, le=16)
-    """So many keys; give each to another keeper once the root stands."""
+    """Number of keys; give each to another keeper once the root is made."""
     threshold: int = Field(default=1, ge=1, le=16)
-    """So many must sign."""
+    """Number of keys that must sign."""
 
 
 class FleetSpec(Block):
     """A whole fleet."""
 
     name: PartyName = Field(examples=["clinics"])
-    """The fleet's name; stands in every bundle."""
+    """The fleet's name, part of every bundle."""
     authentication: Literal["certificates", "passwords"] = "certificates"
-    """How devices, proxy and cloud show the brokers who they are."""
+    """How devices, proxy and cloud authenticate at the brokers."""
     certificate_days: int = Field(default=397, ge=1, le=825)
-    """Days that a party's certificate holds."""
+    """Validity of a party's certificate in days."""
     renew_days: int = Field(default=60, ge=1, le=800)
     """A certificate that ends within so many days is renewed by the next `edgeveil site apply`."""
     root: RootEntry = RootEntry()
@@ -263,14 +253,14 @@ class FleetSpec(Block):
     cells: dict[Cell, CellEntry] = Field(
         default={}, max_length=MOST_CELLS, examples=[{"north": {}, "south": {}}]
     )
-    """Cells by name, each with a proxy of its own; empty: one cell without a name. That one may
-    stand among others as `""`."""
+    """Cells by name, each with a proxy of its own; empty: one unnamed cell, which may be listed
+    among others as `""`."""
     devices: DevicesEntry
     """The devices."""
 
     @property
     def cell_names(self) -> tuple[str, ...]:
-        """All cells in their order; the one without a name is empty."""
+        """All cells in their order; the unnamed one is empty."""
         return tuple(self.cells) or ("",)
 
     def domain(self, side: str, cell: str) -> str:
@@ -279,7 +269,6 @@ class FleetSpec(Block):
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """All domains, shared ones first."""
         found = [self.domain(side, cell) for side in SIDES for cell in self.cell_names]
         return tuple(dict.fromkeys(sorted(found, key=lambda domain: domain not in SIDES)))
 
@@ -291,15 +280,20 @@ class FleetSpec(Block):
         side, _, cell = domain.partition("-")
         shared: BrokerEntry = getattr(self, f"{side}_broker")
         own: BrokerEntry | None = getattr(self.cells[cell], f"{side}_broker") if cell else None
-        return shared if own is None else own.instead_of(shared)
+        if own is None:
+            return shared
+        # Unset keys are those of the shared broker, except its owner and addresses.
+        apart = ("listen", "public", "also", "url", "ca_file", "profile", "host")
+        kept = {key: getattr(shared, key) for key in BrokerEntry.model_fields if key not in apart}
+        return own.model_copy(update={**kept, **_set_keys(own)})
 
     def proxy_of(self, cell: str) -> ProxyEntry:
         own = self.cells[cell].proxy if cell in self.cells else None
-        return self.proxy if own is None else self.proxy.model_copy(update=_said(own))
+        return self.proxy if own is None else self.proxy.model_copy(update=_set_keys(own))
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """The names of all parties but devices, in the order of their making."""
+        """Names of all parties except devices, in the order of their creation."""
         brokers = [f"broker-{domain}" for domain in self.domains if self.broker(domain).own]
         proxies = [of_cell("proxy", cell) for cell in self.cell_names]
         claims = self.devices.claims is not None
@@ -311,7 +305,7 @@ class FleetSpec(Block):
             yield from self._broker_mixes(f"{side}_broker", self.broker(side))
         for cell, planned in self.cells.items():
             if not cell and (moved := planned.model_fields_set):
-                text = "is of the cell without a name, whose blocks stand beside cells; move it"
+                text = "belongs to the unnamed cell, which has the blocks beside cells; move it"
                 yield Mix((f"cells..{min(moved)}",), f"{text} there")
                 continue
             for side in SIDES:
@@ -325,10 +319,10 @@ class FleetSpec(Block):
         yield from self._claim_mixes()
         listed = [(f"devices.list.{n}.data", d.data) for n, d in enumerate(self.devices.list)]
         for at, data in (("devices.data", self.devices.data), *listed):
-            if said := unstated_header(data or {}):
-                yield Mix((f"{at}.header", f"{at}.source"), said)
+            if problem := unstated_header(data or {}):
+                yield Mix((f"{at}.header", f"{at}.source"), problem)
         if self.renew_days >= self.certificate_days:
-            text = f"would renew every time, as they hold {self.certificate_days} days; lower it"
+            text = f"would renew each time, as they last {self.certificate_days} days; lower it"
             yield Mix(("renew_days", "certificate_days"), text)
         if self.root.threshold > self.root.keys:
             text = f"{self.root.keys} keys cannot sign so often; lower it, or raise root.keys"
@@ -362,13 +356,12 @@ class FleetSpec(Block):
             yield Mix((f"{at}.url", f"{at}.listen"), "is another's broker; drop listen and public")
 
 
-def _said(block: Block) -> dict[str, Any]:
-    """The keys that the file has."""
+def _set_keys(block: Block) -> dict[str, Any]:
     return {key: getattr(block, key) for key in block.model_fields_set}
 
 
 def load_spec(folder: Path) -> FleetSpec:
-    """Load a site folder's spec. Raises UsageError without one, and as `read_spec` does."""
+    """Load a site folder's fleet file; raises UsageError without one, else as `read_spec`."""
     path = folder / FLEET_FILE
     if not path.exists():
         fix = "make one: edgeveil site init DIR"
@@ -377,7 +370,7 @@ def load_spec(folder: Path) -> FleetSpec:
 
 
 def read_spec(path: Path) -> FleetSpec:
-    """Load a fleet file. Raises ConfigError with all problems."""
+    """Load a fleet file; raises ConfigError with all problems."""
     tree = parsed(read(path), str(path))
     kinds = tree.value if isinstance(tree.value, dict) else {}
     if "local" in kinds:
@@ -390,8 +383,7 @@ def read_spec(path: Path) -> FleetSpec:
 
 
 def devices_of(spec: FleetSpec, where: str) -> list[ListedDevice]:
-    """All devices by list, table and count, with role and data block; `cell` None: none is
-    named. Raises UsageError."""
+    """Return all devices with role and data block, `cell` None if unnamed; raises UsageError."""
     found: dict[str, ListedDevice] = {}
     rows = list(_rows(spec.devices, where))
     reserved = {"cloud", "proxy", *(f"broker-{side}" for side in SIDES), IMAGE, *spec.servers}
@@ -407,18 +399,21 @@ def devices_of(spec: FleetSpec, where: str) -> list[ListedDevice]:
             known = ", ".join(one for one in spec.cell_names if one) or "none"
             fix = f"add it to cells, or use one of them: {known}"
             raise UsageError(f"there is no cell '{cell[:64]}'", where=f"{place} ({name})", fix=fix)
-        said = {"role": values.get("role") or spec.devices.role, "host": values.get("host") or None}
+        given = {
+            "role": values.get("role") or spec.devices.role,
+            "host": values.get("host") or None,
+        }
         try:
             DataSource.model_validate_json(json.dumps(data), strict=True)
             found[name] = ListedDevice.model_validate(
-                {"name": name, "cell": cell, "data": data, **said}
+                {"name": name, "cell": cell, "data": data, **given}
             )
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(step) for step in first["loc"])
             what = f"device {name[:64]}: {path}: {first['msg']}"
             raise UsageError(what, where=place, fix="correct the fleet file") from None
-        if problem := unstated_header(data):  # of a source that stands in a table
+        if problem := unstated_header(data):  # a source named by a table
             raise UsageError(f"its data block has no header: {problem}", where=f"{place}, {name}")
     if not found and spec.devices.claims is None:
         fix = "set devices.count, devices.list, devices.csv or devices.claims"
@@ -430,7 +425,7 @@ _Row = tuple[str, dict[str, str], dict[str, Any] | None]  # place, columns, own 
 
 
 def _rows(devices: DevicesEntry, where: str) -> Iterator[_Row]:
-    """A listed device with the name of a counted one stands in its place."""
+    """Yield all devices; a listed device replaces a counted one of the same name."""
     counted: dict[str, _Row] = {}
     for number in range(1, devices.count + 1):
         place = f"{where} devices.name"
@@ -475,7 +470,7 @@ def _table(path: Path) -> Iterator[_Row]:
 
 
 def _filled(template: Any, facts: Mapping[str, str], where: str) -> Any:
-    """Fill in every `{column}`; one that stands alone may become a number."""
+    """Fill in every `{column}`; text that is only a placeholder may become a number."""
     if isinstance(template, dict):
         return {key: _filled(value, facts, where) for key, value in template.items()}
     if isinstance(template, list):

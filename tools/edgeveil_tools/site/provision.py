@@ -1,11 +1,11 @@
-"""A whole site on one machine, of `site init --local`, of runs and of load tests.
+"""A whole site on one machine, for `site init --local`, runs and load tests.
 
 DIR/fleet.yaml              the fleet file, `local: …`; `site apply` writes all below from it
 DIR/broker-edge.yaml broker-cloud.yaml cloud.yaml proxy.yaml edge-1.yaml …   site files
 DIR/job.yaml                a job that this site can run
 DIR/keys/                   public keys that the parties pin of each other
 DIR/passwords/              broker passwords (0600); *.users hold them hashed
-DIR/tls/                    with `tls`: each broker's certificate, and the authority behind it
+DIR/tls/                    with `tls`: each broker's certificate, and its authority
 DIR/state/                  keys, ledger and store of each process
 """
 
@@ -44,11 +44,11 @@ from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.result import writing
 from edgeveil_tools.site.broker_rules import of_cell, side_of, users_text
 from edgeveil_tools.site.brokers import BrokerProcess, Engine, give, spec_of, write_private
-from edgeveil_tools.site.bundles import site_text, with_owners_word
+from edgeveil_tools.site.bundles import keep_owner_settings, site_text
 from edgeveil_tools.site.fleet_spec import FLEET_FILE
 
 Settings = dict[str, Any]
-SPOOLED_BATCHES = 3  # uploads, their batch, and what is kept of the round before
+SPOOLED_BATCHES = 3  # uploads, their batch, and the round before
 _RECORD_S = 0.016  # of a round's budget for each nominal record: a box tries four times as many
 _FEWEST_SHARING = 3  # devices for which a job shares its noise
 _TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -57,7 +57,7 @@ _DIGITS_FOR_TRAINING = 1437
 
 @dataclass(frozen=True)
 class Ports:
-    """TCP ports on `host`, away from 1883 where a system's own broker listens."""
+    """TCP ports on `host`, away from 1883, the usual port of a system's broker."""
 
     edge: int = 21883
     cloud: int = 21884
@@ -78,13 +78,12 @@ class CellPorts:
 
 @dataclass(frozen=True)
 class SiteSpec:
-    """A site of two brokers, a cloud, a proxy and `devices` devices, numbered from 1, in `folder`.
+    """A site of two brokers, a cloud, a proxy and devices, numbered from 1, in `folder`.
 
-    Each of `cells` has an edge broker and a proxy on ports of its own, and shares the cloud's
-    broker; devices are dealt to cells by turns, and each takes its share of `source`. The last
-    `infer_only` devices only evaluate. Limits are raised so that all devices may upload
-    `upload_bytes` in one round. With `blobs` what is large goes beside the brokers, over HTTP.
-    """
+    Each of `cells` has its own edge broker and proxy and shares the cloud's broker; devices are
+    assigned to cells in turn and take their shares of `source`. The last `infer_only` devices only
+    evaluate. Limits are raised so that all devices may upload `upload_bytes` in one round. With
+    `blobs` large payloads bypass the brokers over HTTP."""
 
     folder: Path
     devices: int = 3
@@ -98,13 +97,13 @@ class SiteSpec:
     protocol: int = 5
     source: DataSource = field(default=DataSource(name="digits", source="digits"))
     partition: Partition = field(default_factory=Partition)
-    classes: int | None = None  # of a source of one's own, where records are dealt by class
+    classes: int | None = None  # if own records are dealt by class
     seed: int = 7
     cells: Mapping[str, CellPorts] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     min_batch_floor: int = 3
     upload_bytes: int = 0
-    record_dir: Path | None = None  # absolute; where the cloud keeps what it sees
+    record_dir: Path | None = None  # absolute; for the cloud's recording
     blobs: bool = False
 
     @property
@@ -113,7 +112,6 @@ class SiteSpec:
 
     @property
     def numbers(self) -> range:
-        """The devices'."""
         return range(1, self.devices + 1)
 
     def file(self, name: str) -> Path:
@@ -134,7 +132,6 @@ class SiteSpec:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """The brokers: `edge`, of a named cell `edge-north`, and `cloud`."""
         return (*(of_cell("edge", cell) for cell in self.cell_names), "cloud")
 
     def port(self, domain: str, *, websockets: bool = False) -> int:
@@ -146,17 +143,13 @@ class SiteSpec:
     def cells_at(self, domain: str) -> tuple[str, ...]:
         return self.cell_names if domain == "cloud" else (domain.partition("-")[2],)
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bound of what waits at a broker for the proxy: each device's credit in parts."""
-        credit = self.devices * min(self.upload_bytes, NEED_LIMIT * CloudLimits().packet_bytes)
-        return max(BrokerLimits().max_queued_bytes, credit)
-
     # --- site files ---
 
     def broker(self, domain: str) -> Settings:
         files = {"cert_file": f"tls/broker-{domain}.crt", "key_file": f"tls/broker-{domain}.key"}
         websockets = {"websockets_port": self.port(domain, websockets=True)}
+        # The proxy's queue at a broker holds the credit of all devices.
+        credit = self.devices * min(self.upload_bytes, NEED_LIMIT * CloudLimits().packet_bytes)
         return {
             "engine": self.engine,
             "host": self.host,
@@ -166,7 +159,7 @@ class SiteSpec:
             **({"cells": list(self.cells_at(domain))} if self.cells else {}),
             **(websockets if self.websockets else {}),
             **({"tls": files} if self.tls else {}),
-            "limits": {"max_queued_bytes": self.queued_bytes},
+            "limits": {"max_queued_bytes": max(BrokerLimits().max_queued_bytes, credit)},
         }
 
     def cloud(self) -> Settings:
@@ -208,7 +201,7 @@ class SiteSpec:
         }
 
     def edge(self, number: int, device_id: str) -> Settings:
-        """A device's settings; its user name at the broker is its id."""
+        """Return a device's settings; its user name at the broker is its id."""
         cell, digits = self.cell_of(number), self.source.source == "digits"
         policy = self.policy.with_room(self.nominal_digits) if digits else self.policy
         shard = {
@@ -234,7 +227,6 @@ class SiteSpec:
 
     @property
     def nominal_digits(self) -> int:
-        """About how many records of the digits a device learns from."""
         return max(1, round(0.9 * _DIGITS_FOR_TRAINING / self.devices))
 
     @property
@@ -245,13 +237,12 @@ class SiteSpec:
         return self.source.model_dump(mode="json", exclude_none=True)
 
     def _blobs(self, key: str, port: int, *, serves: bool = False) -> Settings:
-        """The block of a party that serves large blobs, or goes to who does."""
         url = f"http://{place(self.host, port)}/"
         served = {"url": url, "serve": {"host": self.host, "port": port}}
         return {key: served if serves else {"urls": [url]}} if self.blobs else {}
 
     def _limits(self, usual: Block, **wanted: int) -> Settings:
-        """The usual limits of a role, or what is wanted where that is more; packets that fit."""
+        """Return a role's default limits, raised to `wanted`, with packets that fit."""
         values, most = usual.model_dump(), PROFILES[self.profile].largest_packet_bytes
         found = {key: max(values[key], value) for key, value in wanted.items()}
         fits = most is None or values["packet_bytes"] <= most
@@ -272,8 +263,7 @@ class SiteSpec:
 
 @dataclass(frozen=True)
 class Site:
-    """A provisioned site. `device_ids` in the order of `edges`; `brokers` and `passwords` by
-    domain, `proxies` by cell."""
+    """A provisioned site; `brokers` and `passwords` are by domain, `proxies` by cell."""
 
     spec: SiteSpec
     device_ids: tuple[str, ...]
@@ -301,12 +291,12 @@ class Site:
 
     @property
     def token_file(self) -> Path:
-        """The bearer token of the cloud's HTTP control, once the cloud has started."""
+        """Token file of the cloud's HTTP control, written at the cloud's first start."""
         return self.spec.folder / "state" / "cloud" / "http.token"
 
 
 def broker_processes(spec: SiteSpec) -> dict[str, BrokerProcess]:
-    """A provisioned site's brokers by domain, to be started from here."""
+    """Return a provisioned site's brokers by domain, not yet started."""
     found = {}
     for domain in spec.domains:
         folder = spec.folder / f"broker-{domain}"
@@ -322,23 +312,23 @@ class LocalSpec(Block):
     """A site on this machine."""
 
     devices: int = Field(default=3, ge=1, le=1000)
-    """So many boxes."""
+    """Number of devices."""
     infer_only: int = Field(default=0, ge=0)
-    """So many of them only evaluate; boxes that are there stay as they are."""
+    """Number of them that only evaluate; existing devices stay as they are."""
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
-    """Address that all listen on, and are called by."""
+    """Address of all parties, to listen and to connect."""
     ports: Ports = Ports()
     """Their TCP ports."""
     tls: bool = False
-    """Links are encrypted, with an authority of the site's own."""
+    """Encrypt links, with an authority of the site's own."""
     websockets: bool = False
-    """Brokers listen for them too, and every link uses them."""
+    """Use WebSockets for every link."""
     profile: ProfileName = "default"
-    """Links keep to that managed service's limits."""
+    """Managed service whose limits links keep."""
     engine: Engine = "auto"
-    """Of the brokers; `auto`: mosquitto where it is installed."""
+    """Engine of the brokers; `auto`: mosquitto where it is installed."""
     protocol: Literal[4, 5] = 5
-    """5, or 4 for MQTT 3.1.1."""
+    """MQTT version: 5, or 4 for 3.1.1."""
 
     def _mixes(self) -> Iterator[Mix]:
         if self.infer_only >= self.devices:
@@ -359,8 +349,7 @@ class LocalSpec(Block):
 
 
 def local_spec(folder: Path) -> LocalSpec | None:
-    """Load the fleet file of a local site; None where it is of a fleet. Raises UsageError for a
-    folder of `edgeveil provision`, which has none."""
+    """Load a local site's fleet file, None for a fleet's; raises UsageError if it is missing."""
     path = folder / FLEET_FILE
     if path.exists():
         tree = parsed(read(path), str(path))
@@ -378,9 +367,9 @@ def local_spec(folder: Path) -> LocalSpec | None:
 
 
 def provision(spec: SiteSpec, *, force: bool = False) -> Site:
-    """Write the site; with `force` over a folder in use, whose keys, ledgers, passwords, authority,
-    owners' blocks of devices' files and larger `min_batch_floor` stay. Raises UsageError,
-    ConfigError."""
+    """Write the site, with `force` over a folder in use; raises UsageError or ConfigError.
+
+    Existing keys, ledgers, passwords, authority and owner's settings stay."""
     folder = spec.folder
     with writing(folder, "name a folder that you may write to"):
         if folder.exists() and any(folder.iterdir()) and not force:
@@ -395,7 +384,7 @@ def _write(spec: SiteSpec) -> Site:
     folder = spec.folder
     servers = {of_cell("proxy", cell): {"proxy": spec.proxy(cell)} for cell in spec.cell_names}
     servers["cloud"] = {"cloud": spec.cloud()}
-    for number in spec.numbers:  # a file that is damaged is told before anything else
+    for number in spec.numbers:  # report a damaged file before any change
         if (file := spec.file(f"edge-{number}")).exists():
             load_site(file)
     servers = {name: _kept(spec.file(name), block) for name, block in servers.items()}
@@ -421,8 +410,8 @@ def _write(spec: SiteSpec) -> Site:
 
 
 def _kept(file: Path, new: Settings) -> Settings:
-    """New settings with what is the owner's or the operator's in the file that is there."""
-    found = with_owners_word(new, file)
+    """Merge new settings with the owner's or operator's in the existing file."""
+    found = keep_owner_settings(new, file)
     if "cloud" in new and file.exists():
         before = parsed(read(file), str(file)).value.get("cloud") or {}
         if before.get("test_data"):
@@ -430,7 +419,7 @@ def _kept(file: Path, new: Settings) -> Settings:
     if "edge" in new:
         data, planned = found["edge"]["data"], new["edge"]["data"]
         if isinstance(shard := data.get("shard"), dict):
-            # Of how many devices its share is one is for the fleet file, while it is a share.
+            # The fleet file sets the number of shares while the rest is unchanged.
             devices = planned["shard"]["devices"]
             if {**data, "shard": {**shard, "devices": devices}} == planned:
                 found["edge"]["data"] = planned
@@ -439,11 +428,10 @@ def _kept(file: Path, new: Settings) -> Settings:
 
 def write_file(path: Path, settings: Settings) -> None:
     path.write_text(site_text(settings), "utf-8")
-    load_site(path)  # a fleet file that cannot work is refused here and not when its process starts
+    load_site(path)  # refuse settings that cannot work before a process starts
 
 
 def _devices(spec: SiteSpec) -> list[str]:
-    """Make each device's keys in its state folder, and admit them at their cells' proxies."""
     for number in spec.numbers:
         key = spec.edge_state(number) / IDENTITY_FILE
         refuse_lost_state(key, spec.file(f"edge-{number}"))
@@ -453,14 +441,13 @@ def _devices(spec: SiteSpec) -> list[str]:
         with closing(Registry(state / REGISTRY_FILE)) as registry:
             known = {device.device_id for device in registry.devices(revoked=True)}
             for number, identity in found.items():
-                # Who was revoked stays out.
+                # Never admit a revoked device again.
                 if spec.cell_of(number) == cell and identity.device_id not in known:
                     registry.admit(identity.enrolment(), note=f"provisioned, number {number}")
     return [identity.device_id for identity in found.values()]
 
 
 def _passwords(spec: SiteSpec, device_ids: list[str]) -> dict[str, dict[str, str]]:
-    """Passwords by domain and user; those that exist are kept."""
     folder, found = spec.folder / "passwords", dict[str, dict[str, str]]()
     for domain in spec.domains:
         side, cells = side_of(domain), spec.cells_at(domain)
@@ -470,16 +457,16 @@ def _passwords(spec: SiteSpec, device_ids: list[str]) -> dict[str, dict[str, str
         else:
             of_cells = zip(spec.numbers, device_ids, strict=True)
             users |= {f"edge-{n}": one for n, one in of_cells if spec.cell_of(n) in cells}
-        words = found[domain] = {}
+        passwords = found[domain] = {}
         for name, user in users.items():
             give(folder / name, secrets.token_urlsafe(24) + "\n")
-            words[user] = read_password(folder / name) or ""
-        write_private(folder / f"{domain}-broker.users", users_text(words))
+            passwords[user] = read_password(folder / name) or ""
+        write_private(folder / f"{domain}-broker.users", users_text(passwords))
     return found
 
 
 def _job(spec: SiteSpec) -> str:
-    """A job that learns the digits, with inference at less than ε = 2 a record."""
+    """Return a job that learns the digits, with inference below ε = 2 per record."""
     nominal, trainers = spec.nominal_digits, spec.devices - spec.infer_only
     shared = trainers == spec.devices >= _FEWEST_SHARING
     evaluated = math.ceil(0.1 * nominal)
@@ -499,7 +486,6 @@ def _job(spec: SiteSpec) -> str:
 
 
 def guide(site: Site) -> str:
-    """The commands that start the site, in their order, and submit its job."""
     spec, cloud = site.spec, shlex.quote(str(site.cloud))
     files = (*site.brokers.values(), site.cloud, *site.proxies.values(), *site.edges)
     started = [f"edgeveil {side_of(one.stem)} --config {shlex.quote(str(one))}" for one in files]

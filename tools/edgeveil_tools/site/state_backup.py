@@ -1,13 +1,12 @@
-"""Back up a running process's state in one archive, and restore it.
+"""Backup of a process's state in one archive, and its restoration.
 
-    manifest.json      role, whose it is, when, and the SHA-256 digest of each file
-    state/…            the state folder, with secret keys: SQLite files each as of one moment
+    manifest.json      role, owner, time, and the SHA-256 digest of each file
+    state/…            the state folder, with secret keys; a consistent copy of each SQLite file
 
-A *device* never gets an older ledger than the one in place, and on an empty disk only where its
-owner vouches that it has answered nothing since. A *proxy* may have forgotten who was revoked: its
-registry comes back as a new lineage, which root or operator must vouch for, and unused claims end.
-A *cloud* numbers what it signs by its clock, so that nothing counts as a replay.
-"""
+A *device* never gets an older ledger than the one in place; on an empty disk its owner must vouch
+that it answered nothing since. A *proxy* may have lost revocations: its registry gets a new
+lineage, which root or operator must confirm, and unused claims end. A *cloud* numbers signatures by
+its clock, so that none counts as a replay."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class BackupError(EdgeVeilError):
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`owner`: the fingerprint of the role's own key. `files`: SHA-256 digests (hex) by path."""
+    """The list of an archive; `owner` is the fingerprint of the role's own key."""
 
     format: int = FORMAT
     role: str
@@ -68,7 +67,6 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def _state_of(site: Site) -> tuple[str, Path]:
-    """Role and state folder of a site file. Raises UsageError for a broker's."""
     if isinstance(site, BrokerSite):
         fix = "name the site file of the cloud, the proxy or a device"
         raise UsageError("keeps no state", where="broker", fix=fix)
@@ -76,7 +74,7 @@ def _state_of(site: Site) -> tuple[str, Path]:
 
 
 def back_up(site: Site, archive: Path) -> BackupManifest:
-    """Write the archive, mode 0600; the process may run. UsageError, BackupError, OSError."""
+    """Write the archive, mode 0600; raises UsageError, BackupError or OSError."""
     role, state = _state_of(site)
     if archive.exists():
         raise UsageError("is there already", where=str(archive), fix="name a new file")
@@ -113,12 +111,12 @@ def _owner(state: Path, role: str) -> str:
 
 
 def _copied(state: Path, scratch: Path) -> dict[str, Path]:
-    """Copy every file of the state folder, the ledger and its head as of one moment."""
+    """Copy every file of the state folder, ledger and head of one moment."""
     for _ in range(_TRIES):
         path = (state / LEDGER_FILE).with_suffix(".head")
         head = path.read_bytes() if path.exists() else b""
         found = dict(_copies(state, scratch))
-        if (path.read_bytes() if path.exists() else b"") == head:  # else a link came between
+        if (path.read_bytes() if path.exists() else b"") == head:  # else a link was added meanwhile
             return found
     fix = "try again when the device is not in a round"
     raise BackupError("its ledger changes all the time", where=str(state), fix=fix)
@@ -139,7 +137,7 @@ def _copies(state: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
                 copy_database(path, copy)
             else:
                 copy.write_bytes(path.read_bytes())
-        except FileNotFoundError:  # it was there a moment ago
+        except FileNotFoundError:  # deleted meanwhile
             continue
         yield name, copy
 
@@ -152,13 +150,12 @@ def _digest(path: Path) -> str:
 def restore(
     site: Site, archive: Path, *, replace: bool = False, vouched: bool = False
 ) -> BackupManifest:
-    """Put an archive in place of the state folder; with `replace` the one there is kept beside.
+    """Replace the state folder by an archive; with `replace` the former one is kept beside.
 
-    `vouched`: of a device, by its owner, that it has answered nothing since the backup, or that its
-    proxy has counted what it answered and will say so. Raises BackupError: damaged, of another
-    party or role, older than the ledger in place, or not vouched for where no ledger is;
-    UsageError: the process runs, or the folder is in use.
-    """
+    `vouched`: a device's owner asserts that it answered nothing since the backup, or that its proxy
+    will report its answers. Raises BackupError for an archive that is damaged, of another party,
+    older than the ledger in place, or not vouched for without one; UsageError if the folder is in
+    use."""
     role, state = _state_of(site)
     state.parent.mkdir(parents=True, exist_ok=True)
     with _scratch(state) as scratch:
@@ -173,9 +170,9 @@ def restore(
         with OwnFolder(state):
             if _is_used(state) != used:  # another restore was faster
                 raise _in_use(state)
-            _go_on(role, new)
+            _renew_proxy(role, new)
             if used:
-                state.rename(_beside(state, 1))
+                state.rename(_kept_folder(state, 1))
             else:
                 (state / LOCK_FILE).unlink()
                 state.rmdir()
@@ -195,7 +192,7 @@ def _in_use(state: Path) -> UsageError:
 
 @contextmanager
 def _scratch(state: Path) -> Iterator[Path]:
-    """Lock an empty folder beside the state, after undoing a restore that was cut short."""
+    """Lock an empty folder beside the state, after undoing an interrupted restore."""
     folder = state.absolute().with_name(f".restore-{state.name}")
     folder.mkdir(mode=0o700, exist_ok=True)
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -207,7 +204,7 @@ def _scratch(state: Path) -> Iterator[Path]:
     try:
         if not mine:
             raise UsageError("another restore works there", where=str(state), fix="wait for it")
-        kept = _beside(state, 0)
+        kept = _kept_folder(state, 0)
         if (folder / STATE).exists():
             if not state.exists() and kept.exists():
                 kept.rename(state)
@@ -220,7 +217,6 @@ def _scratch(state: Path) -> Iterator[Path]:
 
 
 def _unpacked(archive: Path, scratch: Path) -> BackupManifest:
-    """Unpack every file below `scratch`, checked against the manifest."""
     (scratch / STATE).mkdir(mode=0o700)
     try:
         with tarfile.open(archive, "r:") as tar:
@@ -278,7 +274,6 @@ def _check_party(manifest: BackupManifest, role: str, state: Path | None, where:
 
 
 def _check_ledger(new: Path, state: Path, *, vouched: bool) -> None:
-    """Refuse an older ledger under a device that went on."""
     archived, here = new / LEDGER_FILE, state / LEDGER_FILE
     if archived.exists():
         read_ledger(archived)  # its whole chain
@@ -294,13 +289,13 @@ def _check_ledger(new: Path, state: Path, *, vouched: bool) -> None:
         raise BackupError(what, where=str(state), fix=fix)
     mine = mine or _link(here, "SELECT number, mac FROM links ORDER BY number DESC LIMIT 1")
     if mine and not _link(archived, "SELECT 1 FROM links WHERE number = ? AND mac = ?", *mine):
-        what = f"the ledger in place has gone on to link {mine[0]}, which the archive has not"
+        what = f"the ledger in place continues to link {mine[0]}, which the archive lacks"
         fix = "keep the state that is there, or enrol a new device where its ledger.head is lost"
         raise BackupError(what, where=str(here), fix=fix)
 
 
 def _link(ledger: Path, query: str, *values: Any) -> Any:
-    """A row of a ledger, None where it has none or is none."""
+    """Return a row of a ledger; None if it has none or cannot be read."""
     try:
         with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
             return db.execute(query, values).fetchone()
@@ -308,14 +303,14 @@ def _link(ledger: Path, query: str, *values: Any) -> Any:
         return None
 
 
-def _go_on(role: str, new: Path) -> None:
+def _renew_proxy(role: str, new: Path) -> None:
     """Begin a proxy's new lineage, end unused claims, and put its uploads back."""
     if role != "proxy":
         return
     if (new / SPOOL_FILE).exists():
         with closing(Spool(new / SPOOL_FILE)) as spool:
             spool.put_back()
-        for earlier in new.glob(f"{SPOOL_FILE}.before-*"):  # of an archive of before
+        for earlier in new.glob(f"{SPOOL_FILE}.before-*"):  # in archives of earlier versions
             earlier.unlink()
     for name, statement in (
         ("registry.sqlite", "UPDATE roster SET lineage = lower(hex(randomblob(16)))"),
@@ -326,8 +321,8 @@ def _go_on(role: str, new: Path) -> None:
                 db.execute(statement)
 
 
-def _beside(state: Path, following: int) -> Path:
-    """The newest folder that is kept beside, or the one `following` numbers after it."""
+def _kept_folder(state: Path, following: int) -> Path:
+    """Return the newest kept folder, or the one `following` numbers after it."""
     name = f"{state.name}-before-restore-"
     ends = [path.name.removeprefix(name) for path in state.parent.glob(f"{name}*")]
     newest = max((int(end) for end in ends if end.isdecimal()), default=0)

@@ -1,14 +1,13 @@
-"""A fleet's offline root: its folder, and changes of what it delegates.
+"""The folder of a fleet's offline root, and changes to its delegations.
 
     DIR/keys/root-1.key …       the root's secret keys, encrypted with a passphrase
-    DIR/metadata/N.root.json    all root documents; delegations.json the newest delegations
+    DIR/metadata/N.root.json    all root documents; delegations.json holds the newest delegations
     DIR/pending/                documents that lack signatures
-    DIR/trust.json              what every party is handed
-    DIR/audit.jsonl             what was done, chained and signed
+    DIR/trust.json              the trust metadata for every party
+    DIR/audit.jsonl             the log of changes, chained and signed
 
-A change makes new documents, signs them with the secret keys at hand, and takes effect in
-`trust.json` once enough keys have signed, with `sign` on other machines that hold them.
-"""
+A change makes new documents and signs them with the secret keys at hand. `trust.json` is replaced
+once enough keys have signed; other keys sign on their own machines with `sign`."""
 
 from __future__ import annotations
 
@@ -53,16 +52,15 @@ _DELEGATIONS = "delegations.json"
 PROXY_ROLE, SITE_ROLE = "proxy-rosters", "site"
 
 Passphrase = Callable[[Path], bytes | None]
-"""Asks for the passphrase of one key file; None: the key is not encrypted."""
-
-
+"""Returns the passphrase of a key file; None: the key is not encrypted."""
 Missing = dict[str, int]
-"""How many further signatures each document of a change needs; empty: it is in effect."""
+"""Further signatures that each document of a change needs; empty: the change is in effect."""
 
 
 class TrustFolder:
-    """One root's folder; delegations that it makes hold for `days`, roots for `root_days`. Every
-    change raises TrustError, UsageError, CryptoError or OSError."""
+    """The folder of one root, with the validity of delegations (`days`) and roots in days.
+
+    Changes return missing signatures and raise TrustError, UsageError, CryptoError or OSError."""
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class TrustFolder:
         self.bundle_file = folder / BUNDLE_FILE
 
     def trusted(self) -> TrustedMetadata:
-        """The metadata of the newest `trust.json`, expired or not."""
+        """Return the metadata of the newest `trust.json`, expired or not."""
         if not self.bundle_file.exists():
             fix = "make a root: edgeveil trust init"
             raise UsageError("holds no trust.json", where=str(self.folder), fix=fix)
@@ -102,16 +100,15 @@ class TrustFolder:
         cells: Mapping[str, VerifyKey] = MappingProxyType({}),
         site: VerifyKey | None = None,
     ) -> None:
-        """Make the root and its first delegations; `cells` are their proxies' keys, `site` is the
-        key that moves devices between them."""
+        """Make the root; `cells` are their proxies' keys, `site` is the key that moves devices."""
         if self.folder.exists() and any(self.folder.iterdir()):
             raise UsageError("is not empty", where=str(self.folder), fix="name a new folder")
-        _check_apart(roles, cells)
+        _check_distinct(roles, cells)
         ends = now_utc() + self._root_days
         root = make_root(1, [key.public() for key in keys], threshold, ends)
         for name in ("keys", "metadata", "pending"):
             (self.folder / name).mkdir(mode=0o700, parents=True)
-        said = Delegated(
+        delegations = Delegated(
             1,
             now_utc() + self._days,
             {name: RoleKey(key) for name, key in roles.items()},
@@ -122,14 +119,16 @@ class TrustFolder:
         for number, key in enumerate(keys, 1):
             save_root_key(self.folder / "keys" / f"root-{number}.key", key, self._passphrase)
         what = {"threshold": threshold, "keys": len(keys)}
-        self._publish(root, make_delegations(said), keys, "init", what)
+        self._publish(root, make_delegations(delegations), keys, "init", what)
 
     def rotate_role(self, role: str, key: VerifyKey | None, *, cell: str = "") -> Missing:
-        """Give `role` a new key and epoch; of a cell only the proxy's rosters have a key. None:
-        nobody speaks for it until then, as its key becomes one that nobody has."""
+        """Give `role` a new key and epoch; of a cell only the proxy's rosters have a key.
+
+        Without a key the role is revoked: its key becomes one that nobody holds."""
         held, key = self.delegated(), key or SigningKey.generate().public()
         if cell and role != PROXY_ROLE:
-            raise UsageError(f"{role} is of no cell", where=f"--cell {cell}", fix="leave it out")
+            where = f"--cell {cell}"
+            raise UsageError(f"{role} has no key per cell", where=where, fix="leave it out")
         before = held.site if role == SITE_ROLE else held.roles[role]
         if role == PROXY_ROLE:
             before = held.proxy_of(cell).rosters
@@ -152,8 +151,7 @@ class TrustFolder:
         authorities: Mapping[str, str] = MappingProxyType({}),
         site: VerifyKey | None = None,
     ) -> Missing:
-        """Further cells with their proxies' keys, further authorities (PEM), and who moves devices,
-        where nobody did."""
+        """Add cells with their proxies' keys, authorities (PEM), and a missing site key."""
         held = self.delegated()
         changed: dict[str, Any] = {
             "cells": {**{n: CellProxy(RoleKey(key)) for n, key in cells.items()}, **held.cells},
@@ -165,7 +163,7 @@ class TrustFolder:
         return self._delegate("extend", what, **changed)
 
     def set_lineage(self, lineage: str, *, cell: str = "") -> Missing:
-        """Rosters of this registry alone are believed, of the cell's."""
+        """Restrict rosters, of the cell if named, to those of this registry."""
         if not cell:
             return self._delegate("recover", {"registry": lineage}, lineage=lineage)
         held = self.delegated()
@@ -173,20 +171,18 @@ class TrustFolder:
         return self._delegate("recover", {"registry": lineage, "cell": cell}, cells=cells)
 
     def renew(self) -> Missing:
-        """The same for longer: a new root and new delegations."""
         return self.new_root(*root_keys(self.trusted().roots[-1]), "renew")
 
     def new_root(self, keys: Sequence[VerifyKey], threshold: int, action: str) -> Missing:
-        """The root is held by these keys from now on; signed by those before, and by these."""
+        """Replace the root's keys; the former and the new keys sign."""
         self._check_nothing_pending()
         version = self.trusted().root_version + 1
         root = make_root(version, keys, threshold, now_utc() + self._root_days)
-        said = make_delegations(next_delegations(self.delegated(), now_utc() + self._days))
+        delegations = make_delegations(next_delegations(self.delegated(), now_utc() + self._days))
         what = {"root": version, "keys": len(keys)}
-        return self._publish(root, said, self.secret_keys(), action, what)
+        return self._publish(root, delegations, self.secret_keys(), action, what)
 
     def sign(self) -> Missing:
-        """Add the signatures of the keys at hand to what is pending."""
         found = {
             path.name: read_document(path.read_bytes())
             for path in sorted((self.folder / "pending").glob("*.json"))
@@ -194,15 +190,17 @@ class TrustFolder:
         if not found:
             fix = "make a change first"
             raise UsageError("nothing is pending", where=str(self.folder), fix=fix)
-        what, said = {"documents": [*found]}, found.pop(_DELEGATIONS)
+        what, delegations = {"documents": [*found]}, found.pop(_DELEGATIONS)
         root = next(iter(found.values()), None)
-        return self._publish(root, said, self.secret_keys(), "sign", what)
+        return self._publish(root, delegations, self.secret_keys(), "sign", what)
 
     def pending(self) -> tuple[bytes | None, Delegated | None]:
-        """What awaits signatures: a root, and delegations."""
+        """Return the root and the delegations that lack signatures, each or None."""
         raw = {path.name: path.read_bytes() for path in (self.folder / "pending").glob("*.json")}
-        said = raw.pop(_DELEGATIONS, None)
-        return next(iter(raw.values()), None), read_delegations(said) if said else None
+        delegations = raw.pop(_DELEGATIONS, None)
+        return next(iter(raw.values()), None), read_delegations(
+            delegations
+        ) if delegations else None
 
     def secret_keys(self) -> list[SigningKey]:
         files = sorted((self.folder / "keys").glob("*.key"))
@@ -212,25 +210,25 @@ class TrustFolder:
 
     def _delegate(self, action: str, what: Mapping[str, Any], **changed: Any) -> Missing:
         self._check_nothing_pending()
-        said = next_delegations(self.delegated(), now_utc() + self._days, **changed)
-        _check_apart(
-            {name: one.key for name, one in said.roles.items()},
-            {name: one.rosters.key for name, one in said.cells.items()},
+        delegations = next_delegations(self.delegated(), now_utc() + self._days, **changed)
+        _check_distinct(
+            {name: one.key for name, one in delegations.roles.items()},
+            {name: one.rosters.key for name, one in delegations.cells.items()},
         )
-        return self._publish(None, make_delegations(said), self.secret_keys(), action, what)
+        return self._publish(None, make_delegations(delegations), self.secret_keys(), action, what)
 
     def _publish(
         self,
         root: Metadata[Any] | None,
-        said: Metadata[Any],
+        delegations: Metadata[Any],
         signers: Sequence[SigningKey],
         action: str,
         what: Mapping[str, Any],
     ) -> Missing:
-        """Sign and log; put in effect what has enough signatures, else leave all of it pending."""
+        """Sign and log documents; publish them if fully signed, else leave all pending."""
         before = self.trusted().roots if self.bundle_file.exists() else ()
         new = (document_bytes(root),) if root else ()
-        documents = {_DELEGATIONS: (said, new or before[-1:])}
+        documents = {_DELEGATIONS: (delegations, new or before[-1:])}
         if root:
             documents = {f"{root.signed.version}.root.json": (root, before[-1:] + new), **documents}
         missing, raw = {}, {}
@@ -247,7 +245,7 @@ class TrustFolder:
                 missing[name] = lacks
         roots = (*before, *(one for name, one in raw.items() if name != _DELEGATIONS))
         bundle = TrustBundle(roots, raw[_DELEGATIONS])
-        if not missing:  # as every party will: raises TrustError before anything is written
+        if not missing:  # verify as every party will, before anything is written
             TrustedMetadata(roots[0]).take(roots[1:], bundle.delegations, now_utc())
         for name, content in raw.items():
             place = self.folder / ("pending" if missing else "metadata") / name
@@ -261,33 +259,33 @@ class TrustFolder:
         return missing
 
     def _check_nothing_pending(self) -> None:
-        """A further change would take the place of one that awaits signatures, unseen."""
+        """Refuse a change that would silently replace a pending one."""
         pending = self.folder / "pending"
         if any(pending.glob("*.json")):
             fix = "edgeveil trust sign, with the missing keys; or remove its files, to give it up"
             raise UsageError("a change awaits signatures", where=str(pending), fix=fix)
 
 
-def _check_apart(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKey]) -> None:
-    """Refuse a proxy with a key of the cloud's, or of another cell."""
+def _check_distinct(roles: Mapping[str, VerifyKey], cells: Mapping[str, VerifyKey]) -> None:
+    """Refuse a proxy's key that is the cloud's or another cell's."""
     proxies = {PROXY_ROLE: roles[PROXY_ROLE], **{f"cell {n}": key for n, key in cells.items()}}
     fix = "name the key of the proxy's own: edgeveil keys"
     for name, key in proxies.items():
         if key in (roles["cloud-jobs"], roles["cloud-releases"]):
-            what = "is the cloud's key too; who hides senders must not be who reads uploads"
+            what = "is also the cloud's key; who hides senders must not read uploads"
             raise UsageError(what, where=name, fix=fix)
         if list(proxies.values()).count(key) > 1:
-            what = "is another cell's key too; what one says would count for the other"
+            what = "is also another cell's key; signatures of one would count for the other"
             raise UsageError(what, where=name, fix=fix)
 
 
 def save_root_key(path: Path, key: SigningKey, passphrase: Passphrase) -> None:
-    """PKCS#8 in PEM, encrypted with the passphrase; mode 0600."""
+    """Save a key as encrypted PKCS#8 in PEM, mode 0600."""
     write_durably(path, key_pem(key.library_key(), passphrase(path)), mode=0o600)
 
 
 def load_root_key(path: Path, passphrase: Passphrase) -> SigningKey:
-    """Raises CryptoError for another kind of key, a wrong passphrase, or a file open to others."""
+    """Load a key; raises CryptoError for another kind, a wrong passphrase or an open file."""
     where = str(path)
     raw = read_private(path, "secret key", CryptoError)
     secret = passphrase(path) if b"ENCRYPTED" in raw else None

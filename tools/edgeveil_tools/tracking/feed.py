@@ -1,9 +1,9 @@
-"""A job's events on their way to trackers: each in a thread of its own, behind a bounded queue.
+"""Feed of a job's events to trackers: each in a thread of its own, with a bounded queue.
 
-A tracking server may be slow or away: that is told once, and the job neither waits nor fails. The
-module `SCHEME_run` has a class `SchemeTracker(where, name, parameters)` with `log(metrics, step)`
-for each round (0: all before round 1) and `end(status, facts, files)` at last; a thread imports it.
-"""
+A slow or absent server is reported once; the job neither waits nor fails. A thread imports the
+module `SCHEME_run` with the class `SchemeTracker(where, name, parameters)`, whose methods are
+`log(metrics, step)` for each round (0: before round 1) and the final `end(status, facts,
+files)`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLOSE_S = 30.0  # for all of them to have everything, once the run has ended
 
 
 def check_target(text: str) -> None:
-    """Raise UsageError for no SCHEME:PLACE, MissingExtraError without its library."""
+    """Raise UsageError unless SCHEME:PLACE, MissingExtraError without its library."""
     scheme, _, place = text.partition(":")
     where = f"--track {hidden(text)}"
     if scheme not in ("mlflow", "tensorboard") or not place:
@@ -38,13 +38,10 @@ def check_target(text: str) -> None:
 
 
 def hidden(text: str) -> str:
-    """The text without a password that a URL in it holds."""
     return re.sub(r"://\S*@", "://…@", text)  # one with @ or / in it, too
 
 
 class _Feed(threading.Thread):
-    """One tracker in its thread, and what waits for it."""
-
     def __init__(self, target: str, *run: Any) -> None:
         super().__init__(daemon=True, name=f"track-{target.partition(':')[0]}")
         self._target, self._run = target, run
@@ -74,20 +71,19 @@ class _Feed(threading.Thread):
                 method, *arguments = self._items.get()
                 getattr(tracker, method)(*arguments)
         except BaseException as error:  # whatever libraries of others raise, SystemExit too
-            said = str(error).strip().partition("\n")[0] or type(error).__name__
-            self.give_up(hidden(said)[:200], "see that it answers, and may be written to")
+            text = str(error).strip().partition("\n")[0] or type(error).__name__
+            self.give_up(hidden(text)[:200], "see that it answers, and may be written to")
 
 
 class Tracking:
-    """Feeds the trackers `targets` of a run. No method waits, but `close`. The `job` as plain
-    values and the price of its whole plan become parameters."""
+    """The trackers `targets` of a run; only `close` waits."""
 
     def __init__(
         self, targets: Iterable[str], name: str, job: Mapping[str, Any], planned: Mapping[str, Any]
     ) -> None:
         parameters = {**dict(flat(job)), **dict(flat(planned, "planned."))}
         self._feeds = [_Feed(target, name, parameters) for target in targets]
-        self._told, self._figures = 0, dict[str, float]()  # of the newest tested model
+        self._reported, self._figures = 0, dict[str, float]()  # of the newest tested model
 
     def take(self, event: Mapping[str, Any]) -> None:
         if event["type"] == "exchange_committed":
@@ -97,9 +93,9 @@ class Tracking:
                 feed.put("log", metrics_of(data), int(data["number"]))
 
     def complaints(self) -> list[str]:
-        """Lines to show since the last call; one a tracker, once."""
+        """Return new lines to show; one per tracker, once."""
         found = [line for feed in self._feeds for line in feed.complaints]
-        new, self._told = found[self._told :], len(found)
+        new, self._reported = found[self._reported :], len(found)
         return new
 
     def close(
@@ -110,7 +106,7 @@ class Tracking:
         files: Sequence[Path] = (),
         wait_s: float = CLOSE_S,
     ) -> list[str]:
-        """Hand over the outcome; waits at most `wait_s`. Returns lines to show."""
+        """Send the outcome, waiting at most `wait_s`; returns lines to show."""
         facts = {key: str(value) for key, value in flat(privacy, "privacy.")}
         final = {f"final.{name}": value for name, value in self._figures.items()}
         end_s, there = time.monotonic() + wait_s, [path for path in files if path.is_file()]
@@ -125,8 +121,7 @@ class Tracking:
 
 
 def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a committed round; unknown ones are left out. Those of an evaluation stand
-    beside those of the round itself, not in their place."""
+    """Return known figures of a committed round; those of an evaluation have own names."""
     federated, clusters = data.get("federated") or {}, data.get("clusters") or {}
     if data["phase"] == "evaluate":
         names = federated.keys() - {"round", "leading"}
@@ -140,7 +135,7 @@ def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
-    """Those of a tested model that are one number each, beside accuracy and loss."""
+    """Return single-number figures of a tested model, except accuracy and loss."""
     figures = data.get("figures") or {}
     error = (figures.get("calibration") or {}).get("error")
     return _numbers({**figures, "calibration_error": error})
@@ -151,7 +146,7 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested mappings as `block.key`; lists as JSON, but of mappings, which are numbered."""
+    """Yield nested mappings as `block.key`, lists as JSON, lists of mappings numbered."""
     for key, value in plain.items():
         if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
             value = {str(number): one for number, one in enumerate(value)}

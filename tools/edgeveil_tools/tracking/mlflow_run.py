@@ -1,4 +1,4 @@
-"""A run in MLflow, by its client: no global state, no automatic logging."""
+"""A run in MLflow, by its client, without global state or automatic logging."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# What a server may take before it counts as away; the user's own settings come first.
+# Time until a server counts as absent; the user's own settings take precedence.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 
@@ -27,7 +27,7 @@ class MlflowTracker:
 
     def __init__(self, where: str, name: str, parameters: Mapping[str, Any]) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # of its tries we tell the last
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # only the last attempt is reported
         self._client = MlflowClient(tracking_uri=where)
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "edgeveil")
         try:

@@ -18,7 +18,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 class TensorboardTracker:
-    """A folder below DIR, which `tensorboard --logdir` is given, by the run's name and time."""
+    """A folder in DIR, the `tensorboard --logdir`, named by run and time."""
 
     def __init__(self, where: str, name: str, parameters: Mapping[str, Any]) -> None:
         trial, number = f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}", 1
@@ -46,7 +46,7 @@ class TensorboardTracker:
 
 
 def _text(tag: str, facts: Mapping[str, Any]) -> Any:
-    """A table as TensorBoard's own `text` makes one, which loads TensorFlow."""
+    """Return a table as TensorBoard's own `text` does, which loads TensorFlow."""
     rows = [f"| {key} | {str(value).replace('|', '/')} |" for key, value in facts.items()]
     markdown = "\n".join(["| | |", "| --- | --- |", *rows])
     content = TextPluginData(version=0).SerializeToString()

@@ -22,12 +22,12 @@ from edgeveil_tools.tracking.feed import Tracking, check_target
 def tracked(
     cloud: Cloud, job: str, targets: Iterable[str], events: Iterable[Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
-    """The events, logged on their way; after the last one also the job's text, and its model."""
+    """Yield the events while logging them; at the end log the job's text and model."""
     targets = list(targets)
     for target in targets:
         check_target(target)
     canonical, planned = cloud.content(job), dict[str, Any]()
-    with suppress(EdgeVeilError):  # of a job with parts that are not here its text alone
+    with suppress(EdgeVeilError):  # without the job's parts log only its text
         plan = compile_canonical(canonical)
         planned = privacy_of_plan(plan, plan.quote())
     content = json.loads(canonical)
@@ -41,7 +41,7 @@ def tracked(
     with tempfile.TemporaryDirectory(prefix="edgeveil-track-") as name:
         text, model = Path(name) / "job.yaml", Path(name) / "model.onnx"
         text.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
-        with suppress(EdgeVeilError):  # no model, or a token for reading alone
+        with suppress(EdgeVeilError):  # no model, or a read-only token
             model.write_bytes(cloud.model(job))
         accuracy = (last.get("final") or {}).get("accuracy")
         privacy, final = last.get("privacy") or {}, {"final.accuracy": accuracy}

@@ -1,1 +1,1 @@
-"""One file a revision, never changed once it was in a release."""
+"""Schema revisions, one per file; a released revision never changes."""

@@ -1,4 +1,4 @@
-"""The schema as it was when revisions began; `info.version` is what programs before them read."""
+"""The first schema; older programs read only `info.version`."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,6 @@ _serial = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Make all tables of a new store."""
     op.create_table("info", sa.Column("version", sa.Integer, nullable=False))
     op.create_table(
         "jobs",

@@ -1,4 +1,4 @@
-"""Releases go out in stages, and devices report on them; programs before this one keep away."""
+"""Staged rollouts and device reports; older programs refuse this store."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,6 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Add the tables of roll-outs and their reports."""
     op.create_table(
         "rollouts",
         sa.Column("job", sa.String(96), sa.ForeignKey("jobs.id"), primary_key=True),

@@ -1,4 +1,4 @@
-"""Rounds under masks keep their sums until the masks come; programs before this one keep away."""
+"""Stored masked sums, until their masks arrive; older programs refuse this store."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,6 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Add the table of what was added up."""
     op.create_table(
         "unmaskings",
         sa.Column("job", sa.String(96), sa.ForeignKey("jobs.id"), primary_key=True),

@@ -1,4 +1,4 @@
-"""Jobs have priorities; programs before this one keep away."""
+"""Job priorities; older programs refuse this store."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Add the column; what was queued before is as urgent as any."""
+    """Add the column, with `normal` for existing jobs."""
     priority = sa.Column("priority", sa.String(8), nullable=False, server_default="normal")
     op.add_column("jobs", priority)
     op.execute("UPDATE info SET version = 5")

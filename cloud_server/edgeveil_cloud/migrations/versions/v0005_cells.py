@@ -1,4 +1,4 @@
-"""Devices, rosters, round keys and releases belong to cells; programs before this one keep away."""
+"""Cells of devices, rosters, round keys and releases; older programs refuse this store."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ _OF_ROUNDS = {"round_keys": "secret", "openings": "digest"}
 
 
 def upgrade() -> None:
-    """What was there is of the cell without a name."""
+    """Add the columns; existing rows belong to the cell without a name."""
     for table in ("enrolled_keys", "roster"):
         op.add_column(table, sa.Column("cell", sa.String(32), nullable=False, server_default=""))
     for table, value in _OF_ROUNDS.items():

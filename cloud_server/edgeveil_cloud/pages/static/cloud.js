@@ -1,5 +1,5 @@
 "use strict";
-// The shell of the cloud's page: what all its views share, and the words in which jobs are told.
+// The shell of the cloud's page: shared by all views, with the texts of job states.
 (function (ev) {
   const cloud = (ev.cloud = { rows: new Map(), status: {}, maySubmit: false, views: {} });
 
@@ -22,19 +22,19 @@
     ev.el("span", { class: "small soft number" }, cloud.progressText(row)),
   ];
 
-  // Said to a screen reader, once.
+  // Announce a text to screen readers, once.
   cloud.say = function (text) {
     document.getElementById("said").textContent = text;
   };
 
-  // An error where people look for it: what, and how to go on.
+  // Show an error and its fix.
   cloud.wrong = function (error) {
     const told = error.answer || {};
     const lines = told.problems || [told.what ? `${told.what}.` : error.message, told.fix].filter(Boolean);
     return ev.el("div", { class: "told bad", role: "alert", tabindex: -1 }, lines.map((one) => ev.el("p", {}, one)));
   };
 
-  // Asks before something that cannot be taken back; true for a yes. The focus goes back after it.
+  // Confirm an irreversible action; resolves to true for yes and restores the focus.
   cloud.sure = function (title, text, yes, no) {
     return new Promise((done) => {
       const box = ev.el("dialog", { "aria-labelledby": "sure" },

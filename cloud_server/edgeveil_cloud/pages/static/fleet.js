@@ -1,5 +1,5 @@
 "use strict";
-// The page of the fleet: what is said on it is made in Python (fleet.py).
+// The page of the fleet; fleet.py makes its texts.
 (function (ev) {
   const cloud = ev.cloud, el = ev.el;
   const EVERY_MS = 5000;

@@ -2,7 +2,7 @@
 // The list of all jobs, and the page of one.
 (function (ev) {
   const cloud = ev.cloud, el = ev.el;
-  const SHOWN = 25; // of the ended ones, until more are asked for
+  const SHOWN = 25; // ended jobs, before the list is expanded
 
   function figure(label, value, of, tone) {
     return el("div", { class: "figure" },
@@ -56,7 +56,7 @@
         }
       }
 
-      // Only what changed is made anew, and the focus stays where it was.
+      // Replaces changed rows only and keeps the focus.
       function place(list, rows) {
         const job = document.activeElement.closest(".job")?.dataset.job;
         for (const row of rows) {
@@ -77,7 +77,7 @@
     },
   };
 
-  // --- one job: what is said of it is made in Python (job_view.py) ---
+  // --- one job; job_view.py makes its texts ---
 
   cloud.views.job = {
     title: (job) => (cloud.rows.get(job) || {}).name || job,
@@ -122,7 +122,7 @@
             const { view: found, again_s } = await ev.ask(`/v1/page/jobs/${encodeURIComponent(job)}`);
             if (closed) return;
             clearTimeout(timer);
-            if (again_s > 0) timer = setTimeout(refresh, 1000 * again_s); // the cloud makes it anew then
+            if (again_s > 0) timer = setTimeout(refresh, 1000 * again_s); // when a newer page is ready
             if (view) view.update(found);
             else {
               view = ev.jobView(shown, found);

@@ -1,5 +1,5 @@
 "use strict";
-// Brings the page to life: who asks, the stream of changes, and which view is shown.
+// Starts the page: log-in state, event stream, and choice of the view.
 (function (ev) {
   const cloud = ev.cloud, main = document.getElementById("main"), live = document.getElementById("live");
   let view = null, begun = false;
@@ -35,7 +35,7 @@
   }
 
   async function gone() {
-    // The stream was refused, or the session has ended.
+    // The stream was refused or the session ended.
     try { await ev.ask("/v1/page/me"); } catch (error) { if (error.status === 401) location.reload(); }
   }
 

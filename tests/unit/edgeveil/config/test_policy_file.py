@@ -50,4 +50,4 @@ def test_its_problems_are_told_at_its_own_lines(folder):
 
 def test_one_policy_is_the_owners_word(folder):
     (folder / "edge.yaml").write_text(SITE + "  policy: {lifetime_epsilon: 11}\n")
-    assert "edge.yaml:7 edge.policy: the policy stands in policy_file too" in refused(folder)
+    assert "edge.yaml:7 edge.policy: there is a policy in policy_file too" in refused(folder)

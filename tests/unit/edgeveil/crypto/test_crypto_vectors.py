@@ -35,7 +35,7 @@ from edgeveil.crypto.masking import (
 from edgeveil.crypto.ring import Ring
 from edgeveil.crypto.sealing import open_sealed, open_stanzas
 from edgeveil.privacy.derived import DerivedRandom, Question, question_key
-from edgeveil.privacy.ledger import opened_deposit
+from edgeveil.privacy.ledger import decrypted_state
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "crypto.json").read_text())
 
@@ -105,7 +105,7 @@ def test_stanzas(case):
 def test_deposits(case):
     key = LedgerKey.from_bytes(unhex(case, "ledger_key")).deposit_key()
     assert key.to_bytes() == unhex(case, "deposit_key")
-    request = opened_deposit(key, unhex(case, "deposit"))
+    request = decrypted_state(key, unhex(case, "deposit"))
     assert (request and request.to_json()) == case["request"]
 
 

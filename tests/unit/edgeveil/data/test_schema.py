@@ -64,27 +64,31 @@ def test_a_job_with_one_survives_the_wire_and_one_without_keeps_its_bytes():
 @pytest.mark.parametrize(
     ("plain", "changes", "why"),
     [
-        (TABLE, {"origin": "own_records"}, r"origin: .*tell of a single one.*write public"),
+        (TABLE, {"origin": "own_records"}, r"origin: .*reveal a single record.*write public"),
         (TABLE, {"image": {"size": [2, 2]}}, "both are given"),
         (TABLE, {"columns": None}, "neither is given"),
-        (TABLE, {"label": {"classes": ["a", "b"]}}, r"label: is missing: a row's label"),
-        (TABLE, {"label": {**LABEL, "classes": ["a", ["b", "a"]]}}, "'a' stands twice"),
-        (TABLE, {"label": {**LABEL, "column": "age"}}, "learned to tell, and learned from"),
-        (TABLE, {"columns": [COLUMNS[0], {**COLUMNS[0], "number": [0, 1]}]}, "'age' stands twice"),
+        (TABLE, {"label": {"classes": ["a", "b"]}}, r"label: is missing; name the column"),
+        (TABLE, {"label": {**LABEL, "classes": ["a", ["b", "a"]]}}, "'a' occurs twice"),
+        (TABLE, {"label": {**LABEL, "column": "age"}}, "both the label and an input"),
+        (TABLE, {"columns": [COLUMNS[0], {**COLUMNS[0], "number": [0, 1]}]}, "'age' occurs twice"),
         (TABLE, {"columns": [{"name": "age"}]}, r"columns\[0\]: .*neither is given"),
         (TABLE, {"columns": [{"name": "n", "number": [3, 3]}]}, "least and the greatest"),
         (TABLE, {"columns": [{"name": "n", "number": [0, 9], "bins": [0]}]}, "inner edges"),
-        (TABLE, {"columns": [{"name": "c", "category": ["x", "x"]}]}, "'x' stands twice"),
+        (TABLE, {"columns": [{"name": "c", "category": ["x", "x"]}]}, "'x' occurs twice"),
         (TABLE, {"columns": [{"name": "c", "category": [" x"]}]}, "begins or ends with a space"),
         (TABLE, {"columns": [{"name": "c", "category": ["?"]}], "missing": ["?"]}, "has a place"),
         (TABLE, {"header": ["age", "a", "b", "wrk", "income"]}, "'work', did you mean 'wrk'"),
         (TABLE, {"label": {**LABEL, "normal": ["a"]}}, "classes and normal are given"),
         (TABLE, {"label": {"column": "v"}}, "none is given"),
-        (TABLE, {"label": {"column": "v", "normal": ["a"], "anomalous": ["a"]}}, "stands twice"),
-        (TABLE, {"label": {**LABEL, "anomalous": ["a"]}}, "nothing is"),
+        (TABLE, {"label": {"column": "v", "normal": ["a"], "anomalous": ["a"]}}, "occurs twice"),
+        (TABLE, {"label": {**LABEL, "anomalous": ["a"]}}, "needs label.normal"),
         (TABLE, {"label": {"column": "v", "number": [30, 10]}}, "least and the greatest"),
-        (TABLE, {"label": {"column": "v", "number": [1.7e9, 1.7e9 + 60]}}, "than float32"),
-        (TABLE, {"label": {"column": "v", "classes": ["a"]}}, "names one class"),
+        (
+            TABLE,
+            {"label": {"column": "v", "number": [1.7e9, 1.7e9 + 60]}},
+            "too narrow for float32",
+        ),
+        (TABLE, {"label": {"column": "v", "classes": ["a"]}}, "names only one class"),
         (PICTURES, {"missing": ["?"]}, "is for tables"),
         (PICTURES, {"image": {"size": [4, 6], "values": [1, 0]}}, "least and the greatest"),
         (PICTURES, {"label": LABEL}, "not for pictures; name classes"),
@@ -115,7 +119,7 @@ def test_a_model_carries_it_even_with_the_word_that_no_graph_may_hold():
     properties = schema_metadata(schema)
     assert not any("location" in text for text in properties.values())
     assert schema_in(properties, schema.input_shape) == schema
-    with pytest.raises(DataError, match="others than the model's"):
+    with pytest.raises(DataError, match="differ from the model's"):
         schema_in(properties, (2,))
     assert json.loads(properties["edgeveil.labels"]) == ["<=50K", ">50K"]
     assert schema_in({}, (2,)) is None

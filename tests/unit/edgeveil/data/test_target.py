@@ -38,7 +38,7 @@ def test_labels_by_hand(value, label):
 def test_a_label_is_as_near_as_its_steps_and_never_outside(one, other, value):
     low, high = sorted((one, other))
     target = TargetRange(low, high)
-    if not target.told_in_float32:
+    if not target.distinct_in_float32:
         return
     label = target.label(value)
     if label is None:

@@ -86,7 +86,7 @@ PARALLEL = {
         ({"selection": {"devices": 5}}, "round.buffer", "only 5 devices are selected"),
         ({"aggregation": {"name": "fedavg", "secure": True}}, "round.mode", "leave secure out"),
         ({"aggregation": {"name": "median"}}, "round.mode", "'median' would take"),
-        (INFERRING, "round.mode", "would be told by that"),
+        (INFERRING, "round.mode", "would be recognised"),
         (SUMS, "round.mode", "no change of a model"),
         (PARALLEL, "round.mode", "late ones are weighed"),
     ],

@@ -6,7 +6,7 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import compile_job, parse_job
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
-from edgeveil_tools.methods import PRESETS_SAID as SAID
+from edgeveil_tools.methods import PRESET_TEXTS as SAID
 
 HEAD = """job: toy
 preset: {name}

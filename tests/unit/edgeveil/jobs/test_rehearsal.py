@@ -95,7 +95,7 @@ def test_an_upload_of_another_form_or_price_is_found(monkeypatch):
     with pytest.raises(ProtocolError, match="would upload"):
         rehearsed(plan)
     monkeypatch.setattr(plan.device, "answer", lambda *given: replace(real(*given), events=()))
-    with pytest.raises(PrivacyError, match="another price"):
+    with pytest.raises(PrivacyError, match="differs in price"):
         rehearsed(plan)
 
 

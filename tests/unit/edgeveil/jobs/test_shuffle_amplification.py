@@ -32,7 +32,7 @@ def test_pure_uploads_of_whole_devices_gain():
     assert (train.uploads, train.rounds, train.local_epsilon) == (1000, 2, pytest.approx(2))
     assert (train.segments, train.claimed_epsilon) == (2, pytest.approx(1))
     assert (infer.segments, infer.local_epsilon) == (1, pytest.approx(2))
-    assert "2-fold as texts claim it, unproven: 1" in str(train)
+    assert "2-fold as papers claim it, unproven: 1" in str(train)
     assert "fold" not in str(infer)
 
 

@@ -7,7 +7,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.laplace_mechanism import softmax_event
-from edgeveil.privacy.ledger import Ledger, opened_deposit, read_ledger, sealed_deposit
+from edgeveil.privacy.ledger import Ledger, decrypted_state, encrypted_state, read_ledger
 from edgeveil.privacy.policy import INFER, JobRequest, Limits, price
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
@@ -46,25 +46,25 @@ def test_a_deposit_looks_the_same_whatever_it_holds(ledger):
 
 
 def test_only_the_same_ledger_reads_it():
-    deposit = sealed_deposit(KEY, request("j1"))
-    assert opened_deposit(KEY, deposit) == request("j1")
-    assert opened_deposit(KEY, sealed_deposit(KEY, None)) is None
+    deposit = encrypted_state(KEY, request("j1"))
+    assert decrypted_state(KEY, deposit) == request("j1")
+    assert decrypted_state(KEY, encrypted_state(KEY, None)) is None
     other = LedgerKey.generate().deposit_key()
     for key, said in ((other, deposit), (KEY, deposit[:-1] + b"!"), (KEY, b""), (KEY, b"short")):
         with pytest.raises(PrivacyError, match="cannot be read"):
-            opened_deposit(key, said)
+            decrypted_state(key, said)
 
 
 def test_a_request_that_does_not_fit_is_unreadable_and_not_forgotten():
     events = tuple(UnprotectedEvent(what=f"{n:x}" * 9, unit="record") for n in range(4000))
-    deposit = sealed_deposit(KEY, JobRequest("j1", 1e-5, events))
+    deposit = encrypted_state(KEY, JobRequest("j1", 1e-5, events))
     assert len(deposit) == DEPOSIT_BYTES
     with pytest.raises(PrivacyError):
-        opened_deposit(KEY, deposit)
+        decrypted_state(KEY, deposit)
 
 
 def test_a_job_that_a_copy_answered_counts_with_all_that_it_reserved(ledger, path):
-    deposit = sealed_deposit(ledger._chain.key.deposit_key(), request("elsewhere"))
+    deposit = encrypted_state(ledger._chain.key.deposit_key(), request("elsewhere"))
     ledger.count_elsewhere("elsewhere", deposit)
     whole = price(request("elsewhere").events, 1e-5)
     assert ledger.spent() == whole.training

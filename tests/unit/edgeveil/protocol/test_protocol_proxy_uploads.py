@@ -269,7 +269,7 @@ def test_neither_a_hello_nor_another_offer_makes_a_slow_device_brisk(how):
         header, _, _ = big(9)
         says(machine, FLEET[0], kit.offer(header, b"", FLEET[0].signer), 6.0)
     credit = machine.uploads.credit
-    assert credit.holds(FLEET[0].id) and credit.take_back(12.0) == []
+    assert credit.holds(FLEET[0].id) and credit.revoke(12.0) == []
 
 
 @pytest.mark.parametrize("claimed", [kit.PART_BYTES + 1, SEALED, 10 * SEALED])
@@ -334,7 +334,7 @@ def test_however_many_are_slow_the_others_have_most_of_the_credit():
     while len(it._known_slow) < len(slow):
         it.deal(now_s)
         now_s += PATIENCE_S
-        for who in it.take_back(now_s):
+        for who in it.revoke(now_s):
             it.want(who, 100)
     it.deal(now_s)
     assert it.granted_bytes <= it.limit_bytes // SLOW_SHARE
@@ -366,7 +366,7 @@ def test_the_bound_holds_whatever_happens(course):
             it.leave(who)
         else:
             now_s += size_bytes / 40
-            for lost in it.take_back(now_s):
+            for lost in it.revoke(now_s):
                 it.want(lost, size_bytes)
         it.deal(now_s)
         lanes = (it._brisk, it._slow)

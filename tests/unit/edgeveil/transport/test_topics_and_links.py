@@ -17,7 +17,12 @@ from edgeveil.transport.link import (
     StateHandler,
     Topics,
 )
-from edgeveil.transport.mqtt_link import LONGEST_SILENCE_S, Hearing, RuntimeLink, link_settings
+from edgeveil.transport.mqtt_link import (
+    LONGEST_SILENCE_S,
+    RuntimeLink,
+    SilenceMonitor,
+    link_settings,
+)
 
 TOPICS = Topics()
 ID = "0123456789abcdef"
@@ -226,8 +231,8 @@ SOON_S = SILENCE_S / 10
 @pytest.fixture
 def link():
     """One that has heard a word at second 0."""
-    made = Hearing(SILENCE_S, lambda low, _high: low)
-    made.heard(0.0)
+    made = SilenceMonitor(SILENCE_S, lambda low, _high: low)
+    made.received(0.0)
     return made
 
 
@@ -237,27 +242,27 @@ def renewals(link, until_s, answers=False):
     for now_s in range(until_s):
         due = link.due(now_s)
         if due == "ask":
-            link.said(now_s, b"a word")
+            link.sent(now_s, b"a word")
             if answers:
-                link.heard(now_s)
+                link.received(now_s)
         elif due == "renew":
             found.append(now_s)
             link.connected(now_s)
-            link.said(now_s, b"a word")
+            link.sent(now_s, b"a word")
     return found
 
 
 def test_what_is_repeated_without_an_answer_is_looked_after_sooner(link):
     for now_s in (90.0, 100.0, 110.0):
-        link.said(now_s, b"a question")
+        link.sent(now_s, b"a question")
     assert link.due(100.0 + SOON_S - 1) is None
     assert link.due(100.0 + SOON_S) == "ask"
 
 
 def test_what_is_said_again_after_a_word_was_heard_is_no_repetition(link):
-    link.said(10.0, b"the same answer")
-    link.heard(20.0)
-    link.said(20.0, b"the same answer")
+    link.sent(10.0, b"the same answer")
+    link.received(20.0)
+    link.sent(20.0, b"the same answer")
     assert link.due(SILENCE_S) is None
     assert link.due(20.0 + SILENCE_S) == "ask"
 
@@ -275,14 +280,16 @@ def test_a_peer_that_is_away_costs_ever_fewer_connections(link):
     waits = [later - before for before, later in pairwise(times)]
     assert waits == sorted(waits)
     assert waits[-1] == LONGEST_SILENCE_S / 10
-    link.heard(86_400)
+    link.received(86_400)
     assert link.due(86_400 + SILENCE_S) == "ask"  # as at first
 
 
 def test_a_fleet_does_not_come_at_once():
-    first, last = (Hearing(SILENCE_S, lambda low, high, at=at: (low, high)[at]) for at in (0, 1))
+    first, last = (
+        SilenceMonitor(SILENCE_S, lambda low, high, at=at: (low, high)[at]) for at in (0, 1)
+    )
     for link in (first, last):
-        link.heard(0.0)
+        link.received(0.0)
     assert first.due(SILENCE_S) == "ask"
     assert last.due(SILENCE_S) is None
     assert last.due(2 * SILENCE_S) == "ask"

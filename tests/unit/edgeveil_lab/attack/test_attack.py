@@ -1,4 +1,4 @@
-"""An attack on a recorded job: what it must find without noise, and whose noise it looks at."""
+"""Attacks on a recorded job: they succeed without noise, and use the recorded noise."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def job_file(folder, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A recording of a small simulated run, by the commands that a person types."""
+    """Record a small simulated run by the command line."""
     base = tmp_path_factory.mktemp("attacked")
     out = base / "out"
     options = ["--record", "--no-reference", "--out", str(out)]
@@ -146,7 +146,7 @@ def test_a_curve_counts_ties_as_one_step():
 def test_the_informed_attack_reaches_what_gaussian_privacy_allows_and_no_more():
     rng = np.random.default_rng(4)
     mu, size = 1.5, np.full(400, 1.5**2 / 3)
-    heard = [
+    scores = [
         (
             size,
             size,
@@ -155,7 +155,7 @@ def test_the_informed_attack_reaches_what_gaussian_privacy_allows_and_no_more():
         )
         for _ in range(3)
     ]
-    curve = informed("all", heard)
+    curve = informed("all", scores)
     at = np.array([0.01, 0.1, 0.5])
     assert np.interp(at, curve.fpr, curve.tpr) == pytest.approx(normal_curve(at, mu), abs=0.02)
     assert (normal_curve(at, mu) <= dp_curve(at, 8.0, 1e-5)).all()

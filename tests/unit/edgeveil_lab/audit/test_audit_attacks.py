@@ -1,4 +1,4 @@
-"""The audit finds what is broken, lets pass what is sound, and leaves no mechanism out."""
+"""The audit detects broken mechanisms, passes sound ones, and covers every mechanism."""
 
 import json
 import math
@@ -42,7 +42,7 @@ STOPWATCH = ("inference", "device answer", "device count")
 
 
 def failing(attack):
-    """Events of the attack, played in this process, that refute a proven claim."""
+    """Return the attack's events that refute a proven claim, played in this process."""
     played = np.stack([audit.count(attack, side, attack.runs) for side in (False, True)])
     found = audit.judge([attack], {attack.name: played})
     return {one.event for one in found if one.verdict == "FAILS"}
@@ -124,7 +124,7 @@ def test_every_registered_mechanism_and_method_is_attacked():
 @pytest.mark.timeout(1800)  # it plays every mechanism and method
 @pytest.mark.drill
 def test_the_quick_audit_of_everything_passes(monkeypatch, capsys):
-    # No stopwatch in a test: what is measured in seconds is for the audit itself.
+    # Timing guards are left to the audit itself.
     untimed = tuple(one for one in guards() if one.mechanism not in STOPWATCH)
     assert len(untimed) == len(guards()) - len(STOPWATCH)
     monkeypatch.setattr(audit, "guards", lambda: untimed)
@@ -138,7 +138,7 @@ def test_the_quick_audit_of_everything_passes(monkeypatch, capsys):
     assert refuted >= {"softmax", "wishart", "local_pca", "output_perturbation"}
 
 
-# --- broken ones fail, and as they stand they pass ---------------------------------------------
+# --- broken mechanisms fail, unchanged ones pass -----------------------------------------------
 
 
 def quieter(factor):
@@ -269,14 +269,14 @@ def test_one_sample_for_all_steps_of_a_round_is_found(monkeypatch):
 
 
 def test_an_update_priced_as_hidden_from_none_alone_is_found(monkeypatch):
-    """A record may turn a device's update round: that is twice the clip, and has its own price."""
+    """A record may reverse a device's update, which is twice the clip and has its own price."""
     assert failing(update_attacks.noised_attack(5000)) == set()
     monkeypatch.setattr(update_attacks, "for_one_record", lambda event: event)
     assert failing(update_attacks.noised_attack(5000)) == {PAST}
 
 
 def test_a_record_that_is_not_clipped_is_found(monkeypatch):
-    scene = NeighbouringJob.of(PARAMETERS, CONTEXT)  # of which only the added record is to be used
+    scene = NeighbouringJob.of(PARAMETERS, CONTEXT)  # only its added record is used
     without, present = scene.without.at(np.array([1])), scene.present.at(np.array([1, 3]))
     attack = gaussian_job(600, "end to end", replace(scene, without=without, present=present))
 
@@ -321,7 +321,7 @@ def test_one_mechanism_can_be_asked_for_and_must_be_there(capsys):
 
 @pytest.fixture
 def started():
-    """An audit of minutes, in a group of its own, with the workers that it has started so far."""
+    """Start an audit of minutes in its own process group."""
     words = ["audit", "--mechanism", "fm", "--runs", "500000"]
     with subprocess.Popen(
         [sys.executable, "-m", "edgeveil_tools.cli", *words],

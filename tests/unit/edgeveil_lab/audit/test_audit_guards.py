@@ -1,4 +1,4 @@
-"""Each guard holds as the code stands, and its attack finds the flaw that is planted."""
+"""Each guard holds in the real code, and its attack finds the planted flaw."""
 
 import math
 import re
@@ -17,11 +17,11 @@ from edgeveil_lab.audit.noise_guard import DERIVED_GUARDS
 
 pytestmark = pytest.mark.slow
 
-# What a guard's figures say as the code stands, and with the flaw. Those of real devices under a
-# stopwatch are for the audit itself; those of shared noise have tests of their own.
+# A guard's figures without and with the flaw. Guards that time real devices are left to the audit
+# itself; those of shared noise have tests of their own.
 FIGURES = {
     "records": (r"at most 1 of 60 records moved", r"ε inf of 8 in training.*inf of 8 in sums"),
-    "schema jobs": (r" 0 gave it away", r" [1-9]\d* gave it away"),
+    "schema jobs": (r" 0 revealed it", r" [1-9]\d* revealed it"),
     "derived_noise": (r"", r""),
     "sampler": (r"0 of 32 draws do not end", r""),
     "inference": (r"", r""),
@@ -44,8 +44,8 @@ def test_every_guard_is_played():
 
 def test_the_mean_of_sixteen_fresh_answers_is_four_times_as_near_and_that_of_derived_ones_is_one():
     guard = DERIVED_GUARDS[0]
-    told = r"(\d+) of 60 answers are new, their mean off by (.+) σ"
-    seen = [re.fullmatch(told, guard.play(flawed, True).figure) for flawed in (False, True)]
+    figure = r"(\d+) of 60 answers are new, their mean off by (.+) σ"
+    seen = [re.fullmatch(figure, guard.play(flawed, True).figure) for flawed in (False, True)]
     assert [found[1] for found in seen] == ["0", "60"]
     assert [float(found[2]) for found in seen] == pytest.approx([1.0, 0.25], rel=0.25)
 
@@ -59,7 +59,7 @@ def test_the_auc_is_the_share_of_pairs_in_order():
     ("area", "runs", "more"), [(0.61, 200, 1), (0.39, 200, 1), (0.59, 200, 0), (0.65, 40, 0)]
 )
 def test_more_than_chance_is_wider_for_fewer_runs(area, runs, more):
-    assert timing.tells(area, runs) == bool(more)
+    assert timing.exceeds_chance(area, runs) == bool(more)
 
 
 def test_every_batch_is_found_to_hold_the_record_or_not():
@@ -92,11 +92,11 @@ def test_a_graph_that_asks_for_more_than_the_budget_is_declined_once_and_unread(
     job = audit_job(len(own), budget_s=0.001, rounds=3)
     graph = timing.crafted(given[0])
     device = TimedDevice(tmp_path / "box", graph, own, job, max_records=len(given))
-    (tmp_path / "box" / "own.npz").unlink()  # reading it would be told instead
+    (tmp_path / "box" / "own.npz").unlink()  # reading it would give another reason
     try:
         for _ in range(2):
             with pytest.raises(PrivacyError, match=r"round\.budget_s"):
                 device.seconds()
     finally:
         device.close()
-    assert len([line for line in device._said if "a job is declined" in line]) == 1
+    assert len([line for line in device._reports if "a job is declined" in line]) == 1

@@ -1,4 +1,4 @@
-"""The audit of shared noise: both ε hold for real uploads, and each planted flaw is found."""
+"""The audit of shared noise: both ε hold for real uploads, and planted flaws are found."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import pytest
 from edgeveil.parts.methods import fm_sums
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil_lab.audit import command as audit
-from edgeveil_lab.audit import shared_attacks
 from edgeveil_lab.audit import shared_attacks as sa
 
 WHOLE, AT_EPSILON = "the whole job", "the whole job, at the ε without collusion"
@@ -19,7 +18,7 @@ def job():
 
 
 def verdicts(attack):
-    """Of the attack's claims, played in this process."""
+    """Return the verdict of each claim of the attack, played in this process."""
     played = np.stack([audit.count(attack, side, attack.runs) for side in (False, True)])
     return {found.event: found.verdict for found in audit.judge([attack], {attack.name: played})}
 
@@ -36,12 +35,12 @@ def test_what_is_attacked_is_what_devices_send(job):
 
 def test_a_sum_has_the_parts_that_are_counted_on_and_no_other_noise(job):
     assert len(job.others(sa.CENTRE)) + 1 == sa.UPLOADS
-    heard = np.array([job.hear_sum(sa.CENTRE, job.scene.without) for _ in range(400)])
+    sums = np.array([job.observe_sum(sa.CENTRE, job.scene.without) for _ in range(400)])
     (event,) = {job.events[sa.CENTRE]}
-    spread = heard.std() / np.sqrt(event.together.sigma_squared)
+    spread = sums.std() / np.sqrt(event.together.sigma_squared)
     assert spread == pytest.approx(1, abs=0.15)  # of 800 values: within 6 deviations
-    alone = np.array([job.hear_one(sa.CENTRE, job.scene.without) for _ in range(400)])
-    assert alone.std() / heard.std() == pytest.approx(job.honest**-0.5, rel=0.25)
+    alone = np.array([job.observe_one(sa.CENTRE, job.scene.without) for _ in range(400)])
+    assert alone.std() / sums.std() == pytest.approx(job.honest**-0.5, rel=0.25)
 
 
 def test_in_sums_and_alone_nothing_goes_past_what_is_printed(job):
@@ -60,7 +59,7 @@ def test_a_devices_own_part_goes_past_the_epsilon_of_sums_and_not_past_its_own(j
 @pytest.mark.drill
 @pytest.mark.slow
 def test_sums_with_fewer_honest_parts_than_promised_are_found():
-    """The printed ε counts on `honest_share`, and on nothing that anybody could check."""
+    """The printed ε relies on `honest_share`, which no party can check."""
     assert verdicts(sa.sum_attack(1500, sa.SharedNoiseJob(1)))[WHOLE] == "FAILS"
 
 
@@ -73,8 +72,16 @@ def test_shared_noise_of_updates_holds_in_sums_and_alone(quantile):
     assert claims == [{PAST: "holds"}, {PAST: "holds", PAST_AT_EPSILON: "refuted"}]
 
 
-def test_sums_of_updates_with_fewer_honest_parts_than_promised_are_found():
-    attack = sa.turned_attack(3000, sa.TurnedUpdate(0.5), alone=False, honest=1)
+@pytest.mark.parametrize(
+    ("runs", "scene"),
+    [
+        (3000, lambda: sa.TurnedUpdate(0.5)),
+        pytest.param(1500, sa.turned_votes, marks=pytest.mark.slow),
+    ],
+    ids=["updates", "votes"],
+)
+def test_sums_with_fewer_honest_parts_of_updates_and_votes_are_found(runs, scene):
+    attack = sa.turned_attack(runs, scene(), alone=False, honest=1)
     assert verdicts(attack) == {PAST: "FAILS"}
 
 
@@ -87,12 +94,6 @@ def test_shared_noise_of_votes_holds_in_sums_and_alone():
 def test_a_devices_own_votes_go_past_the_epsilon_of_sums_and_not_past_its_own():
     found = verdicts(sa.turned_attack(3000, sa.turned_votes(), alone=True))
     assert found == {PAST: "holds", PAST_AT_EPSILON: "refuted"}
-
-
-@pytest.mark.slow
-def test_sums_of_votes_with_fewer_honest_parts_than_promised_are_found():
-    attack = sa.turned_attack(1500, sa.turned_votes(), alone=False, honest=1)
-    assert verdicts(attack) == {PAST: "FAILS"}
 
 
 def test_the_sum_of_a_group_has_the_share_of_its_own_uploads_honest():
@@ -109,8 +110,7 @@ def test_sums_of_groups_and_of_what_is_normal_hold(text):
 
 @pytest.mark.slow
 def test_groups_whose_noise_counts_on_all_uploads_of_the_round_are_found(monkeypatch):
-    """Of four sets, so that the sum of one has a quarter of the noise: half of it is found in no
-    more than two plays of three."""
+    """Use four sets, so that a sum has a quarter of the noise; half is found too rarely."""
     four = sa.GROUPS_JOB.replace("groups: 2", "groups: 4")
     four = four.replace(f"min_batch: {2 * sa.UPLOADS}", f"min_batch: {4 * sa.UPLOADS}")
     four = four.replace(f"devices: {2 * sa.UPLOADS + 1}", f"devices: {4 * sa.UPLOADS + 1}")
@@ -135,13 +135,13 @@ def test_half_the_noise_of_pca_residual_is_found(monkeypatch):
 def test_a_life_of_two_units_holds_and_not_with_what_a_job_costs_its_device(monkeypatch):
     attack = sa.mixed_totals_attack(6000)
     assert set(verdicts(attack).values()) == {"holds"}
-    lifetime = shared_attacks._lifetime
+    lifetime = sa._lifetime
 
     def of_devices(jobs):
         quotes = [lifetime([job]).collusion_epsilon for job in jobs]
-        return Guarantee(sum(quotes), shared_attacks.LIFE_DELTA, "record", "proven")
+        return Guarantee(sum(quotes), sa.LIFE_DELTA, "record", "proven")
 
-    monkeypatch.setattr(shared_attacks, "_lifetime", of_devices)
+    monkeypatch.setattr(sa, "_lifetime", of_devices)
     assert set(verdicts(sa.mixed_totals_attack(6000)).values()) == {"FAILS"}
 
 

@@ -1,4 +1,4 @@
-"""Fleets that are played: what each party bears, and that it is what the protocol promises."""
+"""Simulated fleets: each party's load, within the bounds that the protocol promises."""
 
 import json
 
@@ -57,5 +57,5 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
 
 
 def test_a_round_cannot_ask_more_than_there_are(tmp_path):
-    with pytest.raises(UsageError, match="as many devices as a round asks"):
+    with pytest.raises(UsageError, match="as many devices as a round selects"):
         capacity((5,), tmp_path, **SMALL)

@@ -1,4 +1,4 @@
-"""A load test's result as the command writes it, with figures made up."""
+"""A load test's result as the command writes it, with made-up figures."""
 
 import math
 
@@ -95,7 +95,7 @@ IDLE = {
 
 
 def outcome_of(totals=None, watch=None, marks=(), **measured):
-    """The result of a test of which only this was measured; `marks` are (cpu_s, at_s) of rounds."""
+    """Return the result of a test with these measurements; `marks` are (cpu_s, at_s) of rounds."""
     options, run_log, watch = LoadOptions(devices=5), LoadRunLog(), watch or ProcessWatch()
     samples = SampleSeries(Leader(options, LoadFleet([]), {"": None}), watch)
     noted = [(cpu_s, 0, n, at_s) for n, (cpu_s, at_s) in enumerate(marks)]

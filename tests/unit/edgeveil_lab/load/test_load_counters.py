@@ -1,4 +1,4 @@
-"""What became of each upload: counted, lost, refused, counted twice."""
+"""Fate of each upload: counted, lost, refused, counted twice."""
 
 import hashlib
 
@@ -28,7 +28,7 @@ def counters():
 
 
 def held(counters, devices, recorded):
-    """These uploads are acknowledged, then those are in the commit record."""
+    """Acknowledge these uploads, then commit the recorded ones."""
     for device in devices:
         counters.ack(AT, name(device), "held", "", 14.0)
     counters.commit(AT, b"".join(map(name, recorded)))
@@ -40,7 +40,7 @@ def totals(*counted):
 
 
 def run_log(*uploads, mean=None, **cells):
-    """Rounds of so many uploads, or one of these cells' uploads, by the cloud's own word."""
+    """Return a log of rounds with so many uploads each, or one round of these cells."""
     uploads = uploads or ((sum(cells.values()),) if cells else ())
     rounds = [
         {"round": n, "attempt": 1, "uploads": u, "cells": cells} for n, u in enumerate(uploads, 1)
@@ -112,7 +112,7 @@ def test_twice_in_a_record_or_in_two_of_them_is_counted_twice(counters):
 
 def test_held_and_then_refused_is_a_contradiction(counters):
     counters.ack(AT, name("a"), "held", "", 14.0)
-    counters.ack(AT, name("a"), "held", "", 15.0)  # said again: the offer was repeated
+    counters.ack(AT, name("a"), "held", "", 15.0)  # repeated, as the offer was
     assert counters.contradicted == 0
     counters.ack(AT, name("a"), "refused", "wrong_size", 16.0)
     assert counters.contradicted == 1

@@ -1,4 +1,4 @@
-"""A fleet in one file, and what the site's operators get beside it."""
+"""A fleet in one file, and the files for the site's operators beside it."""
 
 import stat
 

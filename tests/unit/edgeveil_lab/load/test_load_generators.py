@@ -1,4 +1,4 @@
-"""Whether a generator held a test back, and in what order its devices work."""
+"""A generator's load, and the order in which its devices work."""
 
 import asyncio
 
@@ -53,12 +53,12 @@ class Device:
         kind = "sealed" if isinstance(task, ComputeAnswer) else "opened"
         self._log.append((kind, self._name))
 
-        def told():
-            self._log.append((f"told {kind}", self._name))
+        def deliver():
+            self._log.append((f"delivered {kind}", self._name))
             if kind == "opened":
                 self._turns.add(self, ComputeAnswer(None, None))
 
-        return told
+        return deliver
 
 
 def play(*groups, pause_s=0.0):
@@ -81,13 +81,15 @@ def play(*groups, pause_s=0.0):
 def test_answers_leave_when_all_are_sealed_and_other_outcomes_at_once():
     log = play("abc")
     kinds = [kind for kind, _ in log]
-    assert kinds.index("told sealed") > max(i for i, kind in enumerate(kinds) if kind == "sealed")
-    assert [name for kind, name in log if kind == "told sealed"] == list("abc")
-    assert log.index(("told opened", "a")) < log.index(("opened", "b"))
+    assert kinds.index("delivered sealed") > max(
+        i for i, kind in enumerate(kinds) if kind == "sealed"
+    )
+    assert [name for kind, name in log if kind == "delivered sealed"] == list("abc")
+    assert log.index(("delivered opened", "a")) < log.index(("opened", "b"))
 
 
 def test_who_comes_late_holds_the_others_back_only_shortly():
     log = play("ab", "c", pause_s=0.02)
-    assert log.index(("sealed", "c")) < log.index(("told sealed", "a"))
+    assert log.index(("sealed", "c")) < log.index(("delivered sealed", "a"))
     log = play("ab", "c", pause_s=0.5)
-    assert log.index(("told sealed", "b")) < log.index(("sealed", "c"))
+    assert log.index(("delivered sealed", "b")) < log.index(("sealed", "c"))

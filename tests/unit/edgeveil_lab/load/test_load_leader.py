@@ -1,4 +1,4 @@
-"""The leader: every device is dealt once, real generators report, and one that ends is named."""
+"""The leader deals each device once, merges reports, and names a generator that ends."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Processor time and memory as a process's own page tells them, over real HTTP."""
+"""Processor time and memory from a process's own page, over real HTTP."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ TOKEN = "t" * 43
 
 
 class Idle:
-    """A cloud that nobody asks for jobs."""
+    """A cloud without jobs."""
 
     def status(self):
         return {}
@@ -30,7 +30,7 @@ process_start_time_seconds 1.7e+09
 
 
 def fetched(path, token_file=None):
-    """Read from the page of a cloud that wants TOKEN, in a process that is this one."""
+    """Read the page of a cloud that requires TOKEN, in this process."""
     metrics = Metrics()
 
     async def body():

@@ -1,4 +1,4 @@
-"""A load test's result: rounds, rates, costs, what processes spend, and why it fails."""
+"""A load test's result: rounds, rates, costs of processes, faults, and the raw ratio."""
 
 import os
 
@@ -9,11 +9,12 @@ from edgeveil_lab.load.counters import UploadCounters
 from edgeveil_lab.load.display import warnings
 from edgeveil_lab.load.leader import FleetTotals
 from edgeveil_lab.load.processes import ProcessFigures, ProcessWatch
+from edgeveil_lab.load.raw_relay import ratio
 from edgeveil_lab.load.run_log import LEAST_S, LoadRunLog, faults
 
 
 def played(ahead_s=0.0):
-    """One round by the events of a cloud whose clock is ahead."""
+    """Take one round's events of a cloud whose clock is ahead."""
     run_log = LoadRunLog(ahead_s=ahead_s)
     committed = {"exchange": 1, "attempt": 1, "uploads": 50, "refused": {"norm": 2}}
     for kind, time_s, data in (
@@ -97,14 +98,14 @@ def test_a_fault_is_named_and_a_sound_result_has_none(found, said):
 MIB = 1 << 20
 
 
-def told(cpu_s, rss_mib=50, peak_mib=None, started_s=7.0):
+def use(cpu_s, rss_mib=50, peak_mib=None, started_s=7.0):
     return ProcessFigures(
         cpu_s, rss_mib * MIB, None if peak_mib is None else peak_mib * MIB, started_s
     )
 
 
 def watching(*answers):
-    """A watch that has looked at `proxy` as often as there are answers."""
+    """Return a watch that has sampled `proxy` once per answer."""
     watch, left = ProcessWatch(), list(answers)
 
     def read():
@@ -132,11 +133,11 @@ def test_a_process_of_this_machine_is_looked_at_itself():
 @pytest.mark.parametrize(
     ("looks", "peak_mib"),
     [
-        ([told(1, 50, 300), told(2, 60, 300)], 60),  # 300 was before the test
-        ([told(1, 50, 300), told(2, 60, 310)], 310),
-        ([told(1, 50, 300), told(2, 90, 300), told(3, 60, 300)], 90),
-        ([told(1, 50), told(2, 60)], 60),  # no mark is told: the most that was seen
-        ([told(1, 50, 300), told(1, 40, 80, started_s=9.0)], 80),  # a new process, a new mark
+        ([use(1, 50, 300), use(2, 60, 300)], 60),  # 300 was before the test
+        ([use(1, 50, 300), use(2, 60, 310)], 310),
+        ([use(1, 50, 300), use(2, 90, 300), use(3, 60, 300)], 90),
+        ([use(1, 50), use(2, 60)], 60),  # without a kernel mark: the largest sample
+        ([use(1, 50, 300), use(1, 40, 80, started_s=9.0)], 80),  # a new process, a new mark
     ],
 )
 def test_the_peak_is_that_of_the_test(looks, peak_mib):
@@ -144,23 +145,23 @@ def test_the_peak_is_that_of_the_test(looks, peak_mib):
 
 
 def test_processor_time_goes_on_in_what_started_anew():
-    watch = watching(told(40.0), told(43.0), told(1.0, started_s=9.0), told(1.5, started_s=9.0))
+    watch = watching(use(40.0), use(43.0), use(1.0, started_s=9.0), use(1.5, started_s=9.0))
     assert watch.cpu_s() == {"proxy": 44.5}
 
 
 def test_who_does_not_answer_now_has_no_processor_time_now():
-    watch = watching(told(40.0, 50), OSError("timed out"))
+    watch = watching(use(40.0, 50), OSError("timed out"))
     assert (watch.cpu_s(), watch.troubles()) == ({}, {"proxy": "timed out"})
     assert watch.peak_rss_bytes() == {"proxy": 50 * MIB}
 
 
 def marks(*proxy_s, every_s=20.0):
-    """Processor seconds of the proxy after each round; None: it did not answer."""
+    """Return the proxy's processor seconds after each round; None: no answer."""
     return [({} if s is None else {"proxy": s}, every_s * n) for n, s in enumerate(proxy_s)]
 
 
 def test_costs_are_from_the_first_commit_to_the_last():
-    found = outcome_of(watch=watching(told(9.0)), marks=marks(1.0, 3.0, 4.0, 6.0))
+    found = outcome_of(watch=watching(use(9.0)), marks=marks(1.0, 3.0, 4.0, 6.0))
     assert found["processes"]["proxy"]["cpu_s"] == 3.0
     assert found["processes"]["proxy"]["cpu_percent"] == pytest.approx(7.5)
     assert found["processes"]["proxy"]["cpu_ms_per_upload"] == 300.0
@@ -169,7 +170,7 @@ def test_costs_are_from_the_first_commit_to_the_last():
 
 def test_of_a_short_time_nothing_is_said():
     spans = marks(1.0, 3.0, 4.0, every_s=LEAST_S - 0.1)
-    found = outcome_of(watch=watching(told(9.0)), marks=spans)
+    found = outcome_of(watch=watching(use(9.0)), marks=spans)
     assert found["processes"]["proxy"]["cpu_s"] == 1.0
     assert found["processes"]["proxy"]["cpu_ms_per_upload"] is None
 
@@ -184,8 +185,18 @@ def test_of_a_short_time_nothing_is_said():
     ],
 )
 def test_costs_need_both_ends_and_what_is_missing_is_said(spans, cpu_s):
-    found = outcome_of(watch=watching(told(3.0), OSError("timed out")), marks=spans)
+    found = outcome_of(watch=watching(use(3.0), OSError("timed out")), marks=spans)
     assert found["processes"]["proxy"]["cpu_s"] == cpu_s
     assert found["processes"]["proxy"]["peak_rss_bytes"] == 50 * MIB
     said = [line for line in warnings(found) if "proxy are not known in full: timed out" in line]
     assert len(said) == (cpu_s is None)
+
+
+def test_the_ratio_is_of_uploads_a_second_over_all_rounds():
+    rounds = [
+        {"uploads": 100, "uploads_per_s": 50.0},  # 2 s
+        {"uploads": 100, "uploads_per_s": 100.0},  # 1 s
+        {"uploads": 0, "uploads_per_s": None},
+    ]
+    assert ratio({"rounds": rounds}, {"uploads_per_s": 200.0}) == pytest.approx(1 / 3)
+    assert ratio({"rounds": []}, {"uploads_per_s": 200.0}) is None

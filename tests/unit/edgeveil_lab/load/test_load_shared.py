@@ -1,5 +1,4 @@
-"""What devices of a process share: a frame is decoded once, a signature checked once, and both
-only for exactly the same bytes."""
+"""Devices of a process decode a frame once and verify a signature once, if bytes are equal."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What a load test shows: live lines, the tables, the page, and whether memory stays flat."""
+"""Output of a load test: live lines, tables, the page, and memory growth."""
 
 import io
 import re
@@ -18,7 +18,7 @@ def console(*, terminal=False):
 
 
 def shown(found, folder):
-    """What the terminal and the page say; every cell of the one's tables is in the other."""
+    """Return the terminal's output and the page."""
     out = console()
     show_result(out, found)
     write_load_report(found, folder / "load.html")

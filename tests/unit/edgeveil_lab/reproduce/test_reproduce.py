@@ -1,4 +1,4 @@
-"""`edgeveil reproduce`: its jobs load, toys run, and the text's figures stand beside ours."""
+"""`edgeveil reproduce`: jobs load, toys run, and papers' figures are shown beside ours."""
 
 import json
 
@@ -82,7 +82,7 @@ def test_every_row_is_a_job_that_loads(name, quick):
 
 
 def _kind(trial):
-    """One of several ε stands for all where the noise takes a second to find, of sampled steps."""
+    """Return one key for all ε of jobs with sampled steps, whose noise takes a second to find."""
     if "sampling_rate" not in trial.job.get("train", {}):
         return trial.name
     return repr({**trial.job, "job": "", "privacy": ""})

@@ -62,7 +62,7 @@ def test_the_norm_comes_to_the_quantile_of_the_norms(quantile):
     clip, norm = replace(CLIP, quantile=quantile), 0.1
     for _ in range(300):
         bits = np.where(norms <= norm, clip.bit_steps, -clip.bit_steps)
-        norm = clip.moved(norm, float(bits.mean()))
+        norm = clip.next_norm(norm, float(bits.mean()))
     assert abs(np.mean(norms <= norm) - quantile) < 0.02
 
 

@@ -160,7 +160,7 @@ def test_the_public_set_travels_in_the_job(tmp_path):
         ({"public": ""}, "devices vote on a public set, and none is named"),
         ({"shape": "[8, 8]"}, r"public records have the shape \[64\]"),
         ({"features": "[{name: identity}, {name: ldp_fpca, keep: 0.5}]"}, "a PCA of devices"),
-        ({"secure": "false"}, "shared noise protects in sums alone"),
+        ({"secure": "false"}, "shared noise protects only in sums"),
         ({"rounds": 21}, "21 rounds share 20 public records"),
         ({"public": ", public: {file: gone.npz}"}, "no such file"),
         ({"public": ", public: {file: digits, records: 400}"}, "where 400 records are asked for"),

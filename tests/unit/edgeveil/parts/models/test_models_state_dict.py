@@ -125,7 +125,7 @@ def test_what_is_missing_unexpected_or_of_another_shape_is_told_by_name(tmp_path
 MISTAKES = {
     "half": (lambda w: {**w, "output.bias": w["output.bias"].half()}, "output.bias (float16)"),
     "bfloat": (lambda w: {**w, "output.bias": w["output.bias"].bfloat16()}, "bias (bfloat16)"),
-    "nan": (lambda w: {**w, "output.bias": w["output.bias"] / 0}, "no number: output.bias"),
+    "nan": (lambda w: {**w, "output.bias": w["output.bias"] / 0}, "not finite: output.bias"),
     "checkpoint": (lambda w: {"epoch": 3, "state_dict": dict(w)}, "is a checkpoint"),
     "list": (lambda w: list(w.values()), "holds a list"),
     "empty": (lambda w: {}, "holds no tensors"),
@@ -191,7 +191,7 @@ def test_a_weights_name_that_no_segment_may_have_is_refused_unless_all_are_one_s
     """The proxy would turn every round away."""
     own = 'name: python, function: "a:b", weights: [["Conv.weight", [3, 4]]]'
     text = JOB.replace("name: mlp, hidden: [5], state_dict: FILE ADAPTERS", own)
-    with pytest.raises(ConfigError, match=r"module\.Conv\.weight is a name under which no segment"):
+    with pytest.raises(ConfigError, match=r"module\.Conv\.weight is no valid name of a segment"):
         parse_job(text)
     assert parse_job(text + "proxy: {shuffle: whole}\n").proxy.shuffle == "whole"
 
