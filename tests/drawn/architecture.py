@@ -1,4 +1,4 @@
-"""The rooms of docs/architecture.md and what each imports, drawn from the code."""
+"""The packages of docs/architecture.md and the library's imports, drawn from the code."""
 
 from __future__ import annotations
 
@@ -69,18 +69,16 @@ def arrows() -> dict[str, set[str]]:
 
 
 def tree() -> str:
-    """A row for each room: what it is for, its size, what it imports."""
-    known, to = modules(), arrows()
+    """A row for each room: what it is for, and its number of files."""
+    known = modules()
     all_rooms = rooms(known)
-    lines = ["| room | what it is for | files | imports |", "| --- | --- | --- | --- |"]
+    lines = ["| room | purpose | files |", "| --- | --- | --- |"]
     for room in sorted(
         all_rooms, key=lambda name: (list(PACKAGES).index(name.split(".")[0]), name)
     ):
         inside = [path for name, path in known.items() if room_of(name, all_rooms) == room]
         about = (ast.get_docstring(ast.parse(known[room].read_text("utf-8"))) or "").split("\n")[0]
-        others = sorted(to[room] - {"edgeveil"})
-        names = ", ".join(f"`{name.removeprefix('edgeveil.')}`" for name in others) or "–"
-        lines.append(f"| `{room}` | {about} | {len(inside)} | {names} |")
+        lines.append(f"| `{room}` | {about} | {len(inside)} |")
     return "\n".join(lines) + "\n"
 
 
