@@ -14,10 +14,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.drawn import reference
+from tests.drawn import protocol, reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "out" / "docs"
+_BUILT = re.compile(r"^<!-- built: (\w+) -->$", re.MULTILINE)
 _LINK = re.compile(r'(\]\(|src=")([^)\s"#:]+)((?:#[^)\s"]*)?)([)"])')
 
 
@@ -30,6 +31,8 @@ def collect() -> None:
         page.write_text(_relinked(source, page), "utf-8")
     for name, made in {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}.items():
         (PAGES / made).write_text(_relinked(ROOT / name, PAGES / made), "utf-8")
+    page = PAGES / "protocol.md"
+    page.write_text(_BUILT.sub(lambda mark: protocol.drawing(mark[1]), page.read_text("utf-8")))
     for name, text in reference.pages().items():
         path = PAGES / name
         path.parent.mkdir(exist_ok=True)
