@@ -1,4 +1,4 @@
-"""Text 000, equations 14 to 16, by hand."""
+"""Rules that choose uploads, by hand: MinDivergence (equations 14 to 16) and SecProbe."""
 
 import math
 from collections import Counter
@@ -8,10 +8,7 @@ import pytest
 
 from edgeveil.errors import JobFailed
 from edgeveil.parts.aggregation import Uploads
-from edgeveil.parts.aggregation.choosing import (
-    MinDivergence,
-    sign_changes,
-)
+from edgeveil.parts.aggregation.choosing import MinDivergence, SecProbe, sign_changes
 from edgeveil.parts.aggregation.rule import ChoosingParameters
 from edgeveil.parts.round import Aim
 from edgeveil.privacy.sampler import SeededRandom
@@ -23,30 +20,60 @@ UPDATES = [
     np.array([0.5, -0.5, 0.5, 0.5], np.float32),  # none
 ]
 DIVERGENCE = [1.0, 0.25, 0.0]
+RIGHT = {-2.0: 2, -1.0: 9, 0.5: 10}  # of 10 records, by the first value
 
 
-def rule(**options):
-    return MinDivergence(ChoosingParameters(name="min_divergence", **options))
+def rule(name="min_divergence", **options):
+    more = {"validation_records": 10} if name == "secprobe" else {}
+    return RULES[name](ChoosingParameters(name=name, **more, **options))
+
+
+RULES = {"min_divergence": MinDivergence, "secprobe": SecProbe}
 
 
 def uploads(arrays, random_bytes, **layers):
     aim = Aim({"a": WEIGHTS, **layers}, change=True)
-    return Uploads(dict.fromkeys(aim.weights, arrays), aim, random_bytes)
+    segments = dict.fromkeys(aim.weights, arrays)
+    return Uploads(segments, aim, random_bytes, lambda s: RIGHT[float(s["a"][0])])
 
 
 def test_a_divergence_is_the_share_of_signs_that_turn():
-    counts = sign_changes(UPDATES, WEIGHTS, change=True)
-    np.testing.assert_array_equal(counts / 4, DIVERGENCE)
-
-
-def test_uploads_may_be_weights_in_place_of_changes():
     weights = [WEIGHTS + update for update in UPDATES]
-    np.testing.assert_array_equal(sign_changes(weights, WEIGHTS, change=False), [4, 1, 0])
+    for given, change in ((UPDATES, True), (weights, False)):
+        counts = sign_changes(given, WEIGHTS, change=change)
+        np.testing.assert_array_equal(counts / 4, DIVERGENCE)
 
 
-def test_top_k_is_the_mean_of_the_least_divergent():
-    found = rule(k=2, sampling="top_k").combine(uploads(UPDATES, SeededRandom(0)))
+@pytest.mark.parametrize("name", RULES)
+def test_top_k_is_the_mean_of_the_best(name):
+    found = rule(name, k=2, sampling="top_k").combine(uploads(UPDATES, SeededRandom(0)))
     np.testing.assert_array_equal(found["a"], (UPDATES[1] + UPDATES[2]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "k", "epsilon", "score"),
+    [
+        ("min_divergence", 1, 12.0, [-d / 3 for d in DIVERGENCE]),  # equation 16, of 3 uploads
+        ("secprobe", 1, 4.0, [right / 10 for right in RIGHT.values()]),
+        ("secprobe", 2, 20.0, [right / 10 for right in RIGHT.values()]),
+    ],
+)
+def test_k_draws_are_the_exponential_mechanism_and_share_epsilon(name, epsilon, score, k):
+    random, runs = SeededRandom(5), 3000
+    one = rule(name, k=k, sampling="exponential", epsilon_3=k * epsilon)
+    drawn = Counter(float(one.combine(uploads(UPDATES, random))["a"][0]) for _ in range(runs))
+    a, b, c = (math.exp(epsilon * s / 2) for s in score)
+    total = a + b + c
+    # of two draws, those of the second and the third in either order
+    p = b / total if k == 1 else b / total * c / (a + c) + c / total * b / (a + b)
+    found = drawn[-1.0] if k == 1 else drawn[-0.25]
+    assert found / runs == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / runs))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_sums_cannot_be_chosen_from(name):
+    with pytest.raises(JobFailed):
+        rule(name, k=1).combine(Uploads({"a": UPDATES}))
 
 
 def test_each_layer_chooses_for_itself():
@@ -64,20 +91,3 @@ def test_of_equal_uploads_chance_decides_and_not_the_order():
         for k in range(60)
     )
     assert set(drawn) == {1.0, 1.5, 1.75}
-
-
-def test_the_draw_follows_equation_16():
-    epsilon, n, runs = 12.0, 3, 6000
-    weights = [math.exp(-epsilon * d / (2 * n)) for d in DIVERGENCE]
-    random = SeededRandom(5)
-    one = rule(k=1, sampling="exponential", epsilon_3=epsilon)
-    found = Counter(float(one.combine(uploads(UPDATES, random))["a"][0]) for _ in range(runs))
-    for update, weight in zip(UPDATES, weights, strict=True):
-        p = weight / sum(weights)
-        spread = math.sqrt(p * (1 - p) / runs)
-        assert found[float(update[0])] / runs == pytest.approx(p, abs=4 * spread)
-
-
-def test_sums_have_no_divergence():
-    with pytest.raises(JobFailed, match="undefined"):
-        rule(k=1).combine(Uploads({"a": UPDATES}))

@@ -33,17 +33,19 @@ def combined(name, arrays, **options):
     return entry.rule(entry.made(**options)).combine(Uploads({"a": arrays}))["a"]
 
 
-def test_the_median_of_an_odd_and_an_even_number():
-    np.testing.assert_array_equal(combined("median", FIVE), [2, 6])
-    np.testing.assert_array_equal(combined("median", FIVE[:4]), [2.5, 5.5])
-    np.testing.assert_array_equal(combined("median", FIVE[:1]), [1, 9])
-
-
-def test_the_trimmed_mean_leaves_its_share_out_at_either_end():
-    np.testing.assert_array_equal(combined("trimmed_mean", FIVE, share=0.2), [2, 6])
-    np.testing.assert_array_equal(combined("trimmed_mean", FIVE, share=0.4), [2, 6])
-    plain = np.mean(FIVE, axis=0, dtype=np.float64)
-    np.testing.assert_allclose(combined("trimmed_mean", FIVE, share=0.19), plain)
+@pytest.mark.parametrize(
+    ("name", "count", "options", "expected"),
+    [
+        ("median", 5, {}, [2, 6]),
+        ("median", 4, {}, [2.5, 5.5]),
+        ("median", 1, {}, [1, 9]),
+        ("trimmed_mean", 5, {"share": 0.2}, [2, 6]),  # one left out at either end
+        ("trimmed_mean", 5, {"share": 0.4}, [2, 6]),
+        ("trimmed_mean", 5, {"share": 0.19}, [-2.8, 5.4]),  # none
+    ],
+)
+def test_the_median_and_the_trimmed_mean_by_hand(name, count, options, expected):
+    np.testing.assert_allclose(combined(name, FIVE[:count], **options), expected)
 
 
 def test_distances_and_scores_by_hand():
@@ -54,11 +56,8 @@ def test_distances_and_scores_by_hand():
     # f = 0: of each the two nearest others; f = 1: the nearest.
     np.testing.assert_allclose(krum_scores(distances, 0), [10, 5, 13, 19210], rtol=1e-12)
     np.testing.assert_allclose(krum_scores(distances, 1), [1, 1, 4, 9409], rtol=1e-12)
-
-
-def test_distances_far_from_zero_keep_their_digits():
-    points = [np.array([1e9 + value]) for value in (0.0, 1.0, 3.0)]
-    np.testing.assert_array_equal(squared_distances(points), [[0, 1, 9], [1, 0, 4], [9, 4, 0]])
+    far = [np.array([1e9 + value]) for value in (0.0, 1.0, 3.0)]
+    np.testing.assert_array_equal(squared_distances(far), [[0, 1, 9], [1, 0, 4], [9, 4, 0]])
 
 
 def test_krum_is_the_nearest_upload_and_multi_krum_the_mean_of_k():

@@ -8,13 +8,7 @@ from pydantic import ValidationError
 
 from edgeveil.errors import ConfigError, DataError
 from edgeveil.jobs import Job, compile_job
-from edgeveil.parts.features import (
-    IdentityParameters,
-    PcaParameters,
-    build_features,
-    projection_of,
-    valid_records,
-)
+from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features, projection_of
 from edgeveil.parts.features.values import STEPS, projection
 
 
@@ -27,16 +21,10 @@ def test_each_value_is_brought_from_its_own_range_and_clipped():
         phi.output_dim((3,))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"ranges": ((1.0, 0.0),)}, "least and the greatest"),
-        ({"ranges": ((0.0, 1.0),), "input_scale": 3.0}, "in place of input_scale"),
-    ],
-)
-def test_ranges_that_cannot_be_are_refused(wrong, why):
-    with pytest.raises(ValidationError, match=why):
-        IdentityParameters(**wrong)
+def test_ranges_that_cannot_be_are_refused():
+    for wrong in ({"ranges": ((1.0, 0.0),)}, {"ranges": ((0.0, 1.0),), "input_scale": 3.0}):
+        with pytest.raises(ValidationError):
+            IdentityParameters(**wrong)
 
 
 def test_bounded_keeps_how_large_a_record_is():
@@ -47,13 +35,6 @@ def test_bounded_keeps_how_large_a_record_is():
     np.testing.assert_array_equal(found, wanted)
     assert (np.linalg.norm(found, axis=1) <= 1).all()
     assert "norm" not in IdentityParameters().model_dump()  # earlier jobs keep their bytes
-
-
-def test_invalid_records_are_named_one_by_one():
-    x = np.zeros((5, 2, 2), np.float32)
-    x[0, 1, 1], x[1, 0, 0] = np.nan, np.inf
-    y = np.array([0, 0, -1, 3, 2])
-    assert valid_records(x, y, 3).tolist() == [False, False, False, False, True]
 
 
 ONE = IdentityParameters(input_scale=2.0, weight=3.0)
@@ -70,34 +51,14 @@ def test_maps_stand_side_by_side_by_the_roots_of_their_weights():
     np.testing.assert_allclose(found[:, 4:], np.sqrt(0.25) * build_features([TWO])(X), rtol=1e-15)
 
 
-def test_a_pca_is_no_map_but_a_projection():
-    np.testing.assert_array_equal(build_features([ONE, PCA])(X), build_features([ONE])(X))
-    assert projection_of([ONE, PCA]) == PCA
-    assert projection_of([ONE, TWO]) is None
-
-
-def job(*features, shape=(4,)):
-    made = Job.model_validate(
-        {
-            "job": "mix",
-            "data": {
-                "source": "digits",
-                "classes": 3,
-                "input_shape": shape,
-                "nominal_records": 50,
-            },
-            "features": features,
-            "train": {"method": "fm", "rounds": 1},
-            "privacy": {"epsilon": 8.0},
-        }
-    )
-    return compile_job(made).job
-
-
 @pytest.mark.parametrize("order", [(PCA,), (PCA, ONE), (ONE, PCA, TWO), (ONE, PCA, PCA)])
-def test_a_pca_elsewhere_is_refused_when_the_job_is_made(order):
+def test_a_pca_is_no_map_but_a_projection_and_refused_elsewhere(order):
+    np.testing.assert_array_equal(build_features([ONE, PCA])(X), build_features([ONE])(X))
+    assert (projection_of([ONE, PCA]), projection_of([ONE, TWO])) == (PCA, None)
+    data = {"source": "digits", "classes": 3, "input_shape": (4,), "nominal_records": 50}
+    job = {"job": "mix", "data": data, "features": order, "privacy": {"epsilon": 8.0}}
     with pytest.raises(ConfigError, match="put it last"):
-        job(*order)
+        compile_job(Job.model_validate({**job, "train": {"method": "fm", "rounds": 1}}))
 
 
 def test_the_projection_is_the_same_everywhere():
@@ -122,6 +83,5 @@ def test_products_are_exact():
 
 def test_a_matrix_that_would_not_fit_is_refused():
     phi = build_features([IdentityParameters(name="random", dimension=1 << 14)])
-    with pytest.raises(DataError, match="too large") as caught:
+    with pytest.raises(DataError, match="too large"):
         phi.output_dim((1025, 1))
-    assert "at most 16368" in caught.value.fix

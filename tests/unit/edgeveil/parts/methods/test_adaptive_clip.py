@@ -14,19 +14,10 @@ from edgeveil.parts.update import UpdateCloud
 from tests.kits.softmax_regression import CONTEXT, ROUND, ZERO, answer
 
 STEPS = 1 << 18
+SUMMED = replace(CONTEXT, summed=20, devices=20)
+STAGE = GradientGaussian(GradientGaussianParameters(clip_norm=2.0, quantile=0.5), SUMMED)
+ADAPTIVE = replace(SUMMED, stages=(STAGE,))
 CLIP = AdaptiveClip(first=1.0, quantile=0.5, sensitivity_steps=STEPS)
-
-
-def adaptive(**changes):
-    """A context that sums updates whose clip norm moves, and its stage."""
-    context = replace(CONTEXT, summed=20, devices=20)
-    parameters = GradientGaussianParameters(clip_norm=2.0, quantile=0.5, **changes)
-    stage = GradientGaussian(parameters, context)
-    return replace(context, stages=(stage,)), stage
-
-
-def package(norm):
-    return ZERO | {CLIP_NORM: np.array([norm])}
 
 
 def test_one_device_moves_the_sum_by_the_sensitivity_at_most():
@@ -42,18 +33,13 @@ def test_one_device_moves_the_sum_by_the_sensitivity_at_most():
     assert np.sqrt(float((tight**2).sum())) > 0.999 * STEPS  # and nothing of it is wasted
 
 
-def test_the_bit_says_whether_the_update_is_within():
-    near, far = np.array([0.6, 0.8]), np.array([0.7, 0.8])
-    assert CLIP.steps(near, 1.0)[-1] == CLIP.bit_steps == -CLIP.steps(far, 1.0)[-1]
-    assert CLIP.steps(far, 2.0)[-1] == CLIP.bit_steps
-
-
 def test_an_update_within_arrives_as_it_is_and_a_larger_one_at_the_norm():
+    """And the bit states which of the two."""
     values = np.array([0.3, -0.4])
-    arrived = CLIP.steps(values, 2.0)[:-1] * CLIP.step(2.0)
-    np.testing.assert_allclose(arrived, values, atol=2 * CLIP.step(2.0))
-    arrived = CLIP.steps(values, 0.05)[:-1] * CLIP.step(0.05)
-    np.testing.assert_allclose(arrived, values / 10, atol=2 * CLIP.step(0.05))
+    for norm, arrives, bit in ((2.0, values, 1), (0.5, values, 1), (0.05, values / 10, -1)):
+        *arrived, sent = CLIP.steps(values, norm)
+        np.testing.assert_allclose(np.array(arrived) * CLIP.step(norm), arrives, atol=0.001)
+        assert sent == bit * CLIP.bit_steps
 
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
@@ -67,23 +53,20 @@ def test_the_norm_comes_to_the_quantile_of_the_norms(quantile):
 
 
 def test_the_bit_has_a_segment_of_its_own_and_the_noise_of_all():
-    context, stage = adaptive()
-    made = answer("sgd", context=context, weights=package(2.0))
-    specs = UpdateCloud(METHODS["sgd"].made(rounds=2), context).segments(ROUND)
+    made = answer("sgd", context=ADAPTIVE, weights=ZERO | {CLIP_NORM: np.array([2.0])})
+    specs = UpdateCloud(METHODS["sgd"].made(rounds=2), ADAPTIVE).segments(ROUND)
     assert [s.name for s in specs] == [*ZERO, WITHIN] == list(made.segments)
-    assert made.events == stage.price(ROUND)
-    assert stage.event.coordinates == 7  # six weights and the bit
+    assert made.events == STAGE.price(ROUND)
+    assert STAGE.event.coordinates == 7  # six weights and the bit
     assert made.segments[WITHIN].shape == (1,)
-    assert abs(int(made.segments[WITHIN][0])) != stage.clip.bit_steps
+    assert abs(int(made.segments[WITHIN][0])) != STAGE.clip.bit_steps
 
 
 def test_the_cloud_moves_weights_and_norm_by_what_was_summed():
-    context, stage = adaptive()
-    cloud = UpdateCloud(METHODS["sgd"].made(rounds=2), context)
+    cloud, clip = UpdateCloud(METHODS["sgd"].made(rounds=2), ADAPTIVE), STAGE.clip
     first = cloud.initial_state()
     assert cloud.package(first, ROUND)[CLIP_NORM].tolist() == [2.0]
     assert set(cloud.model(first)) == set(ZERO)
-    clip = stage.clip
     mean = {name: np.full(array.shape, clip.update_steps / 4) for name, array in ZERO.items()}
     moved = cloud.absorb(first, ROUND, mean | {WITHIN: np.array([clip.bit_steps])}, 20)
     for name in ZERO:
@@ -96,15 +79,14 @@ def test_the_cloud_moves_weights_and_norm_by_what_was_summed():
     [None, np.array([0.0]), np.array([np.nan]), np.array([np.inf]), np.ones(2), np.float32([1])],
 )
 def test_a_package_with_no_norm_that_can_be_is_refused(norm):
-    context, _ = adaptive()
-    tensors = dict(ZERO) if norm is None else ZERO | {CLIP_NORM: norm}
+    tensors = ZERO if norm is None else ZERO | {CLIP_NORM: norm}
     with pytest.raises(ProtocolError, match=CLIP_NORM):
-        answer("sgd", context=context, weights=tensors)
+        answer("sgd", context=ADAPTIVE, weights=tensors)
 
 
 def test_a_device_without_records_sends_no_bit_either():
-    context, stage = adaptive()
     nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
-    sent = answer("sgd", nobody, context=context, weights=package(1.0)).segments
+    start = ZERO | {CLIP_NORM: np.array([1.0])}
+    sent = answer("sgd", nobody, context=ADAPTIVE, weights=start).segments
     flat = np.concatenate([array.ravel() for array in sent.values()])
-    assert 0 < np.abs(flat).max() < 12 * stage.event.sigma_steps
+    assert 0 < np.abs(flat).max() < 12 * STAGE.event.sigma_steps

@@ -1,14 +1,16 @@
-"""The intercept of classes in `fm`: by hand, in the graph, in a job's bytes, and what it is for."""
+"""The intercept of classes in `fm`: by hand, in a job's bytes; and the released graphs of heads."""
 
 import json
 import math
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from fm_kit import context
 
 from edgeveil.data.records import Records
-from edgeveil.errors import ProtocolError
+from edgeveil.data.target import TargetRange
+from edgeveil.errors import DataError, ProtocolError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.model_head import find_head
 from edgeveil.evaluation.onnx_session import OnnxModel
@@ -16,9 +18,15 @@ from edgeveil.jobs import Job, compile_canonical, parse_job
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import FmParameters, Rows, shrunk, with_intercept
-from edgeveil.parts.models.heads import bake, build_graph, head_probabilities
+from edgeveil.parts.models.heads import (
+    bake,
+    build_graph,
+    head_probabilities,
+    head_values,
+    regression_graph,
+)
 
-FINE = 2.0**-28
+FINE, TARGET = 2.0**-28, TargetRange(10.0, 30.0)
 
 
 def test_one_record_by_hand():
@@ -54,27 +62,41 @@ def test_no_record_is_beyond_norm_one_with_any_intercept(intercept):
 
 
 @pytest.mark.parametrize("kept", [None, 3])
-def test_the_released_graph_computes_what_the_head_does(kept):
-    rng = np.random.default_rng(2)
-    d, features = kept or 5, build_features([IdentityParameters()])
+@pytest.mark.parametrize("columns", [1, 3])  # a number; classes
+def test_the_released_graph_computes_what_the_head_does(kept, columns):
+    rng, d, features = np.random.default_rng(2), kept or 5, build_features([IdentityParameters()])
     weights = {
         "centre": rng.normal(size=d).astype(np.float32) / 8,
         "radius": np.array([0.7], np.float32),
-        "weight": rng.normal(size=(d, 3)).astype(np.float32),
-        "bias": np.array([0.5, -0.25, 0.0], np.float32),
+        "weight": rng.normal(size=(d, columns)).astype(np.float32) / 4,
+        "bias": np.array([0.25, -0.25, 0.0], np.float32)[:columns],
     }
     weights |= {} if kept is None else {"basis": np.eye(5, kept, dtype=np.float32)}
-    graph = build_graph(features, (5,), 3, kept, bias=True)
+    x = rng.normal(size=(40, 5)).astype(np.float32) * 3
+    if columns == 1:
+        graph = regression_graph(features, (5,), TARGET, kept)
+        wanted = head_values(features(x), weights, TARGET)[:, None]
+    else:
+        graph = build_graph(features, (5,), 3, kept, bias=True)
+        wanted = head_probabilities(features(x), weights)
     check_graph(graph)
     onnx = bake(graph, weights)
     check_graph(onnx, released=True)
-    x = rng.normal(size=(40, 5)).astype(np.float32)
     found = OnnxModel(onnx).answers(x, {})
-    np.testing.assert_allclose(found, head_probabilities(features(x), weights), atol=1e-5)
-    head = find_head(onnx)  # what a device learns further on
-    np.testing.assert_allclose(head.bias, weights["bias"])
-    moved = find_head(head.replaced(onnx, head.weight, head.bias + 1))
-    np.testing.assert_allclose(moved.bias, weights["bias"] + 1)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    if columns == 3:
+        head = find_head(onnx)  # what a device learns further on
+        np.testing.assert_allclose(head.bias, weights["bias"])
+        moved = find_head(head.replaced(onnx, head.weight, head.bias + 1))
+        np.testing.assert_allclose(moved.bias, weights["bias"] + 1)
+        return
+    assert 10 < found.min() < found.max() < 30
+    assert [one.name for one in ort.InferenceSession(onnx).get_outputs()] == ["value"]
+    far = bake(graph, {**weights, "bias": np.array([9e9], np.float32)})
+    assert (OnnxModel(far).answers(x, {}) == 30).all()
+    for use in (lambda: OnnxModel(onnx).probabilities(x, {}), lambda: find_head(onnx)):
+        with pytest.raises(DataError):
+            use()
 
 
 JOB = """\
@@ -88,16 +110,14 @@ privacy: {epsilon: 8}
 
 def test_a_job_of_before_keeps_its_bytes_and_its_head():
     now, before = parse_job(JOB % ""), parse_job(JOB % ", intercept: false")
-    assert now.train.intercept
     assert json.loads(now.canonical())["train"]["intercept"] is True
     raw = before.canonical()
     assert "intercept" not in json.loads(raw)["train"]  # as a version of before wrote it
-    plan = compile_canonical(raw)
-    assert plan.job.canonical() == raw
-    assert plan.cloud.initial_state()["iterate"].shape == (64, 10)
-    assert "bias" not in plan.cloud.model(plan.cloud.initial_state())
-    plan = compile_canonical(now.canonical())
-    assert plan.cloud.initial_state()["iterate"].shape == (65, 10)
-    assert plan.cloud.model(plan.cloud.initial_state())["bias"].shape == (10,)
+    for job, rows, names in ((raw, 64, set()), (now.canonical(), 65, {"bias"})):
+        plan = compile_canonical(job)
+        assert plan.job.canonical() == job
+        state = plan.cloud.initial_state()
+        assert state["iterate"].shape == (rows, 10)
+        assert plan.cloud.model(state).keys() & {"bias"} == names
     with pytest.raises(ProtocolError):  # one job, one spelling
         Job.from_canonical(now.canonical().replace(b'"intercept":true', b'"intercept":false'))

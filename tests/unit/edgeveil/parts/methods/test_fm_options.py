@@ -1,13 +1,10 @@
-"""Each option of `fm`: what it costs, what it leaves out, and that it still learns.
-
-What one record may change, measured in integer steps before any noise.
-"""
+"""Each option of `fm`: its rounds, its price, and how far one record moves a sum before noise."""
 
 import math
 
 import numpy as np
 import pytest
-from fm_kit import context, digits_context
+from fm_kit import DIGITS, context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -15,9 +12,16 @@ from hypothesis.extra import numpy as hnp
 from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
+from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_sums import QUADRATIC, FmParameters, head_shape, noised, wishart
+from edgeveil.parts.methods.fm_sums import (
+    QUADRATIC,
+    FmParameters,
+    head_shape,
+    noised,
+    symmetric,
+    wishart,
+)
 from edgeveil.parts.round import TRAIN
 from edgeveil.privacy.accountant import epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent, UnprotectedEvent
@@ -31,46 +35,31 @@ OWN = FPCA.model_copy(update={"name": "ldp_pca"})
 
 
 def halves(projection=None, epsilon=8.0, **options):
-    chosen = digits_context(projection=projection, epsilon=epsilon)
-    parameters = FmParameters(**options)
-    return FmDevice(parameters, chosen), FmCloud(parameters, chosen)
-
-
-def phases(cloud):
-    return [round.phase for round in cloud.plan() if round.phase != TRAIN]
-
-
-@pytest.mark.parametrize(
-    ("options", "projection", "expected"),
-    [
-        ({}, None, ["centre", "quadratic"]),
-        ({"centre": False}, None, ["quadratic"]),
-        ({"quadratic": "never"}, None, ["centre"]),
-        ({"centre": False, "quadratic": "never"}, None, []),
-        ({}, FPCA, ["covariance", "centre", "quadratic"]),
-        ({"centre": False}, OWN, ["covariance", "quadratic"]),
-        ({}, LOCAL, ["centre", "quadratic"]),
-    ],
-)
-def test_what_is_not_asked_for_has_no_round_and_the_indices_count_on(options, projection, expected):
-    device, cloud = halves(projection, **options)
-    plan = cloud.plan()
-    assert phases(cloud) == expected
-    assert [e.index for e in plan] == list(range(1, len(plan) + 1))
-    assert [e.number for e in plan if e.phase == TRAIN] == list(range(1, 16))
-    assert len(device.budget.job_events()) == (
-        len(plan) if projection is not LOCAL else 2 * len(plan)
-    )
+    chosen, parameters = context(**DIGITS, projection=projection, epsilon=epsilon), FmParameters
+    return FmDevice(parameters(**options), chosen), FmCloud(parameters(**options), chosen)
 
 
 @pytest.mark.parametrize("projection", [None, FPCA, OWN, WISHART, LOCAL])
 @pytest.mark.parametrize(
-    "options", [{}, {"centre": False}, {"quadratic": "never"}, {"noise": "laplace"}]
+    "options",
+    [
+        {},
+        {"centre": False},
+        {"quadratic": "never"},
+        {"centre": False, "quadratic": "never"},
+        {"noise": "laplace"},
+    ],
 )
 def test_the_whole_job_costs_what_was_asked_whatever_the_options(options, projection):
+    phases = {"covariance": projection in (FPCA, OWN, WISHART), "centre": options.get("centre", 1)}
+    phases["quadratic"] = "quadratic" not in options
     for asked in (0.5, 4.0):
         device, cloud = halves(projection, epsilon=asked, **options)
-        events = [event for round in cloud.plan() for event in device.price(round)]
+        plan = cloud.plan()
+        assert [r.phase for r in plan[:-15]] == [name for name in phases if phases[name]]
+        assert [r.index for r in plan] == list(range(1, len(plan) + 1))
+        assert [r.number for r in plan if r.phase == TRAIN] == list(range(1, 16))
+        events = [event for round in plan for event in device.price(round)]
         assert sorted(events, key=repr) == sorted(device.budget.job_events(), key=repr)
         parts = [
             epsilon([e for e in events if isinstance(e, kind)], 1e-5).epsilon
@@ -100,25 +89,18 @@ def test_wishart_noise_has_the_mean_and_spread_of_its_text():
 
 
 def test_noise_is_only_drawn_for_events_that_state_it():
-    event = UnprotectedEvent(what="a sum as it is", unit="record")
-    with pytest.raises(PrivacyError, match="no noise"):
-        noised(np.zeros(3, np.int64), event, SeededRandom(0))
+    with pytest.raises(PrivacyError):
+        noised(np.zeros(3, np.int64), UnprotectedEvent(what="sum", unit="record"), SeededRandom(0))
 
 
-def test_one_record_under_an_equal_curvature_by_hand():
-    """x = (3, 4), label 0, W = 0, no centre: z = (⌊4096·0.6⌋, ⌊4096·0.8⌋), r = (-½, ½)."""
-    parameters = FmParameters(
-        centre=False, quadratic="never", clip=1.0, radius=1.0, rounds=1, intercept=False
-    )
+def test_without_a_quadratic_round_every_curvature_is_a_half_and_the_ridge():
+    parameters = FmParameters(centre=False, quadratic="never", rounds=1, intercept=False)
     device, cloud = FmDevice(parameters, context()), FmCloud(parameters, context())
     (first,) = cloud.plan()
-    record = Records(np.array([[3, 4]], np.float32), np.array([0]))
     package = cloud.package(cloud.initial_state(), first)
-    total = device.sums(first, package, record)
-    column = np.array([[16 * 2457 * 2048], [16 * 3276 * 2048]])
-    np.testing.assert_array_equal(total, np.hstack([-column, column]))
     (level,) = set(package["spectrum"].tolist())
     assert level == pytest.approx(0.5 + cloud.ridge_level(1))
+    total = np.array([[3 << 20, -5 << 20], [7, 0]])
     head = device.finish(first, package, total)["head.weight"]
     np.testing.assert_allclose(head, -total / 2.0**28 / level, rtol=1e-6)
 
@@ -142,25 +124,18 @@ VARIANTS = {
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
-def numbers(y):
-    """Labels of a number in the place of classes: its ends, its middle, and ones outside."""
-    steps = np.where(y == CLASSES, LABELS, y * (LABELS // 2))
-    return np.where(y < 0, y, steps)
-
-
 class Bench:
     """One device, and the rounds of its job up to the first training round."""
 
-    def __init__(self, variant="gaussian", shift=0.0, features=None, **parameters):
+    def __init__(self, variant="gaussian", **parameters):
         options, projection = VARIANTS[variant]
+        number = variant.startswith("number")
         context = made_context(
             epsilon=8.0,
             max_participations=15,
-            classes=LABELS if variant.startswith("number") else CLASSES,
-            regression=variant.startswith("number"),
+            classes=LABELS if number else CLASSES,
+            regression=number,
             input_shape=(D,),
-            features=features or build_features([IdentityParameters(shift=shift)]),
-            nominal_records=4,
             devices=5,
             projection=projection,
         )
@@ -171,16 +146,15 @@ class Bench:
         self.phases = plan[: len(plan) - chosen.rounds + 1]
 
     def sums(self, round, package, records):
-        if self.device.context.regression:
-            records = Records(records.x, numbers(records.y))
-        return self.device.sums(round, package, records)
+        y = records.y
+        if self.device.context.regression:  # the ends of the range, its middle, and outside
+            y = np.where(y < 0, y, np.where(y == CLASSES, LABELS, y * (LABELS // 2)))
+        return self.device.sums(round, package, Records(records.x, y))
 
     def package(self, seed=0, reach=0, centre=None):
         """A broadcast of any content, as a cloud could make it up."""
         rng = np.random.default_rng(seed)
-        basis = (
-            np.eye(D, self.d) * 2**14 if reach == 0 else rng.integers(-(2**15), 2**15, (D, self.d))
-        )
+        basis = rng.integers(-(2**15), 2**15, (D, self.d)) if reach else np.eye(D, self.d) * 2**14
         return {
             "centre": np.zeros(self.d, np.float32) if centre is None else centre[: self.d],
             "iterate": rng.integers(-reach, reach + 1, self.head).astype(np.int32),
@@ -195,13 +169,9 @@ class Bench:
 
 
 @st.composite
-def records(draw, least=0, most=70):
-    n = draw(st.integers(least, most))
-    seed = draw(st.integers(0, 2**32 - 1))
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, D)).astype(np.float32)
-    y = rng.integers(-1, CLASSES + 1, n)
-    return Records(x, y)
+def records(draw):
+    n, rng = draw(st.integers(0, 70)), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return Records(rng.normal(size=(n, D)).astype(np.float32), rng.integers(-1, CLASSES + 1, n))
 
 
 def within(event, round, before, after, factor=1.0):
@@ -248,7 +218,7 @@ def test_the_stated_sensitivity_is_nearly_reached_and_not_passed(variant):
     x = np.zeros((1, D), np.float32)
     x[0, : bench.d] = 1
     if variant == "pca":  # its basis is any rotation: the axis that it keeps first
-        x = np.linalg.eigh(_matrix(package["covariance"]))[1][:, -1:].T.astype(np.float32)
+        x = np.linalg.eigh(symmetric(package["covariance"], D))[1][:, -1:].T.astype(np.float32)
     one = Records(x, np.array([0]))
     for round in bench.phases:
         (event,) = bench.device.price(round)
@@ -274,20 +244,11 @@ def attainable(bench, round):
     return widest / math.sqrt(d + 1)
 
 
-def _matrix(triangle):
-    full = np.zeros((D, D))
-    full[np.triu_indices(D)] = triangle
-    return full + np.triu(full, 1).T
-
-
 @variants
-@pytest.mark.parametrize(
-    ("x", "y"),
-    [([np.nan, 0, 0, 0], 0), ([0, np.inf, 0, 0], 0), ([1, 0, 0, 0], -1), ([1, 0, 0, 0], CLASSES)],
-)
-def test_an_invalid_record_contributes_nothing(variant, x, y):
+def test_an_invalid_record_contributes_nothing(variant):
     bench = Bench(variant)
-    bad = Records(np.array([x], np.float32), np.array([y]))
+    x = np.array([[np.nan, 0, 0, 0], [0, np.inf, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]], np.float32)
+    bad = Records(x, np.array([0, 0, -1, CLASSES]))
     for round in bench.phases:
         assert not bench.sums(round, bench.package(), bad).any()
 

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from edgeveil.data.records import Records
-from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.feature_map import PcaParameters
-from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import fm_paper
 from edgeveil.parts.methods.fm_paper import (
     HIDDEN,
@@ -19,6 +17,7 @@ from edgeveil.parts.methods.fm_paper import (
 from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.privacy.policy import price
 from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.method_context import context as made_context
 
 ROUND = PlannedRound(1, TRAIN, 1)
 QUIET = 1e12  # an ε at which the noise is below 1e-9
@@ -31,17 +30,8 @@ def constants(monkeypatch):
 
 
 def context(**changes):
-    plain = {
-        "epsilon": QUIET,
-        "delta": 1e-5,
-        "max_participations": 15,
-        "classes": 3,
-        "input_shape": (4,),
-        "features": build_features([IdentityParameters()]),
-        "nominal_records": 20,
-        "devices": 1,
-    }
-    return MethodContext(**{**plain, **changes})
+    plain = {"epsilon": QUIET, "max_participations": 15, "devices": 1}
+    return made_context(**{**plain, **changes})
 
 
 def some_records(n=23):
@@ -72,32 +62,33 @@ def test_a_step_follows_the_gradient_of_the_text_s_polynomial():
     answer = FmPaperDevice(parameters, context()).answer(ROUND, before, records, SeededRandom(0))
     double = {name: value.astype(np.float64) for name, value in before.items()}
     for name, value in double.items():
+
+        def at(step, name=name, value=value):
+            moved = {**double, name: value + step}
+            return polynomial(records, moved[HIDDEN], moved[OUTPUT])
+
         slope = np.zeros_like(value)
         for place in np.ndindex(value.shape):
-            ends = []
-            for sign in (1, -1):
-                moved = {key: array.copy() for key, array in double.items()}
-                moved[name][place] += sign * 1e-5
-                ends.append(polynomial(records, moved[HIDDEN], moved[OUTPUT]))
-            slope[place] = (ends[0] - ends[1]) / 2e-5
+            end = np.zeros_like(value)
+            end[place] = 1e-5
+            slope[place] = (at(end) - at(-end)) / 2e-5
         step = -0.1 * slope / 20  # the public divisor
         # features stand on the grid 2^-12: 23 records move a coefficient by less than 0.02
         np.testing.assert_allclose(answer.segments[name] - value, step, atol=2e-3)
         assert np.abs(step).max() > 0.01
 
 
-def eta(steps, seed):
-    """The linear noise, read off one step from W₁ = I, W₂ = 0 on no records."""
-    parameters = FmPaperParameters(local_steps=steps)
-    package = {HIDDEN: np.eye(4, 5, dtype=np.float32), OUTPUT: np.zeros((5, 3), np.float32)}
+def noised(steps, seed, **weights):
+    """Weights after some steps on no records."""
     empty = Records(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-    device = FmPaperDevice(parameters, context(epsilon=2.0))
-    output = device.answer(ROUND, package, empty, SeededRandom(seed)).segments[OUTPUT]
-    return output[:4] * (-20 / 0.1)
+    device = FmPaperDevice(FmPaperParameters(local_steps=steps), context(epsilon=2.0))
+    return device.answer(ROUND, weights, empty, SeededRandom(seed)).segments
 
 
 def test_the_noise_is_laplace_at_the_text_s_scale():
-    draws = np.abs(np.concatenate([eta(1, seed).ravel() for seed in range(500)]))
+    start = {HIDDEN: np.eye(4, 5, dtype=np.float32), OUTPUT: np.zeros((5, 3), np.float32)}
+    found = [noised(1, seed, **start)[OUTPUT][:4] * (-20 / 0.1) for seed in range(500)]
+    draws = np.abs(np.ravel(found))  # the linear noise, read off one step
     scale = (4 + 4 * 4 / 4) / 2.0  # Δ/ε, eq. 9
     assert noise_scale(FmPaperParameters(), context(epsilon=2.0)) == pytest.approx(scale)
     # 6000 draws of |Lap(b)|, whose mean and deviation are b: six deviations of the mean
@@ -105,18 +96,13 @@ def test_the_noise_is_laplace_at_the_text_s_scale():
     assert np.median(draws) == pytest.approx(scale * np.log(2), rel=0.1)
 
 
-def summed(steps):
-    """What so many steps add to W₁ = 0 beside a tiny W₂: the sum of their noise."""
-    parameters, output = FmPaperParameters(local_steps=steps), np.zeros((5, 3), np.float32)
-    output[0, 0] = 2.0**-10
-    package = {HIDDEN: np.zeros((4, 5), np.float32), OUTPUT: output}
-    empty = Records(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
-    device = FmPaperDevice(parameters, context(epsilon=2.0))
-    return device.answer(ROUND, package, empty, SeededRandom(3)).segments[HIDDEN][:, 0]
-
-
 def test_the_noise_is_drawn_anew_at_each_step():
-    assert not np.allclose(summed(2), 2 * summed(1), rtol=0.05, atol=0)
+    """Steps from W₁ = 0 beside a tiny W₂ add up their noise."""
+    output = np.zeros((5, 3), np.float32)
+    output[0, 0] = 2.0**-10
+    start = {HIDDEN: np.zeros((4, 5), np.float32), OUTPUT: output}
+    once, twice = (noised(steps, 3, **start)[HIDDEN][:, 0] for steps in (1, 2))
+    assert not np.allclose(twice, 2 * once, rtol=0.05, atol=0)
 
 
 @pytest.mark.parametrize("name", [None, "ldp_fpca", "ldp_pca", "local_pca"])

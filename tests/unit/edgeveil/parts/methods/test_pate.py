@@ -43,32 +43,17 @@ def told(rows, rounds=1):
     return PateParameters(rounds=rounds, public=public)
 
 
-def of(labels, x=CORNERS):
-    return Records(x[: len(labels)], np.array(labels))
-
-
-def played(p, context, fleet):
-    cloud, random = PateCloud(p, context), SeededRandom(3)
-    state = cloud.initial_state()
-    for round in cloud.plan():
-        package = cloud.package(state, round)
-        sent = [
-            PateDevice(p, context).answer(round, package, one, random).segments[VOTES]
-            for one in fleet
-        ]
-        state = cloud.absorb(state, round, {VOTES: np.mean(sent, axis=0)}, len(sent))
-    return state
+def of(*labels):
+    return Records(CORNERS, np.array(labels))
 
 
 def test_three_teachers_by_hand():
     """Two know the corners and one has their labels turned: 2 votes of 3 for each true class."""
     p = told(CORNERS * 0.75)
-    round = PateCloud(p, CONTEXT).plan()[0]
-    device = PateDevice(p, CONTEXT)
-    fleet = [of([0, 1, 2]), of([0, 1, 2]), of([1, 2, 0])]
-    votes = sum(device.votes(round, one) for one in fleet)
+    cloud, device = PateCloud(p, CONTEXT), PateDevice(p, CONTEXT)
+    (round,) = cloud.plan()
+    votes = sum(device.votes(round, one) for one in (of(0, 1, 2), of(0, 1, 2), of(1, 2, 0)))
     assert votes.tolist() == [[2, 1, 0], [0, 2, 1], [1, 0, 2]]
-    cloud = PateCloud(p, CONTEXT)
     state = cloud.absorb(cloud.initial_state(), round, {VOTES: votes / 3}, 3)
     assert state["labels"].tolist() == [0, 1, 2]
     head = cloud.model(state)
@@ -96,10 +81,16 @@ def test_no_two_data_sets_have_votes_further_apart_than_the_price_says():
 
 
 def test_a_job_of_several_rounds_costs_its_epsilon_and_labels_each_record_once():
-    rows = np.tile(CORNERS, (3, 1))[:7]
-    p, context = told(rows, rounds=3), replace(CONTEXT, epsilon=20.0, max_participations=3)
+    p = told(np.tile(CORNERS, (3, 1))[:7], rounds=3)
+    context = replace(CONTEXT, epsilon=20.0, max_participations=3)
     assert p.per_round == 3
-    state = played(p, context, [of([0, 1, 2])] * 100)
+    cloud, device, random = PateCloud(p, context), PateDevice(p, context), SeededRandom(3)
+    state = cloud.initial_state()
+    for round in cloud.plan():
+        package = cloud.package(state, round)
+        sent = [device.answer(round, package, of(0, 1, 2), random) for _ in range(50)]
+        mean = np.mean([one.segments[VOTES] for one in sent], axis=0)
+        state = cloud.absorb(state, round, {VOTES: mean}, len(sent))
     assert state["labels"].tolist() == [0, 1, 2, 0, 1, 2, 0]
     tight = replace(CONTEXT, max_participations=3)
     spent = epsilon([vote_event(p, tight)] * 3, CONTEXT.delta).epsilon
@@ -108,14 +99,12 @@ def test_a_job_of_several_rounds_costs_its_epsilon_and_labels_each_record_once()
 
 def test_a_sum_of_noised_votes_keeps_to_its_room():
     p, context = told(CORNERS), replace(CONTEXT, summed=40, honest=30)
-    (spec,) = PateCloud(p, context).segments(PateCloud(p, context).plan()[0])
-    cloud, random = PateCloud(p, context), SeededRandom(0)
-    round = cloud.plan()[0]
+    cloud, device, random = PateCloud(p, context), PateDevice(p, context), SeededRandom(0)
+    (round,) = cloud.plan()
+    (spec,) = cloud.segments(round)
     package = cloud.package(cloud.initial_state(), round)
-    total = sum(
-        PateDevice(p, context).answer(round, package, of([0, 1, 2]), random).segments[VOTES]
-        for _ in range(40)
-    )
+    sent = [device.answer(round, package, of(0, 1, 2), random) for _ in range(40)]
+    total = sum(one.segments[VOTES] for one in sent)
     assert np.abs(total).max() < 1 << spec.bits - 1
     assert total.dtype == np.int64
 
@@ -130,24 +119,24 @@ aggregation: {{name: fedavg, secure: {secure}}}
 selection: {{devices: 20}}
 unsupervised: {{eval_type: NOT_EVAL}}
 """
+PLAIN = {
+    "shape": "[64]",
+    "features": "[{name: identity}]",
+    "rounds": 1,
+    "public": ", public: {file: digits, records: 20}",
+    "secure": "true",
+}
 
 
-def job(folder, **changes):
-    plain = {
-        "shape": "[64]",
-        "features": "[{name: identity}]",
-        "rounds": 1,
-        "public": ", public: {file: digits, records: 20}",
-        "secure": "true",
-    }
+def compiled(folder, **changes):
     file = folder / "job.yaml"
-    file.write_text(JOB.format(**(plain | changes)))
-    return load_job(file)
+    file.write_text(JOB.format(**(PLAIN | changes)))
+    return compile_job(load_job(file))
 
 
 def test_the_public_set_travels_in_the_job(tmp_path):
     """So that all parties label the same records, and the file stays where it is."""
-    made = compile_job(job(tmp_path))
+    made = compiled(tmp_path)
     raw = made.job.canonical()
     assert b"digits.csv" not in raw and b'"file"' not in raw
     again = compile_canonical(raw)
@@ -170,7 +159,7 @@ def test_the_public_set_travels_in_the_job(tmp_path):
 )
 def test_what_cannot_be_is_refused_with_a_way_out(tmp_path, changes, said):
     with pytest.raises(ConfigError, match=said):
-        compile_job(job(tmp_path, **changes))
+        compiled(tmp_path, **changes)
 
 
 def test_a_file_is_judged_by_its_header_before_memory_is_taken(tmp_path):
@@ -179,17 +168,14 @@ def test_a_file_is_judged_by_its_header_before_memory_is_taken(tmp_path):
     npy = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
     with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
         archive.writestr("x.npy", npy)
-    with pytest.raises(ConfigError, match=r"huge\.npz: holds 268435460 bytes of numbers"):
-        compile_job(job(tmp_path, public=", public: {file: huge.npz}"))
+    with pytest.raises(ConfigError, match="bytes of numbers"):
+        compiled(tmp_path, public=", public: {file: huge.npz}")
 
 
-@pytest.mark.parametrize("rows", ["!!!!", "AAAA"])
+NAN = _facts(np.array([[0.5, np.nan]], np.float32), 1)["rows"]
+
+
+@pytest.mark.parametrize("rows", ["!!!!", "AAAA", NAN])
 def test_sent_rows_are_judged_before_they_are_used(rows):
-    with pytest.raises(ValueError, match="rows: "):
-        PublicSet(records=2, input_form=(2,), rows=rows)
-
-
-def test_values_that_are_not_finite_are_refused():
-    given = _facts(np.array([[0.5, np.nan]], np.float32), 1)
-    with pytest.raises(ValueError, match="not finite"):
-        PublicSet(records=1, **given)
+    with pytest.raises(ValueError, match=r"rows: |not finite"):
+        PublicSet(records=1, input_form=(2,), rows=rows)

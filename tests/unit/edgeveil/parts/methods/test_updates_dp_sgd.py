@@ -26,7 +26,12 @@ from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context
 
-NETWORK = build_network(NetworkParameters(hidden=()), (1,), 2)
+
+def dense(hidden, inputs=6, classes=3):
+    return build_network(NetworkParameters(hidden=hidden), (inputs,), classes)
+
+
+NETWORK = dense((), 1, 2)
 CONTEXT = context(
     max_participations=3, classes=2, input_shape=(1,), nominal_records=8, devices=2, network=NETWORK
 )
@@ -72,39 +77,28 @@ def test_a_clipped_gradient_by_hand():
 
 def test_a_step_is_the_sum_over_the_public_batch_and_only_that():
     """The same noise with the record and without: the difference is its clipped gradient."""
-    noise = SeededRandom(5)(1 << 16)
-
-    def random_bytes():
-        rest = [noise]
-
-        def draw(count):
-            if count == 1:  # the record's place, or the signs of few values
-                return b"\0"
-            out, rest[0] = rest[0][:count], rest[0][count:]
-            return out
-
-        return draw
-
     entry = METHODS["dp_sgd"]
     device = entry.device(entry.made(rounds=3, **DP_SGD), CONTEXT)
-    with_it, without = (
-        device.answer(ROUND, ZERO, records, random_bytes(), "cpu").segments
-        for records in (ONE, NONE)
-    )
-    moved = with_it["output.bias"].astype(float) - without["output.bias"]
+    found = []
+    for records in (ONE, NONE):
+        noise = SeededRandom(5)
+        # one byte alone is the record's place, or the signs of few values
+        random = lambda n, noise=noise: bytes(n) if n <= 1 else noise(n)  # noqa: E731
+        answer = device.answer(ROUND, ZERO, records, random, "cpu")
+        found.append(answer.segments["output.bias"].astype(float))
     # -η·C·(∓32760·2^-16)/(1.0·8)
     by_hand = 0.4 * 0.5 * 32760 * 2.0**-16 / 8
-    np.testing.assert_allclose(moved, [by_hand, -by_hand], atol=1e-7)
+    np.testing.assert_allclose(found[0] - found[1], [by_hand, -by_hand], atol=1e-7)
 
 
-def some(n, shape=(6,), classes=3):
+def some(n):
     rng = np.random.default_rng(n)
-    x = (rng.normal(size=(n, *shape)) * 10.0 ** rng.integers(-3, 4, (n, 1))).astype(np.float32)
-    return Records(x, rng.integers(0, classes, n))
+    x = (rng.normal(size=(n, 6)) * 10.0 ** rng.integers(-3, 4, (n, 1))).astype(np.float32)
+    return Records(x, rng.integers(0, 3, n))
 
 
 def test_the_sum_is_that_of_its_records_bit_by_bit_and_none_is_longer_than_the_clip():
-    network = build_network(NetworkParameters(hidden=(40,)), (6,), 3)
+    network = dense((40,))
     weights, records = network.initial(), some(50)
     places = np.random.default_rng(0).integers(0, 16, 50).tolist()
     alone = [summed(network, records, weights, [i], 0.7, places) for i in range(50)]
@@ -120,8 +114,7 @@ def test_the_sum_is_that_of_its_records_bit_by_bit_and_none_is_longer_than_the_c
 
 
 def test_a_gradient_that_is_no_number_counts_nothing_and_harms_nobody():
-    network = build_network(NetworkParameters(hidden=(4,)), (6,), 3)
-    records = some(3)
+    network, records = dense((4,)), some(3)
     records.x[1] = 3e38
     both = summed(network, records, network.initial(), [0, 1, 2], 1.0, [0, 1, 2])
     sound = summed(network, records, network.initial(), [0, 2], 1.0, [0, 1, 2])
@@ -158,7 +151,7 @@ def test_all_steps_of_all_rounds_cost_what_the_job_asks():
 def test_output_perturbation_noises_the_trained_weights_and_claims_the_budget():
     entry = METHODS["output_perturbation"]
     parameters = entry.made(rounds=3, learning_rate=1e-9, sensitivity=0.5)
-    wide = build_network(NetworkParameters(hidden=(100,)), (1,), 2)
+    wide = dense((100,), 1, 2)
     device = entry.device(parameters, replace(CONTEXT, network=wide))
     (event,) = device.price(ROUND)
     assert isinstance(event, ClaimedEvent)

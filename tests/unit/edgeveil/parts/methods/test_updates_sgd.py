@@ -11,17 +11,14 @@ from edgeveil.errors import UsageError
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.sgd import Steps
 from edgeveil.parts.update import WHOLE, segments_of, update_of
-from tests.kits.softmax_regression import CONTEXT, NETWORK, ONE, ROUND, ZERO, answer
+from tests.kits.softmax_regression import CONTEXT, NETWORK, ONE, ROUND, answer
 
 
-def test_one_step_from_zero_is_the_gradient_by_hand():
+def test_one_step_from_zero_is_the_mean_gradient_by_hand():
     # p = (½, ½), so the gradient of the logits is (-½, ½) and that of W is xᵀ times it.
     update = answer("sgd", learning_rate=0.1).segments
     np.testing.assert_allclose(update["output.weight"], [[0.05, -0.05], [0.1, -0.1]], atol=1e-7)
     np.testing.assert_allclose(update["output.bias"], [0.05, -0.05], atol=1e-7)
-
-
-def test_a_batch_is_averaged():
     both = Records(np.array([[1.0, 2.0], [3.0, 0.0]], np.float32), np.array([0, 1]))
     update = answer("sgd", both, learning_rate=0.1, batch_size=2).segments
     np.testing.assert_allclose(update["output.weight"], [[-0.05, 0.05], [0.05, -0.05]], atol=1e-7)
@@ -45,12 +42,6 @@ def test_unusable_records_are_left_out_and_none_at_all_change_nothing():
     assert not any(np.any(value) for value in answer("sgd", nobody).segments.values())
 
 
-def test_a_diverging_device_sends_finite_numbers():
-    far = {name: np.full_like(value, 3e38) for name, value in ZERO.items()}
-    update = answer("sgd", weights=far, learning_rate=100.0, local_epochs=3).segments
-    assert all(np.isfinite(value).all() for value in update.values())
-
-
 def test_whole_updates_are_one_segment_and_come_apart_again():
     whole = answer("sgd", context=replace(CONTEXT, whole=True)).segments
     assert list(whole) == [WHOLE] and whole[WHOLE].shape == (6,)
@@ -71,32 +62,27 @@ def test_the_cloud_adds_the_mean_update_to_the_weights():
     np.testing.assert_allclose(new["output.bias"], [1.0, -1.0])
 
 
-def test_a_method_without_a_model_is_told():
-    with pytest.raises(UsageError, match="add a model block"):
+def test_a_method_without_its_model_is_refused():
+    with pytest.raises(UsageError):
         answer("sgd", context=replace(CONTEXT, network=None))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_they_are_pytorchs(momentum):
-    def trained(optimise):
+    def trained(optimiser):
         torch.manual_seed(3)
         w = [torch.randn(4, 2, requires_grad=True), torch.randn(2, requires_grad=True)]
-        step = optimise(w)
+        theirs = optimiser and torch.optim.SGD(w, 0.3, momentum=momentum)
+        take = Steps(w, 0.3, momentum).take
         for _ in range(5):
             x, y = torch.randn(3, 4), torch.tensor([0, 1, 1])
-            step(torch.nn.functional.cross_entropy(x @ w[0] + w[1], y))
+            loss = torch.nn.functional.cross_entropy(x @ w[0] + w[1], y)
+            if theirs:
+                theirs.zero_grad()
+                loss.backward()
+                theirs.step()
+            else:
+                take(loss)
         return w
 
-    def theirs(weights):
-        optimiser = torch.optim.SGD(weights, 0.3, momentum=momentum)
-
-        def step(loss):
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-
-        return step
-
-    pairs = zip(trained(lambda w: Steps(w, 0.3, momentum).take), trained(theirs), strict=True)
-    for ours, expected in pairs:
-        assert torch.equal(ours, expected)
+    assert all(map(torch.equal, trained(False), trained(True)))

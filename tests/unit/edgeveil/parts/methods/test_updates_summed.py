@@ -7,7 +7,6 @@ import pytest
 
 from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.round import TRAIN, PlannedRound
 from edgeveil.parts.stage import USUAL_GRID, FixedPoint
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Pipeline, UpdateCloud
@@ -62,13 +61,10 @@ def test_what_is_too_large_is_cut_off():
 
 def test_noised_integers_travel_as_they_are_and_cost_what_is_priced():
     context, stage = noised()
-    made = answer("sgd", context=context)
-    assert made.events == stage.price(ROUND) == (stage.event,)
-    flat = row(made.segments)
-    apart = answer("sgd").segments  # without noise
-    values = np.concatenate([apart[name].ravel() for name in made.segments]).astype(np.float64)
-    event = stage.event
-    noise = flat - clipped_steps(values, event.sensitivity_steps, event.grid_bits)
+    made, event = answer("sgd", context=context), stage.event
+    assert made.events == stage.price(ROUND) == (event,)
+    values = row(answer("sgd").segments).astype(np.float64)  # without noise
+    noise = row(made.segments) - clipped_steps(values, event.sensitivity_steps, event.grid_bits)
     assert 0 < np.abs(noise).max() < 12 * event.sigma_steps
     assert np.any(noise & 1) and np.any(~noise & 1)  # no grid but the steps' own
 
@@ -94,11 +90,7 @@ def test_the_noise_of_parts_has_the_variance_that_was_promised():
     entry = METHODS["sgd"]
     device = entry.device(entry.made(rounds=2), context)
     nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
-    drawn = [
-        device.answer(PlannedRound(1, TRAIN, 1), ZERO, nobody, SeededRandom(k), "cpu").segments
-        for k in range(600)
-    ]
-    values = np.array([row(one) for one in drawn])
-    found = np.mean(values.astype(np.float64) ** 2)
+    drawn = [row(device.answer(ROUND, ZERO, nobody, SeededRandom(k)).segments) for k in range(600)]
+    found = np.mean(np.array(drawn, np.float64) ** 2)
     # 3,600 squares of a normal variable: one standard deviation of their mean is 2.4 %.
     assert found == pytest.approx(stage.event.sigma_squared, rel=0.12)

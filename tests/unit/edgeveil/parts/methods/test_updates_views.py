@@ -1,7 +1,7 @@
-"""pso_dp_sgd: what a record adds to its noised sums, by hand."""
+"""pso_dp_sgd by hand; and what a record adds to a noised sum is its own, whatever the model."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,9 +10,10 @@ import torch
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.dp_sgd import NoisedSums
+from edgeveil.parts.methods.dp_sgd import NoisedSums, record_gradients
 from edgeveil.parts.methods.pso import PARTICLES, PsoDpSgd, losses_under
-from edgeveil.parts.models import build_network
+from edgeveil.parts.models import Network, build_network
+from edgeveil.parts.models.layers import Dense
 from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.stage import Task, flat
 from edgeveil.privacy.events import ClaimedEvent
@@ -69,8 +70,42 @@ def test_the_price_counts_every_particles_steps_and_the_losses():
 
 def test_more_values_than_were_priced_are_not_drawn():
     sums = NoisedSums(task(), sampled_gaussian_event("x", 1.0, 1, 1 << 30, 1, grid_bits=30))
-    with pytest.raises(PrivacyError, match="more than was priced"):
+    with pytest.raises(PrivacyError):
         sums.draw(lambda x, y: [torch.zeros(len(x), 2)], 1.0)
+
+
+@dataclass(frozen=True)
+class Mixing(Dense):
+    """A dense layer that takes the batch's mean away first, as a user's own model could."""
+
+    def apply(self, weights, name, x):
+        return super().apply(weights, name, x - x.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cnn", (28, 28)), ("lenet", (28, 28)), ("resnet20", (3, 8, 8))]
+)
+def test_a_gradient_follows_from_its_own_place_bit_by_bit(name, shape):
+    network = build_network(NetworkParameters(name=name), shape, 10)
+    weights = {name: torch.as_tensor(value) for name, value in network.initial().items()}
+    x = torch.as_tensor(CHANCE.normal(size=(16, *shape)).astype(np.float32))
+    y, gradients = torch.as_tensor(CHANCE.integers(0, 10, 16)), record_gradients(network)
+    first = gradients(weights, x, y)
+    for others in (3e38, math.nan):
+        x[torch.arange(16) != 5] = others
+        again = gradients(weights, x, y)
+        assert all(torch.equal(first[name][5], again[name][5]) for name in weights)
+
+
+def test_a_loss_follows_from_its_own_record_though_the_model_mixes_batches():
+    network = Network((("output", Mixing(2)),), (2,), 2)
+    first = flat(network.initial())
+    start = {name: np.ones_like(value) for name, value in network.initial().items()}
+    rows = losses_under(task(network=network, weights=start), np.stack([first, 2 * first]), "cpu")
+    x, y = torch.ones(16, 2), torch.zeros(16, dtype=torch.int64)
+    found = rows(x, y)[0][5]
+    x[torch.arange(16) != 5] = 100.0
+    assert torch.equal(rows(x, y)[0][5], found)
 
 
 WIDE = build_network(NetworkParameters(hidden=(8,)), (6,), 3)

@@ -1,11 +1,14 @@
-"""Layers of torch.nn: usable ones to the end, and one refused for each reason."""
+"""Layers of torch.nn in small models: usable ones to the end, and one refused for each reason.
+
+`function: "test_models_layers:NAME"` of a job gives the model of one entry, a dense layer after it.
+"""
 
 import re
 
 import numpy as np
 import pytest
 import torch
-from torch_layers import CLASSES, REFUSED, USABLE
+from torch import nn
 
 from edgeveil.jobs import load_plan
 from edgeveil.jobs.rehearsal import made_up_records
@@ -17,19 +20,124 @@ from edgeveil_tools.cli import main
 
 pytestmark = pytest.mark.usefixtures("own_process_here")
 
-METHODS = {
-    "sgd": "{method: sgd, rounds: 1, batch_size: 4}",
-    "dp_sgd": "{method: dp_sgd, rounds: 1, local_steps: 1, sampling_rate: 0.9}",
-}
+CLASSES = 3
+ROW, SEQUENCE, PICTURE = (12,), (5, 6), (4, 8, 8)
+OF_DIMENSION = {1: (3, 8), 2: PICTURE, 3: (2, 4, 4, 4)}
+
+
+class Part(nn.Module):
+    """A layer, called as `how` says, between a dense layer and the logits."""
+
+    def __init__(self, shape, layer, how):
+        super().__init__()
+        self.first, self.layer, self.how = nn.Linear(shape[-1], shape[-1]), layer, how
+        with torch.no_grad():
+            inner = self.inner(torch.rand(2, *shape))
+        self.last = nn.Linear(inner.shape[1], CLASSES)
+
+    def inner(self, x):
+        return self.how(self.layer, torch.sigmoid(self.first(x))).flatten(1)
+
+    def forward(self, x):
+        return self.last(self.inner(x))
+
+
+class Entry:
+    """A layer's model; `why` is what the reason of a refused one names."""
+
+    def __init__(
+        self, layer, shape, *given, how=lambda of, x: of(x), by_record=True, why="", **named
+    ):
+        self.layer, self.shape, self.why = layer, shape, why
+        self.by_record = by_record  # a record's own gradient can be had, which dp_sgd needs
+        self.model = lambda: Part(shape, getattr(nn, layer)(*given, **named), how)
+
+
+def twice(layer, x):
+    return layer(x, x)
+
+
+def _usable():
+    yield Entry("Flatten", PICTURE)
+    yield Entry("Unflatten", ROW, 1, (3, 4))
+    for d, shape in OF_DIMENSION.items():
+        yield Entry(f"Conv{d}d", shape, shape[0], 4, 3, stride=2, padding=1)
+        for name in ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool"):
+            yield Entry(f"{name}{d}d", shape, 2)
+        for name in ("ZeroPad", "ReflectionPad", "ReplicationPad", "CircularPad"):
+            yield Entry(f"{name}{d}d", shape, 1)
+        yield Entry(f"ConstantPad{d}d", shape, 1, 0.5)
+        yield Entry(f"InstanceNorm{d}d", shape, shape[0], affine=True)
+        yield Entry(f"Dropout{d}d", shape, 0.5)
+    yield Entry("GroupNorm", PICTURE, 2, 4)
+    yield Entry("LayerNorm", ROW, 12)
+    yield Entry("AlphaDropout", ROW, 0.5)
+    yield Entry("FeatureAlphaDropout", PICTURE, 0.5)
+    for name in ACTIVATIONS.split():
+        yield Entry(name, ROW)
+    yield Entry("RReLU", ROW, by_record=False)
+    for name in ("Softmax", "LogSoftmax", "Softmin"):
+        yield Entry(name, ROW, 1)
+    yield Entry("Softmax2d", PICTURE)
+    yield Entry("PixelUnshuffle", PICTURE, 2)
+    yield Entry(
+        "CosineSimilarity", PICTURE, how=lambda of, x: of(x[:, :2].flatten(2), x[:, 2:].flatten(2))
+    )
+    yield Entry(
+        "MultiheadAttention", SEQUENCE, 6, 2, batch_first=True, how=lambda of, x: of(x, x, x)[0]
+    )
+    block = {"d_model": 6, "nhead": 2, "dim_feedforward": 8, "batch_first": True}
+    encoder, decoder = nn.TransformerEncoderLayer(**block), nn.TransformerDecoderLayer(**block)
+    yield Entry("TransformerEncoder", SEQUENCE, encoder, 2)
+    yield Entry("TransformerDecoder", SEQUENCE, decoder, 1, how=twice)
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    yield Entry("Transformer", SEQUENCE, **block, **layers, how=twice)
+
+
+ACTIVATIONS = """
+    Identity ReLU ReLU6 ELU SELU LeakyReLU PReLU GELU SiLU Mish Hardtanh Hardsigmoid Hardswish
+    Sigmoid LogSigmoid Tanh Tanhshrink Softplus Softsign Dropout
+"""
+
+
+def _refused():
+    """One for each reason that docs/models.md gives."""
+    yield Entry("BatchNorm2d", PICTURE, 4, why="has buffers")
+    yield Entry("ConvTranspose2d", PICTURE, 4, 2, 3, why="'ConvTranspose'")
+    yield Entry("RMSNorm", ROW, 12, why="no ONNX form")
+    yield Entry("LocalResponseNorm", PICTURE, 2, why="a branch or a loop")
+    apart = lambda of, x: of(x[:, :6], x[:, 6:])[:, None]  # noqa: E731
+    yield Entry("PairwiseDistance", ROW, how=apart, why="power")
+    yield Entry("Hardshrink", ROW, why="'Greater'")
+    yield Entry("Upsample", PICTURE, scale_factor=2, why="'Resize'")
+    yield Entry("Embedding", ROW, 20, 4, how=lambda of, x: of(x.long()), why="whole numbers")
+    first = lambda of, x: of(x)[0]  # noqa: E731
+    yield Entry("LSTM", SEQUENCE, 6, 4, batch_first=True, how=first, why="'ConstantOfShape'")
+
+
+USABLE = {one.layer: one for one in _usable()}
+REFUSED = {one.layer: one for one in _refused()}
+
+
+def __getattr__(name):
+    try:
+        return {**USABLE, **REFUSED}[name].model
+    except KeyError:
+        raise AttributeError(name) from None
+
+
 JOB = """
-job: {name}
+job: layer
 data: {{source: lines, classes: {classes}, input_shape: {shape}, nominal_records: 8}}
 model:
   name: python
-  function: "torch_layers:{layer}"
-train: {train}
+  function: "test_models_layers:{layer}"
+train: {{method: {method}, rounds: 1}}
 privacy: {{epsilon: 8, delta: 1.0e-5, accept_unproven: true}}
 """
+FAST = re.compile(
+    "Conv2d|MaxPool1d|AvgPool3d|GroupNorm|CircularPad2d|Dropout|PReLU|RReLU|Transformer"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -38,66 +146,44 @@ def fresh():
 
 
 def job_file(tmp_path, one, method):
-    path = tmp_path / f"{method}.yaml"
-    path.write_text(
-        JOB.format(
-            name=one.layer.lower(),
-            layer=one.layer,
-            classes=CLASSES,
-            shape=list(one.shape),
-            train=METHODS[method],
-        )
-    )
+    path = tmp_path / "job.yaml"
+    given = {"classes": CLASSES, "shape": list(one.shape), "layer": one.layer, "method": method}
+    path.write_text(JOB.format(**given))
     return path
 
 
-def trained(plan, records):
-    """The weights after a round of one device."""
-    round, state = plan.all_rounds[0], plan.cloud.initial_state()
-    package = plan.cloud.package(state, round)
-    answer = plan.device.answer(round, package, records, processor="cpu")
-    after = plan.cloud.absorb(state, round, answer.segments, 1)
-    assert any(not np.array_equal(after[name], state[name]) for name in after)
-    return plan.cloud.model(after)
-
-
-@pytest.mark.parametrize("layer", USABLE)
+@pytest.mark.parametrize(
+    "layer", [pytest.param(x, marks=() if FAST.fullmatch(x) else pytest.mark.slow) for x in USABLE]
+)
 def test_a_usable_layer_is_trained_released_and_used(layer, tmp_path, capsys):
     one = USABLE[layer]
-    methods = ["dp_sgd", "sgd"] if one.by_record else ["sgd"]
-    assert main(["check", str(job_file(tmp_path, one, methods[0]))]) == 0, capsys.readouterr().out
-    for method in methods:
-        path = job_file(tmp_path, one, method)
-        plan = load_plan(path)
-        records = made_up_records(plan, 8)
-        weights = trained(plan, records)
-        device = tmp_path / method
-        ReleaseStore(device / "releases").install(plan.job.job, bake(plan.graph(), weights), {})
-        np.savez(tmp_path / "records.npz", x=records.x)
-        capsys.readouterr()
-        told = predict(device, tmp_path / "records.npz").plain()
-        tensors = {name: torch.tensor(array) for name, array in weights.items()}
-        with torch.no_grad():
-            code = plan.context.network.logits(tensors, torch.tensor(records.x)).softmax(1).numpy()
-        found = np.array([row["probabilities"] for row in told])
-        np.testing.assert_allclose(found, code, atol=1e-4)
+    path = job_file(tmp_path, one, "dp_sgd" if one.by_record else "sgd")
+    assert main(["check", str(path)]) == 0, capsys.readouterr().out
+    plan = load_plan(path)
+    round, state, records = plan.all_rounds[0], plan.cloud.initial_state(), made_up_records(plan, 8)
+    package = plan.cloud.package(state, round)
+    answer = plan.device.answer(round, package, records, processor="cpu")
+    weights = plan.cloud.model(plan.cloud.absorb(state, round, answer.segments, 1))
+    assert any(not np.array_equal(weights[name], state[name]) for name in weights)
+    ReleaseStore(tmp_path / "releases").install("layer", bake(plan.graph(), weights), {})
+    np.savez(tmp_path / "records.npz", x=records.x)
+    found = [row["probabilities"] for row in predict(tmp_path, tmp_path / "records.npz").plain()]
+    tensors = {name: torch.tensor(array) for name, array in weights.items()}
+    with torch.no_grad():
+        code = plan.context.network.logits(tensors, torch.tensor(records.x)).softmax(1)
+    np.testing.assert_allclose(found, code, atol=1e-4)
 
 
-@pytest.mark.parametrize("layer", REFUSED)
-def test_a_layer_that_cannot_be_used_is_refused_with_line_reason_and_fix(layer, tmp_path, capsys):
-    one = REFUSED[layer]
-    path = job_file(tmp_path, one, "sgd")
-    assert main(["check", str(path)]) == 2
-    told = capsys.readouterr().out
-    assert re.match(rf"{re.escape(str(path))}:[4-6] model", told)
-    assert one.why in told
-    assert "docs/models.md" in told or "GroupNorm" in told
-    assert "\n" not in told.strip()
+UNFIT = [*((one, "sgd", one.why) for one in REFUSED.values())]
+UNFIT += [(one, "dp_sgd", "'dp_sgd' needs") for one in USABLE.values() if not one.by_record]
 
 
-def test_a_layer_without_a_record_s_own_gradient_is_refused_where_the_method_needs_it(
-    tmp_path, capsys
+@pytest.mark.parametrize(("one", "method", "why"), UNFIT, ids=lambda x: getattr(x, "layer", ""))
+def test_a_layer_that_cannot_be_used_is_refused_with_line_and_reason(
+    one, method, why, tmp_path, capsys
 ):
-    (alone,) = (one for one in USABLE.values() if not one.by_record)
-    assert main(["check", str(job_file(tmp_path, alone, "dp_sgd"))]) == 2
-    assert "'dp_sgd' needs" in capsys.readouterr().out
+    path = job_file(tmp_path, one, method)
+    assert main(["check", str(path)]) == 2
+    (line,) = capsys.readouterr().out.strip().split("\n")
+    assert re.match(rf"{re.escape(str(path))}:[4-6] model", line)
+    assert why in line

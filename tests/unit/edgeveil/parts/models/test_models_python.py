@@ -1,14 +1,21 @@
-"""A user's own module as a job's model."""
+"""A user's own module as a job's model: named, rehearsed, refused with its reason, and trained."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
+from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, DataError
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import Job, Plan, compile_job, load_job
 from edgeveil.parts.models import python_model
+from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.own_models import check_own_model
 
 pytestmark = pytest.mark.usefixtures("own_process_here")
@@ -16,11 +23,12 @@ pytestmark = pytest.mark.usefixtures("own_process_here")
 HERE = __name__
 JOB = """
 job: own_model
-data: {{source: digits, classes: 3, input_shape: [1, 6, 6], nominal_records: 8}}
+data: {{source: digits, classes: 3, input_shape: {shape}, nominal_records: 8}}
 model: {{name: python, function: "{function}", input_scale: 4}}
-train: {{method: sgd, rounds: 1, batch_size: 4}}
-privacy: {{epsilon: 1, accept_unproven: true}}
+train: {{method: {method}, rounds: 1}}
+privacy: {{epsilon: 8, delta: 1.0e-5, accept_unproven: true}}
 """
+PAGE = (Path(__file__).parents[5] / "docs" / "models.md").read_text("utf-8")
 
 
 class Net(torch.nn.Module):
@@ -37,19 +45,17 @@ class Net(torch.nn.Module):
         return self.update((y + 0.5 * torch.tanh(x)).flatten(1))
 
 
-class Sloped(torch.nn.Module):
+class Sloped(Net):
     """With a slope of its own for each channel, and a square."""
 
     def __init__(self):
         super().__init__()
-        self.x = torch.nn.Conv2d(1, 4, 3, padding=1)
-        self.slope = torch.nn.PReLU(4)
-        self.update = torch.nn.Linear(4 * 36, 3)
+        self.norm = torch.nn.PReLU(4)
         with torch.no_grad():
-            self.slope.weight.copy_(torch.tensor([0.5, -1.5, 0.1, 2.0]))
+            self.norm.weight.copy_(torch.tensor([0.5, -1.5, 0.1, 2.0]))
 
     def forward(self, x):
-        return self.update((self.slope(self.x(x)) ** 2).flatten(1))
+        return self.update((self.norm(self.x(x)) ** 2).flatten(1))
 
 
 class Rooted(Sloped):
@@ -59,13 +65,41 @@ class Rooted(Sloped):
         return super().forward(torch.relu(x) ** 0.5)
 
 
-class Batched(torch.nn.Module):
+class Batched(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.BatchNorm2d(1), torch.nn.Flatten())
+
+
+class Sound(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.BatchNorm2d(1), torch.nn.Flatten())
+        self.first, self.last = torch.nn.Linear(8, 5), torch.nn.Linear(5, 3)
 
     def forward(self, x):
-        return self.layers(x)
+        return self.last(torch.relu(self.first(x)))
+
+
+def own(forward):
+    """A sound module with this `forward(module, x)`."""
+    return type("Own", (Sound,), {"forward": forward})
+
+
+of = Sound.forward
+Cut = own(lambda m, x: m.last(m.first(x).detach()))
+Chosen = own(lambda m, x: torch.nn.functional.one_hot(of(m, x).argmax(1), 3).float())
+Mixing = own(lambda m, x: m.last(m.first(x) - m.first(x).mean(0)))
+Branching = own(lambda m, x: of(m, x) if x.sum() > 0 else of(m, 2 * x - 1))
+# One record's gradient has no place in `item`, a batch's has.
+Together = own(lambda m, x: of(m, x) * (1 + 0 * x.detach().abs().max().item()))
+
+
+class Strict(Sound):
+    """Bears no batch of one."""
+
+    def forward(self, x):
+        if len(x) < 2:
+            raise ValueError("one is no batch")
+        return super().forward(x)
 
 
 def four():
@@ -76,43 +110,38 @@ def failing():
     raise OSError("no weights file")
 
 
-def nothing():
-    return None
+nothing = dict
 
 
-def job_of(tmp_path, function=f"{HERE}:Net"):
+def job_of(tmp_path, function="Net", method="sgd", shape=(1, 6, 6)):
+    function = function if not function.isidentifier() else f"{HERE}:{function}"
     path = tmp_path / "job.yaml"
-    path.write_text(JOB.format(function=function))
+    path.write_text(JOB.format(function=function, method=method, shape=list(shape)))
     return load_job(path)
 
 
-def test_the_job_says_names_and_shapes_of_its_weights(tmp_path):
-    model = job_of(tmp_path).model
-    assert dict(model.weights) == {
-        name: tuple(value.shape) for name, value in Net().named_parameters()
-    }
+def small(tmp_path, function, method="sgd"):
+    return compile_job(job_of(tmp_path, function, method, (8,)))
 
 
 def test_a_job_from_the_wire_is_read_and_priced_without_running_the_code(tmp_path, monkeypatch):
     raw = job_of(tmp_path).canonical()
-
-    def never(function):
-        raise DataError("ran")
-
-    monkeypatch.setattr(python_model, "loaded", never)
-    job = Job.from_canonical(raw)
-    plan = compile_job(job)
+    monkeypatch.setattr(python_model, "loaded", lambda _: pytest.fail("ran"))
+    plan = compile_job(Job.from_canonical(raw))
     assert plan.request("j").events
     assert plan.groups(plan.all_rounds[0])[0].name == "module.x.weight"
-    with pytest.raises(DataError, match="ran"):
+    with pytest.raises(pytest.fail.Exception):
         plan.graph()
 
 
 def test_onnx_runtime_and_torch_agree(tmp_path):
-    network = compile_job(job_of(tmp_path)).context.network
-    weights = network.initial()
+    job = job_of(tmp_path)
+    assert dict(job.model.weights) == {
+        name: tuple(value.shape) for name, value in Net().named_parameters()
+    }
+    network = compile_job(job).context.network
+    weights, graph = network.initial(), network.graph()
     x = np.random.default_rng(0).uniform(-4, 4, (5, 1, 6, 6)).astype(np.float32)
-    graph = network.graph()
     check_graph(graph)
     model = OnnxModel(graph)
     assert model.weight_names == set(weights) == {w.name for w in network.weights}
@@ -137,13 +166,13 @@ def test_its_first_weights_are_the_modules_and_the_same_everywhere(tmp_path):
     ("function", "why"),
     [
         ("no.such.module:Net", "install the module"),
-        (f"{HERE}:Missing", "install the module"),
-        (f"{HERE}:failing", "raised OSError"),
+        ("Missing", "install the module"),
+        ("failing", "raised OSError"),
         ("sys:exit", "raised SystemExit"),
-        (f"{HERE}:nothing", "torch.nn.Module"),
-        (f"{HERE}:Batched", "GroupNorm"),
+        ("nothing", "torch.nn.Module"),
+        ("Batched", "GroupNorm"),
         ("torch.nn:ReLU", "no parameters"),
-        ("os", "must be text of the form"),
+        ("os.", "must be text of the form"),
         (".os:getcwd", "must be text of the form"),
     ],
 )
@@ -152,31 +181,84 @@ def test_what_is_no_such_module_is_told_where_the_file_is_read(tmp_path, functio
         job_of(tmp_path, function)
 
 
-def test_another_number_of_classes_and_another_version_are_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("model", "method", "why"),
+    [
+        ("Cut", "sgd", "cannot be differentiated"),
+        ("Chosen", "dp_sgd", "uses the operator 'ArgMax'"),
+        ("Mixing", "sgd", "other values as an ONNX graph"),
+        ("Branching", "sgd", "other values as an ONNX graph"),
+        ("Together", "dp_sgd", "'dp_sgd' needs"),
+        ("Strict", "pso_dp_sgd", "'pso_dp_sgd' needs: one is no batch"),
+    ],
+)
+def test_what_the_method_cannot_train_is_refused(tmp_path, model, method, why):
+    with pytest.raises(DataError, match=why) as caught:
+        check_own_model(small(tmp_path, model, method))
+    assert caught.value.where == "model.function"
+
+
+def test_a_batch_may_do_what_a_record_cannot(tmp_path):
+    check_own_model(small(tmp_path, "Together"))
+
+
+def test_another_form_than_the_jobs_and_another_version_are_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"gives \[4\] a record, not \[3\]"):
-        compile_job(job_of(tmp_path, f"{HERE}:four")).graph()
-    network = compile_job(job_of(tmp_path)).context.network
+        compile_job(job_of(tmp_path, "four")).graph()
+    job = job_of(tmp_path)
+    data = job.data.model_copy(update={"input_shape": (36,)})
+    with pytest.raises(DataError, match=r"does not take records of \[36\]"):
+        Plan(job.model_copy(update={"data": data})).graph()
+    with pytest.raises(ValueError, match="weights"):
+        python_model.PythonParameters.model_validate({**job.model_dump()["model"], "weights": ()})
+    network = compile_job(job).context.network
     monkeypatch.setattr(python_model, "loaded", lambda function: four())
     with pytest.raises(DataError, match="other weights here"):
         network.initial()
 
 
-def test_records_of_another_shape_are_refused_with_the_reason(tmp_path):
-    job = job_of(tmp_path)
-    data = job.data.model_copy(update={"input_shape": (36,)})
-    with pytest.raises(DataError, match=r"does not take records of \[36\]"):
-        Plan(job.model_copy(update={"data": data})).graph()
-
-
-def test_a_job_without_its_weights_is_refused(tmp_path):
-    raw = job_of(tmp_path).model_dump()["model"]
-    with pytest.raises(ValueError, match="submit it with edgeveil job submit"):
-        python_model.PythonParameters.model_validate({**raw, "weights": ()})
-
-
 def test_an_operator_that_devices_do_not_run_is_told_before_a_job_is_taken(tmp_path):
-    plan = compile_job(job_of(tmp_path, f"{HERE}:Rooted"))
-    with pytest.raises(DataError, match="another power than 2 or 3") as refusal:
-        check_own_model(plan)
-    assert "Sqrt" in refusal.value.fix
-    check_own_model(compile_job(job_of(tmp_path, f"{HERE}:Sloped")))
+    with pytest.raises(DataError, match="another power than 2 or 3"):
+        check_own_model(compile_job(job_of(tmp_path, "Rooted")))
+    check_own_model(compile_job(job_of(tmp_path, "Sloped")))
+
+
+@pytest.mark.parametrize("method", ["dp_sgd", "pso_dp_sgd"])
+def test_a_device_makes_the_module_before_gradients_of_records_are_taken(tmp_path, method):
+    """A device has the job from the wire: its first use of the code is the training itself."""
+    plan = small(tmp_path, "Sound", method)
+    start = plan.cloud.package(plan.cloud.initial_state(), plan.all_rounds[0])
+    records = Records(np.ones((8, 8), np.float32), np.arange(8) % 3)
+    python_model.loaded.cache_clear()
+    answer = plan.device.answer(plan.all_rounds[0], start, records, SeededRandom(1), "cpu")
+    assert set(answer.segments) == set(start)
+
+
+def test_devices_that_train_side_by_side_do_not_meet_in_the_module(tmp_path):
+    plan = small(tmp_path, "Sound")
+    round = plan.all_rounds[0]
+    start = plan.cloud.package(plan.cloud.initial_state(), round)
+
+    def trained(seed):
+        chance = np.random.default_rng(seed)
+        records = Records(chance.random((200, 8), np.float32), chance.integers(0, 3, 200))
+        return plan.device.answer(round, start, records, SeededRandom(seed), "cpu").segments
+
+    alone = [trained(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(trained, range(8)))
+    for one, other in zip(alone, together, strict=True):
+        for name, change in one.items():
+            np.testing.assert_array_equal(change, other[name])
+
+
+def test_the_example_of_an_own_model_on_the_page_can_be_trained(tmp_path, monkeypatch):
+    own = PAGE[PAGE.index("## A model of your own") :]
+    code = re.search(r"```python\n# (\S+)\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / code[1]).parent.mkdir()
+    (tmp_path / code[1]).write_text(code[2])
+    monkeypatch.syspath_prepend(tmp_path)
+    block = yaml.safe_load(re.search(r"```yaml\n(.*?)```", own, re.DOTALL)[1])
+    job = JOB.format(function="", method="dp_sgd", shape=[64]).replace("classes: 3", "classes: 10")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**yaml.safe_load(job), **block}))
+    check_own_model(compile_job(load_job(tmp_path / "job.yaml")))

@@ -1,14 +1,9 @@
-"""Data files: read as they are, refused with file, place and fix when they are not.
-
-Whether a device takes part may not depend on a record: no single one fails its source.
-
-Files that claim more than they hold: refused by their headers, before memory is taken.
-"""
+"""Data files: no single record fails its source; files that claim more than they hold are refused
+by their headers, before memory is taken."""
 
 import gzip
 import io
 import struct
-import sys
 import tracemalloc
 import zipfile
 
@@ -27,11 +22,6 @@ from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import csv_faults, read_csv
 
 Y = np.array([0, 1, 2])
-
-
-def idx_bytes(array, type_byte=0x08, dtype=">u1"):
-    header = bytes([0, 0, type_byte, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return header + array.astype(dtype).tobytes()
 
 
 def refused(source, **origin):
@@ -66,7 +56,6 @@ def test_npz_never_runs_a_pickle(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "a,b,label\n1,2,0\n3,4,1\n",
         "a,b,label\r\n\r\n1,2,0\r\n3,4,1",
         '"p 1",b,"x,y"\n1,2,0\n\n3,4,1\n',
         "\ufeffa,b,label\n1,2,0\n3,4,1",
@@ -79,58 +68,61 @@ def test_csv_under_a_header(tmp_path, text):
     assert got.y.tolist() == [0, 1]
 
 
+def test_idx_is_big_endian(tmp_path):
+    (tmp_path / "i").write_bytes(bytes((0, 0, 11, 2)) + struct.pack(">2I2h", 1, 2, 258, -1))
+    (tmp_path / "l").write_bytes(bytes((0, 0, 8, 1)) + struct.pack(">IB", 1, 0))
+    got = load_records("idx", Origin(path=tmp_path / "i", labels_path=tmp_path / "l"))
+    assert got.x.tolist() == [[258, -1]]
+
+
 @pytest.mark.parametrize(
     "first", ["1,2,0", "n/a,2,0", "a,b,", "0,1,label", "nan,b,label", "inf,-inf,nan"]
 )
 def test_csv_whose_first_line_may_be_a_record_is_refused(tmp_path, first):
     """Else the line after it would state the form once it is gone, or none would."""
-    file = tmp_path / "a.csv"
-    file.write_text(f"{first}\n3,4,1\n")
-    said = refused("csv", path=file)
-    assert f"{file}:1: holds no header" in said
-    assert "write a first line that names every column" in said
+    (tmp_path / "a.csv").write_text(f"{first}\n3,4,1\n")
+    assert f"{tmp_path / 'a.csv'}:1: " in refused("csv", path=tmp_path / "a.csv")
 
 
-def test_idx_is_big_endian(tmp_path):
-    (tmp_path / "i").write_bytes(idx_bytes(np.array([[258, -1]]), 0x0B, ">i2"))
-    (tmp_path / "l").write_bytes(idx_bytes(Y[:1]))
-    got = load_records("idx", Origin(path=tmp_path / "i", labels_path=tmp_path / "l"))
-    assert got.x.tolist() == [[258, -1]]
+CODE = """
+def lists():
+    return [[1.0, 2.0]], [3]
+def bad():
+    return [[1.0]]
+def boom():
+    raise ValueError('no')
+"""
 
 
-def test_python_source(tmp_path, monkeypatch):
-    (tmp_path / "my_records_module.py").write_text(
-        "import numpy as np\n"
-        "def good():\n    return np.ones((1, 2)), np.array([3])\n"
-        "def lists():\n    return [[1.0, 2.0]], [3]\n"
-        "def bad():\n    return [[1.0]]\n"
-        "def boom():\n    raise ValueError('no')\n"
-    )
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert load_records("python: my_records_module:good").y.tolist() == [3]
-    assert "two arrays" in refused("python:my_records_module:bad")
-    assert "returned a list" in refused("python: my_records_module:lists")
-    assert "ValueError: no" in refused("python: my_records_module:boom")
-    assert "raised SystemExit" in refused("python: sys:exit")
-    assert "my_records_module" in refused("python: my_records_module:absent")
-    assert "No module" in refused("python: no_such_module_here:f")
-    assert "module:function" in refused("python: nothing")
+def test_a_function_of_the_owner_that_gives_no_records_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "my_records_module.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    for place, why in (
+        ("my_records_module:bad", "two arrays"),
+        ("my_records_module:lists", "returned a list"),
+        ("my_records_module:boom", "ValueError: no"),
+        ("my_records_module:absent", "my_records_module"),
+        ("sys:exit", "raised SystemExit"),
+        ("no_such_module_here:f", "No module"),
+        ("nothing", "module:function"),
+    ):
+        assert why in refused(f"python: {place}")
 
 
-HEADER, GOOD = "a,b,label", ["1,2,0", "3,4,1"]
-
-
-def csv(path, *lines, label_column=None):
-    text = "".join(f"{line}\n" for line in lines)
-    (path / "a.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
-    return load_records("csv", Origin(header=True, path=path / "a.csv", label_column=label_column))
-
-
-def test_labels_that_are_no_class_become_minus_one():
-    y = np.array([0, 2.5, np.nan, np.inf, -np.inf, 1e300, 2.0**53 + 2, -3, 7])
-    assert whole_labels(y).tolist() == [0, -1, -1, -1, -1, -1, -1, -3, 7]
-    assert whole_labels(np.array([2**64 - 1, 2**63, 4], np.uint64)).tolist() == [-1, -1, 4]
-    assert whole_labels(np.array([1.5, 3], np.float16)).tolist() == [-1, 3]
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (
+            np.array([0, 2.5, np.nan, np.inf, -np.inf, 1e300, 2.0**53 + 2, -3, 7]),
+            [0, -1, -1, -1, -1, -1, -1, -3, 7],
+        ),
+        (np.array([2**64 - 1, 2**63, 4], np.uint64), [-1, -1, 4]),
+        (np.array([1.5, 3], np.float16), [-1, 3]),
+    ],
+    ids=range(3),
+)
+def test_labels_that_are_no_class_become_minus_one(given, found):
+    assert whole_labels(given).tolist() == found
 
 
 def test_a_value_too_large_for_its_type_drops_its_record_alone(recwarn):
@@ -149,39 +141,28 @@ def test_a_value_too_large_for_its_type_drops_its_record_alone(recwarn):
     ids=range(16),
 )
 def test_a_line_out_of_form_drops_its_record_alone(tmp_path, line):
-    got = csv(tmp_path, HEADER, GOOD[0], line, GOOD[1])
+    file = tmp_path / "a.csv"
+    text = f"a,b,label\n1,2,0\n{line}\n3,4,1\n"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    got = load_records("csv", Origin(header=True, path=file))
     assert got.x.shape == (3, 2)
     assert got.x[[0, 2]].tolist() == [[1, 2], [3, 4]]
     assert valid_records(got.x, got.y, 2).tolist() == [True, False, True]
-    faults = csv_faults(Origin(tmp_path / "a.csv", header=True))
-    missing_value = line == "5,,1"  # an owner may leave a value empty; it is counted, not a fault
-    assert [fault.split(": ")[0] for fault in faults] == (
-        [] if missing_value else [f"{tmp_path / 'a.csv'}:3"]
-    )
+    faults = csv_faults(Origin(file, header=True))
+    # an owner may leave a value empty; it is counted, not a fault
+    assert [fault.split(": ")[0] for fault in faults] == [f"{file}:3"] * (line != "5,,1")
     assert "secret" not in str(faults)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.binary(max_size=20), max_size=4))
-def test_no_line_makes_a_file_unreadable(tmp_path_factory, lines):
+@given(st.lists(st.binary(max_size=20).filter(lambda row: not {10, 13} & set(row)), max_size=4))
+def test_no_line_makes_a_file_unreadable(tmp_path_factory, rows):
     file = tmp_path_factory.getbasetemp() / "any.csv"
-    rows = [line.replace(b"\n", b"").replace(b"\r", b"") for line in lines]
-    file.write_bytes(b"a,b,label\n1,2,0\n" + b"".join(row + b"\n" for row in rows) + b"3,4,1\n")
+    file.write_bytes(b"\n".join([b"a,b,label", b"1,2,0", *rows, b"3,4,1"]))
     got = load_records("csv", Origin(header=True, path=file))
     assert len(got) == 2 + sum(bool(row.decode(errors="replace").strip()) for row in rows)
     assert valid_records(got.x, got.y, 2)[[0, -1]].all()
     assert all(fault.startswith(f"{file}:") for fault in csv_faults(Origin(file, header=True)))
-
-
-def test_faults_name_the_line_and_the_column(tmp_path):
-    csv(tmp_path, "a,b,label", "", "1,2,0", "3,secret,1", "3,1", "5,6,0.5", "5,6,1.5")
-    file = tmp_path / "a.csv"
-    assert csv_faults(Origin(file, header=True)) == [
-        f"{file}:4: column 2 holds text where a number belongs",
-        f"{file}:5: 2 columns, the first line has 3",
-        f"{file}:6: the label is missing or no whole number",
-        f"{file}:7: the label is missing or no whole number",
-    ]
 
 
 ROOM = 1 << 20
@@ -192,12 +173,11 @@ MAGIC = b"\x93NUMPY"
 def peak_bytes(read, match):
     """Memory taken at most while the file is refused."""
     tracemalloc.start()
-    try:
-        with pytest.raises(DataError, match=match):
-            read()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(DataError, match=match):
+        read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
 
 
 def npy(shape, version=1, header_bytes=None, descr="<f4"):
@@ -206,15 +186,10 @@ def npy(shape, version=1, header_bytes=None, descr="<f4"):
     return MAGIC + bytes((version, 0)) + size.to_bytes(2 * version, "little") + text
 
 
-def npz(path, x, padding_bytes=0):
+def npz(path, x, padding_bytes):
     """An archive with `x`, followed by zeros that take next to nothing in the file."""
-    with (
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("x.npy", "w") as member,
-    ):
-        member.write(x)
-        for _ in range(padding_bytes >> 20):
-            member.write(bytes(1 << 20))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", x + bytes(padding_bytes))
     return path
 
 
@@ -252,32 +227,24 @@ def test_a_zip_bomb_is_refused_by_its_header(tmp_path, header, match):
     ],
 )
 def test_a_gzipped_image_file_is_refused_by_its_header(tmp_path, axes, match):
-    magic = bytes((0, 0, 8, len(axes)))
-    with gzip.open(tmp_path / "images.gz", "wb") as file:
-        file.write(magic + struct.pack(f">{len(axes)}I", *axes))
-        for _ in range(BOMB_BYTES >> 20):
-            file.write(bytes(1 << 20))
-    (tmp_path / "labels").write_bytes(b"\0\0\x08\1" + struct.pack(">I", 2) + b"\0\1")
+    header = bytes((0, 0, 8, len(axes))) + struct.pack(f">{len(axes)}I", *axes)
     bomb, labels = tmp_path / "images.gz", tmp_path / "labels"
+    bomb.write_bytes(gzip.compress(header + bytes(BOMB_BYTES)))
+    labels.write_bytes(b"\0\0\x08\1" + struct.pack(">I", 2) + b"\0\1")
     assert peak_bytes(lambda: read_idx(Origin(bomb, labels, max_bytes=ROOM)), match) < 4 * ROOM
 
 
 def test_a_table_is_refused_by_its_size(tmp_path):
-    wide = tmp_path / "wide.csv"
-    wide.write_bytes(b"," * ROOM)
-    assert (
-        peak_bytes(lambda: read_csv(Origin(wide, header=True, max_bytes=ROOM)), "is larger than")
-        < ROOM
-    )
+    wide = Origin(tmp_path / "wide.csv", header=True, max_bytes=ROOM)
+    wide.path.write_bytes(b"," * ROOM)
+    assert peak_bytes(lambda: read_csv(wide), "is larger than") < ROOM
 
 
-def test_an_array_that_holds_what_it_says_is_read(tmp_path):
-    x, y = np.arange(6, dtype=np.float32).reshape(3, 2), np.arange(3)
-    for version in ((1, 0), (2, 0)):
-        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-            for name, array in (("x", x), ("y", y)):
-                raw = io.BytesIO()
-                np.lib.format.write_array(raw, array, version=version)
-                archive.writestr(f"{name}.npy", raw.getvalue())
-        got = read_npz(Origin(tmp_path / "a.npz", max_bytes=ROOM))
-        assert (got.x == x).all() and (got.y == y).all()
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_an_array_that_holds_what_it_says_is_read(tmp_path, version):
+    x, raw = np.arange(6, dtype=np.float32).reshape(3, 2), io.BytesIO()
+    np.lib.format.write_array(raw, x, version=version)
+    np.savez(tmp_path / "a.npz", y=np.arange(3))
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("x.npy", raw.getvalue())
+    assert np.array_equal(read_npz(Origin(tmp_path / "a.npz", max_bytes=ROOM)).x, x)
