@@ -11,10 +11,8 @@ import io
 import json
 import sqlite3
 import tarfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -38,10 +36,6 @@ FOLDER = Path(__file__).parents[1] / "fixtures"
 VERSIONS = sorted(FOLDER.iterdir(), key=lambda folder: int(folder.name.removeprefix("v")))
 
 
-class Closes(Protocol):
-    def close(self): ...
-
-
 LINK = {"url": "mqtt://127.0.0.1:1883"}
 
 
@@ -55,9 +49,11 @@ def facts(version):
     return json.loads((version / "facts.json").read_text())
 
 
-def put_back(site, version, role, folder):
+def put_back(version, role, folder, kind, **given):
+    """The state folder of one role, as that version backed it up."""
     archive = folder / f"{role}.backup"
     archive.write_bytes(gzip.decompress((version / f"{role}.backup.gz").read_bytes()))
+    site = kind(state_dir=folder / role, trust_file=folder / "trust.json", **given)
     restore(site, archive, vouched=True)
     return site.state_dir
 
@@ -65,26 +61,17 @@ def put_back(site, version, role, folder):
 @pytest.fixture
 def edge(version, tmp_path):
     data = {"name": "digits", "source": "digits"}
-    trust = tmp_path / "trust.json"
-    site = EdgeSite(
-        name="box", broker=LINK, state_dir=tmp_path / "edge", trust_file=trust, data=data
-    )
-    return put_back(site, version, "edge", tmp_path)
+    return put_back(version, "edge", tmp_path, EdgeSite, name="box", broker=LINK, data=data)
 
 
 @pytest.fixture
 def proxy(version, tmp_path):
-    trust, state = tmp_path / "trust.json", tmp_path / "proxy"
-    site = ProxySite(edge_broker=LINK, cloud_broker=LINK, state_dir=state, trust_file=trust)
-    return put_back(site, version, "proxy", tmp_path)
+    return put_back(version, "proxy", tmp_path, ProxySite, edge_broker=LINK, cloud_broker=LINK)
 
 
 @pytest.fixture
 def cloud(version, tmp_path):
-    trust, state = tmp_path / "trust.json", tmp_path / "cloud"
-    return put_back(
-        CloudSite(broker=LINK, state_dir=state, trust_file=trust), version, "cloud", tmp_path
-    )
+    return put_back(version, "cloud", tmp_path, CloudSite, broker=LINK)
 
 
 def schema(path):
@@ -109,7 +96,7 @@ def test_the_newest_fixture_has_the_schemas_of_this_version(tmp_path):
     """Who changes a schema adds the next fixture: `python -m tests.kits.store_fixtures FOLDER`."""
     new, kept = tmp_path / "new", as_written(VERSIONS[-1], tmp_path / "kept")
     new.mkdir()
-    made: dict[str, Callable[[Path], Closes]] = {
+    made = {
         "device.sqlite": DeviceStore,
         LEDGER_FILE: lambda path: Ledger(path, "digits"),
         "registry.sqlite": Registry,
@@ -142,11 +129,12 @@ def test_a_device_keeps_its_identity_its_release_and_what_it_paid(edge, facts):
 
 
 def test_a_device_s_split_is_that_of_the_data_set_that_it_released(edge):
-    ledger, store = Ledger(edge / LEDGER_FILE, "others"), DeviceStore(edge / "device.sqlite")
-    store.adopt_split(ledger.datasets or ("others",))
-    found = [store.fact(split_fact(SPLIT_SHARE, name)) for name in ("digits", "others")]
-    store.close()
-    ledger.close()
+    with (
+        closing(Ledger(edge / LEDGER_FILE, "others")) as ledger,
+        closing(DeviceStore(edge / "device.sqlite")) as store,
+    ):
+        store.adopt_split(ledger.datasets or ("others",))
+        found = [store.fact(split_fact(SPLIT_SHARE, name)) for name in ("digits", "others")]
     assert found == ["0.1", None]
 
 
@@ -166,13 +154,12 @@ def test_a_proxy_keeps_its_devices_and_who_was_revoked(proxy, facts):
 
 
 def test_a_revoked_device_stays_out(proxy, facts):
-    registry = Registry(proxy / "registry.sqlite")
-    (revoked,) = (one for one in registry.devices(revoked=True) if not one.active)
-    assert revoked.device_id == facts["revoked"]
-    assert registry.verify_key(revoked.device_id) is None
-    with pytest.raises(EnrolmentError, match="no device"):
-        registry.revoke("f" * 16)
-    registry.close()
+    with closing(Registry(proxy / "registry.sqlite")) as registry:
+        (revoked,) = (one for one in registry.devices(revoked=True) if not one.active)
+        assert revoked.device_id == facts["revoked"]
+        assert registry.verify_key(revoked.device_id) is None
+        with pytest.raises(EnrolmentError):
+            registry.revoke("f" * 16)
 
 
 def test_a_cloud_keeps_its_jobs_and_goes_on(cloud, facts):
@@ -181,9 +168,7 @@ def test_a_cloud_keeps_its_jobs_and_goes_on(cloud, facts):
     assert found == {facts["done"]: "completed", facts["waiting"]: "running"}
     assert [one.uploads for one in store.rounds(facts["done"])] == [5] * 4
     assert store.release(facts["done"]) is not None
-    following = store.next_jobs()[0]
-    assert following is not None
-    assert following.id == facts["waiting"]
+    assert store.next_jobs()[0].id == facts["waiting"]
     assert store.cancel(facts["waiting"]).status == "cancelled"
     store.submit_job("another", b"job", bytes(32))
     store.close()

@@ -5,8 +5,6 @@ import graphlib
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 ROOMS = [
     ROOT / "edgeveil",
@@ -63,6 +61,5 @@ def test_a_public_class_name_stands_once():
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_types_come_with_every_package(room):
-    assert (room / "py.typed").is_file()
+def test_types_come_with_every_package():
+    assert [room.name for room in ROOMS if not (room / "py.typed").is_file()] == []

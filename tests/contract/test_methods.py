@@ -56,30 +56,18 @@ VARIANTS = {
 READING = [name for name in VARIANTS if name != "noise_only"]
 UNPROTECTED = {"sgd", "fedprox"}  # they add no noise, and say so
 NOISED = [name for name in VARIANTS if name not in UNPROTECTED]
-SUMMING = [name for name in VARIANTS if name not in METHODS or not trains_model(name)]
 
 
-@pytest.fixture(params=list(VARIANTS))
+@pytest.fixture
 def halves(request):
     return made(request.param)
 
 
-@pytest.fixture(params=READING)
-def reading(request):
-    """The halves of a method that reads records."""
-    return made(request.param)
+def of(names):
+    return pytest.mark.parametrize("halves", list(names), indirect=True)
 
 
-@pytest.fixture(params=NOISED)
-def noised(request):
-    """The halves of a method that adds noise."""
-    return made(request.param)
-
-
-@pytest.fixture(params=SUMMING)
-def summing(request):
-    """The halves of a method that uploads sums over records."""
-    return made(request.param)
+reading, noised = of(READING), of(NOISED)
 
 
 def made(variant):
@@ -124,15 +112,17 @@ def test_numbers_past_all_bounds_stop_no_device_and_upload_no_infinity(name, bro
     assert all(np.isfinite(value).all() for value in found.values())
 
 
-def test_an_empty_data_set_sends_noise_not_silence(noised):
-    for _, _, answer, _ in play(noised, EMPTY):
-        assert all(np.any(value) for value in answer.segments.values())
-
-
-def test_the_price_is_known_before_and_equals_what_the_answer_says(halves):
-    for round, _, answer, _ in play(halves, some_records()):
-        assert halves[0].price(round) == answer.events
+@of(VARIANTS)
+def test_the_price_is_known_before_and_the_state_keeps_its_names_shapes_and_types(halves):
+    device, cloud = halves
+    forms = lambda state: {n: (v.shape, v.dtype) for n, v in state.items()}  # noqa: E731
+    first = cloud.initial_state()
+    before = {name: value.copy() for name, value in first.items()}
+    for round, _, answer, state in play(halves, some_records()):
+        assert device.price(round) == answer.events
         assert all(event_from_dict(to_dict(event)) == event for event in answer.events)
+        assert forms(state) == forms(first)
+    assert all(np.array_equal(first[name], before[name]) for name in before)
 
 
 def test_what_has_no_price_reads_no_record():
@@ -140,13 +130,20 @@ def test_what_has_no_price_reads_no_record():
         assert answer.events == ()
 
 
-def test_no_record_is_read_before_the_answer(reading):
-    device, cloud = reading
+@reading
+def test_no_record_is_read_before_the_answer_or_where_subnormals_cannot_be_flushed(
+    halves, monkeypatch
+):
+    device, cloud = halves
+    (first, *_), package = cloud.plan(), cloud.package(cloud.initial_state(), cloud.plan()[0])
     for round in cloud.plan():
         device.price(round)
-    package = cloud.package(cloud.initial_state(), cloud.plan()[0])
     with pytest.raises(AssertionError, match="read records"):
-        device.answer(cloud.plan()[0], package, Unreadable(), SeededRandom(0))
+        device.answer(first, package, Unreadable(), SeededRandom(0))
+    monkeypatch.setattr(subnormals, "_SWITCHES", {})
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(PrivacyError, match="subnormal numbers"):
+        device.answer(first, package, Unreadable(), SeededRandom(0))
 
 
 class Watched(Records):
@@ -161,79 +158,51 @@ class Watched(Records):
 FLUSHED = []
 
 
-def test_subnormal_numbers_are_flushed_while_records_are_read(reading):
+@reading
+def test_subnormal_numbers_are_flushed_while_records_are_read(halves):
     FLUSHED.clear()
     records = some_records()
-    for _ in play(reading, Watched(records.x, records.y)):
-        pass
-    assert FLUSHED
-    assert all(FLUSHED)
+    list(play(halves, Watched(records.x, records.y)))
+    assert FLUSHED and all(FLUSHED)
 
 
-def test_no_record_is_read_where_subnormal_numbers_cannot_be_flushed(reading, monkeypatch):
-    monkeypatch.setattr(subnormals, "_SWITCHES", {})
-    monkeypatch.setitem(sys.modules, "torch", None)
-    device, cloud = reading
-    package = cloud.package(cloud.initial_state(), cloud.plan()[0])
-    with pytest.raises(PrivacyError, match="subnormal numbers"):
-        device.answer(cloud.plan()[0], package, Unreadable(), SeededRandom(0))
-
-
+@of(VARIANTS)
 def test_a_package_that_does_not_fit_is_refused_before_a_record_is_read(halves):
     device, cloud = halves
     for round in cloud.plan():
         package = cloud.package(cloud.initial_state(), round)
         for name, value in package.items():
-            for bad in (
-                None,
-                value[:-1],
-                value.astype(np.complex64),
-                np.full_like(value, -1)[None],
-            ):
-                broken = {k: v for k, v in package.items() if k != name}
-                if bad is not None:
-                    broken[name] = bad
+            rest = {k: v for k, v in package.items() if k != name}
+            odd = (value[:-1], value.astype(np.complex64), np.full_like(value, -1)[None])
+            for broken in (rest, *(rest | {name: bad} for bad in odd)):
                 with pytest.raises(ProtocolError):
                     device.answer(round, broken, Unreadable(), SeededRandom(0))
 
 
-def test_the_order_of_records_changes_no_bit(summing):
+@of(name for name in VARIANTS if name not in METHODS or not trains_model(name))
+def test_the_order_of_records_changes_no_bit_of_a_sum(halves):
     records = some_records()
     backwards = Records(records.x[::-1].copy(), records.y[::-1].copy())
-    for a, b in zip(play(summing, records), play(summing, backwards), strict=True):
+    for a, b in zip(play(halves, records), play(halves, backwards), strict=True):
         for name, value in a[2].segments.items():
             np.testing.assert_array_equal(value, b[2].segments[name])
 
 
-def test_noise_is_fresh_by_its_bytes_alone(noised):
-    one, two = (list(play(noised, some_records(), seed)) for seed in (1, 2))
-    for a, b in zip(one, two, strict=True):
-        for name, value in a[2].segments.items():
-            assert not np.array_equal(value, b[2].segments[name])
-
-
-def test_the_state_keeps_its_names_shapes_and_types(halves):
-    cloud = halves[1]
-    first = cloud.initial_state()
-    before = {name: value.copy() for name, value in first.items()}
-    for _, _, _, state in play(halves, some_records()):
-        assert {n: (v.shape, v.dtype) for n, v in state.items()} == {
-            n: (v.shape, v.dtype) for n, v in first.items()
-        }
-    assert all(np.array_equal(first[name], before[name]) for name in before)
-
-
-def test_a_question_asked_again_has_the_same_answer_and_other_records_have_other_noise(noised):
-    device, whole = noised[0], some_records()
+@noised
+def test_noise_follows_from_its_key_and_the_records_and_none_is_saved_on_an_empty_set(halves):
+    device, whole = halves[0], some_records()
     less = Records(whole.x[1:], (whole.y[1:] + 1) % 3)  # votes turn by labels alone
-    for round, package, _, _ in play(noised, whole):
-        key = round.index.to_bytes(32, "big")
-        answers = [
-            device.answer(round, package, records, DerivedRandom(key), processor="cpu")
-            for records in (whole, whole, less)
-        ]
-        for name in answers[0].segments:
-            first, again, other = (answer.segments[name] for answer in answers)
-            np.testing.assert_array_equal(first, again)
+    for round, package, _, _ in play(halves, whole):
+        key, other = (number.to_bytes(32, "big") for number in (round.index, 1 << 99))
+        first, again, fresh, neighbour, empty = (
+            device.answer(round, package, records, DerivedRandom(one), processor="cpu").segments
+            for one, records in (
+                *((key, whole), (key, whole), (other, whole), (key, less), (key, EMPTY)),
+            )
+        )
+        for name in first:
+            np.testing.assert_array_equal(first[name], again[name])
+            assert not np.array_equal(first[name], fresh[name])
+            assert np.any(empty[name])
             if len(device.price(round)):
-                assert (first != other).mean() > 0.9
+                assert (first[name] != neighbour[name]).mean() > 0.9

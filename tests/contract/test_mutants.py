@@ -24,6 +24,7 @@ def test_every_mechanism_method_and_stage_has_its_mutants():
     planted = {name for mutant in MUTANTS for name in mutant.of}
     assert PRICED - planted == set(), "a new mechanism brings its mutants: docs/extending.md"
     assert planted <= {*MECHANISMS, *METHODS, *STAGES}
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -36,8 +37,3 @@ def test_a_mutant_fits_the_code_and_names_a_test_of_the_ordinary_suite(mutant):
     of_file = [text for text in map(ast.unparse, tree.body) if text.startswith("pytestmark")]
     marks = [*of_file, *map(ast.unparse, found.decorator_list)]
     assert not re.search(r"mark\.(slow|drill)\b", " ".join(marks))
-
-
-def test_names_are_used_once():
-    names = [mutant.name for mutant in MUTANTS]
-    assert len(names) == len(set(names))

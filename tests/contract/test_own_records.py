@@ -38,21 +38,17 @@ def written(form, place, table):
 def fleet(data, dealing, classes=CLASSES):
     """Where each record is: (device and half, or the cloud; its bytes and label)."""
     shard = {"devices": DEVICES, "partition": dealing, "seed": 3, "classes": classes}
-    found = Counter()
-
-    def count(place, records):
-        found.update(
-            (place, x.tobytes(), int(y)) for x, y in zip(records.x, records.y, strict=True)
-        )
-
+    block = lambda **more: DataSource.model_validate_json(json.dumps({**data, **more}))  # noqa: E731
+    parts = {("cloud",): held_records(block())}
     for index in range(DEVICES):
-        block = DataSource.model_validate_json(
-            json.dumps({**data, "shard": {**shard, "index": index}})
-        )
-        for half, records in enumerate(device_records(block, KEY, evaluation_share=0.3)):
-            count((index, half), records)
-    count("cloud", held_records(DataSource.model_validate_json(json.dumps(data))))
-    return found
+        own = block(shard={**shard, "index": index})
+        for half, records in enumerate(device_records(own, KEY, evaluation_share=0.3)):
+            parts[index, half] = records
+    return Counter(
+        (place, x.tobytes(), int(y))
+        for place, records in parts.items()
+        for x, y in zip(records.x, records.y, strict=True)
+    )
 
 
 def moved(form, dealing, folder):
@@ -88,66 +84,53 @@ def test_a_records_words_are_the_same_on_every_machine():
     key = hashlib.sha256(b"edgeveil/v1/public-seed\0\0\0\0\x017").digest()
     row = struct.pack("<2f", 0.0, 1.5)
     digest = hmac.digest(key, b"edgeveil/v1/record-dealt\0\0\0\0\x08" + row, "sha256")
-    x = np.array([[-0.0, 1.5]], np.float32)
-    assert record_words(x, 7, RECORD_DEALT).tolist() == [list(struct.unpack(">4Q", digest))]
+    words = record_words(np.array([[-0.0, 1.5]], np.float32), 7, RECORD_DEALT)
+    assert words.tolist() == [list(struct.unpack(">4Q", digest))]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_a_device_answers_with_however_few_records(form, count, tmp_path):
-    table = RecordTable(np.full((count, SIDE, SIDE), 7.0), np.zeros(count, np.int64))
-    found = fleet(written(form, tmp_path / "few", table), POOR)
-    assert found.total() == count
-    assert len(found) == min(count, 1)  # equal records share a place
-
-
-@pytest.mark.parametrize("gaps", [0, 1, 2])
-def test_gaps_in_every_value_of_a_column_change_no_form(gaps, tmp_path):
-    table = RecordTable(np.full((2, SIDE, SIDE), 7.0), np.zeros(2, np.int64))
-    table.x[:gaps] = np.nan
-    assert fleet(written("parquet", tmp_path / "gaps", table), {"kind": "iid"}).total() == 2
-
-
-def test_an_empty_list_is_no_records_of_any_shape(tmp_path):
-    np.savez(tmp_path / "empty.npz", x=[], y=[])
-    block = DataSource(name="own", source="npz", path=tmp_path / "empty.npz")
-    for half in device_records(block, KEY, evaluation_share=0.3):
-        assert of_shape(half, (4, 4)).x.shape == (0, 4, 4)
+def test_a_device_answers_with_however_few_records(form, tmp_path):
+    for count in (0, 1, 2):
+        table = RecordTable(np.full((count, SIDE, SIDE), 7.0), np.zeros(count, np.int64))
+        found = fleet(written(form, tmp_path / f"few{count}", table), POOR)
+        assert found.total() == count
+        assert len(found) == min(count, 1)  # equal records share a place
+    if form == "parquet":  # gaps in every value of a column change no form
+        table.x[:] = np.nan
+        assert fleet(written(form, tmp_path / "gaps", table), {"kind": "iid"}).total() == 2
+    if form == "npz":  # an empty list is no records of any shape
+        np.savez(tmp_path / "empty.npz", x=[], y=[])
+        block = DataSource(name="own", source="npz", path=tmp_path / "empty.npz")
+        for half in device_records(block, KEY, evaluation_share=0.3):
+            assert of_shape(half, (4, 4)).x.shape == (0, 4, 4)
 
 
 def test_equal_records_share_a_fate_whatever_their_labels(tmp_path):
     x = np.repeat(np.random.default_rng(0).integers(0, 255, (30, SIDE, SIDE)), 2, axis=0)
-    table = RecordTable(x.astype(float), np.arange(60) % 2)
-    found = fleet(written("npz", tmp_path / "twice", table), {"kind": "iid"})
-    places = {}
-    for place, record, _ in found:
-        places.setdefault(record, set()).add(place)
-    assert len(places) == 30
-    assert all(len(one) == 1 for one in places.values())
+    found = fleet(
+        written("npz", tmp_path / "twice", RecordTable(x.astype(float), np.arange(60) % 2)),
+        {"kind": "iid"},
+    )
+    assert len({(place, record) for place, record, _ in found}) == 30
 
 
 @pytest.mark.parametrize("kind", PARTITIONS.names())
 def test_own_records_are_dealt_about_as_the_rule_says(kind, tmp_path):
-    chance = np.random.default_rng(1)
-    table = RecordTable(
-        chance.integers(0, 255, (3000, SIDE, SIDE)).astype(float), np.arange(3000) % 10
-    )
-    found = fleet(written("npz", tmp_path / "many", table), {"kind": kind}, classes=10)
-    sizes, kinds = np.zeros(DEVICES + 1), [Counter() for _ in range(DEVICES)]
+    x = np.random.default_rng(1).integers(0, 255, (3000, SIDE, SIDE)).astype(float)
+    data = written("npz", tmp_path / "many", RecordTable(x, np.arange(3000) % 10))
+    found, kinds = fleet(data, {"kind": kind}, classes=10), {}
     for (place, _, label), count in found.items():
-        at = DEVICES if place == "cloud" else place[0]
-        sizes[at] += count
-        if at < DEVICES:
-            kinds[at][label] += count
-    assert abs(sizes[-1] - 600) < 110  # five standard deviations
-    shares = sizes[:-1] / sizes[:-1].sum()
+        kinds.setdefault(place[0], Counter())[label] += count
+    assert abs(kinds.pop("cloud").total() - 600) < 110  # five standard deviations
+    sizes = np.array([one.total() for one in kinds.values()])
+    shares = sizes / sizes.sum()
     if kind in ("iid", "n_class"):
         assert np.abs(shares - 0.2).max() < 0.05
     if kind == "n_class":
-        assert [len(one) for one in kinds] == [2] * DEVICES
-        assert {label for one in kinds for label in one} == set(range(10))
+        assert [len(one) for one in kinds.values()] == [2] * DEVICES
+        assert {label for one in kinds.values() for label in one} == set(range(10))
     if kind in ("iid", "quantity_skew"):
-        assert all(len(one) == 10 for one in kinds if one.total() > 200)
+        assert all(len(one) == 10 for one in kinds.values() if one.total() > 200)
     if kind in ("dirichlet", "quantity_skew"):
         assert shares.max() > 1.3 * shares.min()
 

@@ -40,10 +40,10 @@ def name(request):
     return request.param
 
 
-def some(seed=0, scale=0.1):
+def some(seed=0):
     """An update: every weight's change, by name."""
     rng = np.random.default_rng(seed)
-    return {w.name: (scale * rng.normal(size=w.shape)).astype(np.float32) for w in NETWORK.weights}
+    return {w.name: (0.1 * rng.normal(size=w.shape)).astype(np.float32) for w in NETWORK.weights}
 
 
 def task(seed=0, count=3, memory=None):
@@ -61,29 +61,24 @@ def flat(update):
 
 
 def test_neither_the_update_nor_the_weights_are_written_to(name):
-    given, asked = some(), task()
+    given, asked, stage = some(), task(), built(name)
     before = [{key: array.copy() for key, array in d.items()} for d in (given, asked.weights)]
-    stage = built(name)
     stage.apply(asked, given)
     stage.start(asked)
-    assert same(given, before[0])
-    assert same(asked.weights, before[1])
+    assert same(given, before[0]) and same(asked.weights, before[1])
 
 
 def test_it_follows_from_the_update_the_memory_and_the_random_bytes_alone(name):
-    results = []
-    for _ in range(2):
-        memory = {}
-        started, sent = [], []
+    """And its memory survives being written down."""
+    ends = []
+    for written in (False, True):
+        memory, found = {}, []
         for seed in range(3):
-            asked = task(seed, memory=memory)
-            started.append(built(name).start(asked) or {})
-            sent.append(built(name).apply(asked, some(seed)))
-        results.append((started, sent, memory))
-    (started, sent, memory), again = results
-    assert all(map(same, started, again[0]))
-    assert all(map(same, sent, again[1]))
-    assert same(memory, again[2])
+            memory = unpack_tensors(pack_tensors(memory)) if written and memory else memory
+            found.append(built(name).start(task(seed, memory=memory)) or {})
+            found.append(built(name).apply(task(seed, memory=memory), some(seed)))
+        ends.append([*found, memory])
+    assert all(map(same, *ends))
 
 
 @pytest.mark.parametrize("noisy", NOISY)
@@ -105,19 +100,10 @@ def test_only_what_leads_changes_where_training_starts(name):
     assert stage.start(task(memory=memory)) is None
     stage.apply(task(memory=memory), some())
     started = stage.start(task(seed=1, memory=memory))
-    assert (started is not None) == stage.leads
-    if started is not None:
-        assert {key: array.shape for key, array in started.items()} == {
-            weight.name: weight.shape for weight in NETWORK.weights
-        }
-
-
-def test_its_memory_survives_being_written_down(name):
-    memory = {}
-    built(name).apply(task(memory=memory), some())
-    back = unpack_tensors(pack_tensors(memory)) if memory else {}
-    ends = [built(name).apply(task(1, memory=dict(kept)), some(1)) for kept in (memory, back)]
-    assert same(*ends)
+    forms = {weight.name: weight.shape for weight in NETWORK.weights}
+    assert (started and {key: array.shape for key, array in started.items()}) == (
+        forms if stage.leads else None
+    )
 
 
 JOB = """
@@ -132,8 +118,8 @@ privacy: %s
 
 def job(names, method="sgd", **privacy):
     update = [{"name": name, **OPTIONS.get(name, {})} for name in names]
-    said = (method, json.dumps(update), json.dumps({"epsilon": 6.0, **privacy}))
-    return compile_job(parse_job(JOB % said)).job
+    given = (method, json.dumps(update), json.dumps({"epsilon": 6.0, **privacy}))
+    return compile_job(parse_job(JOB % given)).job
 
 
 def reason(names, *, unproven):
@@ -154,15 +140,15 @@ def reason(names, *, unproven):
     return "" if first.protects or second.protects else "no guarantee is proven"
 
 
-@pytest.mark.parametrize("unproven", [False, True])
 @pytest.mark.parametrize("names", list(itertools.product(STAGES, repeat=2)), ids="-".join)
-def test_two_stages_work_together_or_are_refused_with_the_reason(names, unproven):
-    expected = reason(names, unproven=unproven)
-    if not expected:
-        assert [one.name for one in job(names, accept_unproven=unproven).update] == list(names)
-        return
-    with pytest.raises(ConfigError, match=expected):
-        job(names, accept_unproven=unproven)
+def test_two_stages_work_together_or_are_refused_with_the_reason(names):
+    for unproven in (False, True):
+        if expected := reason(names, unproven=unproven):
+            with pytest.raises(ConfigError, match=expected):
+                job(names, accept_unproven=unproven)
+        else:
+            made = job(names, accept_unproven=unproven)
+            assert [one.name for one in made.update] == list(names)
 
 
 @pytest.mark.parametrize("noisy", NOISY)
