@@ -1,9 +1,12 @@
 """Links, ears and certificates for these tests."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from edgeveil.config.broker import BrokerTls
+from edgeveil.crypto.authorities import certificate_pem, key_pem, new_key
+from edgeveil.errors import BrokerError
+from edgeveil.storage import write_durably
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
 
@@ -50,6 +53,38 @@ async def linked(broker, user, topics=(), **changes):
         yield link, ear
     finally:
         await link.close()
+
+
+async def carries(broker, count, **changes):
+    """Large packets cross this broker whole and in order."""
+    async with (
+        linked(broker, "proxy", [UP.format("+")], inbox_bytes=200_000, **changes) as (_, ear),
+        linked(broker, "ada", **changes) as (ada, _),
+    ):
+        payloads = [bytes([number]) * (60000 - number) for number in range(count)]
+        for payload in payloads:
+            await ada.publish(UP.format("ada"), payload)
+        assert [(await ear.message())[1] for _ in payloads] == payloads
+
+
+async def tries(link, *topics):
+    """Subscribe to what it may not hear: refused, or never heard."""
+    for topic in topics:
+        with suppress(BrokerError):
+            await link._session.subscribe([topic])
+
+
+def certified(folder, authority, *names, issue=0):
+    """Files of this authority, and of these users; one called broker is a server at 127.0.0.1."""
+    authority.save(folder / "ca.crt", folder / "ca.key")
+    for name in names:
+        key = new_key()
+        if name == "broker":
+            shown = authority.server(name, key.public_key(), ["127.0.0.1"])
+        else:
+            shown = authority.client(name, key.public_key(), issue=issue)
+        write_durably(folder / f"{name}.crt", certificate_pem(shown), mode=0o644)
+        write_durably(folder / f"{name}.key", key_pem(key), mode=0o600)
 
 
 def listener_tls(folder, name="here", *, ca=False):

@@ -1,5 +1,8 @@
 """Real brokers for these tests: both engines, none skipped."""
 
+from contextlib import ExitStack
+from itertools import count
+
 import pytest
 from broker_harness import PASSWORDS
 
@@ -18,14 +21,26 @@ def protocol(request):
 
 
 @pytest.fixture
-def broker(engine, tmp_path):
+def start(tmp_path):
+    """Starts brokers of these specs, and stops them all."""
+    with ExitStack() as started:
+        number = count()
+
+        def start(users=PASSWORDS, users_file=None, **changes):
+            folder = tmp_path / f"broker-{next(number)}"
+            spec = BrokerSpec(**changes)
+            process = BrokerProcess(spec, folder, users=users, users_file=users_file)
+            started.callback(process.stop)
+            process.start()
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def broker(engine, start):
     """An edge-side broker with its access list and four users."""
-    process = BrokerProcess(
-        BrokerSpec(engine=engine, acl="edge"), tmp_path / "broker", users=PASSWORDS
-    )
-    process.start()
-    yield process
-    process.stop()
+    return start(engine=engine, acl="edge")
 
 
 @pytest.fixture

@@ -1,17 +1,21 @@
-"""Starting and stopping brokers: names, ports, users, the cloud side's access list, the CLI way."""
+"""Starting and stopping brokers: names, ports, files, users, the cloud side's access list."""
 
 import asyncio
 import contextlib
-import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
-from broker_harness import PASSWORDS, linked, make_link
+import yaml
+from broker_harness import PASSWORDS, linked, make_link, tries
 
 from edgeveil.config.broker import BrokerTls
 from edgeveil.errors import BrokerError
@@ -39,72 +43,44 @@ def test_a_port_is_not_chosen_twice_while_its_server_is_yet_to_listen(monkeypatc
 
 
 def test_no_secret_is_readable_by_others_or_written_plain(broker, tmp_path):
-    files = list((tmp_path / "broker").iterdir())
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
     secret = [path for path in files if path.name in ("users", "acl", "mosquitto.conf")]
-    assert secret
-    assert all(path.stat().st_mode & 0o077 == 0 for path in secret)
+    assert secret and all(path.stat().st_mode & 0o077 == 0 for path in secret)
     everything = b"".join(path.read_bytes() for path in files)
     assert not any(word.encode() in everything for word in PASSWORDS.values())
 
 
-def test_auto_takes_mosquitto_where_it_is_and_amqtt_where_not(monkeypatch):
-    assert choose_engine("auto") == "mosquitto"
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert choose_engine("auto") == "amqtt"
-    with pytest.raises(BrokerError, match="not on the PATH") as caught:
-        choose_engine("mosquitto")
-    assert "apt install mosquitto" in caught.value.fix
-
-
-async def test_the_cloud_side_has_two_voices_and_no_third(engine, tmp_path):
-    plan = BrokerSpec(engine=engine, acl="cloud")
-    process = BrokerProcess(plan, tmp_path / "b", users=PASSWORDS)
-    process.start()
-    try:
-        async with (
-            linked(process, "cloud", [IN]) as (cloud, cloud_ear),
-            linked(process, "proxy", [OUT]) as (proxy, proxy_ear),
-            linked(process, "ada") as (ada, ada_ear),
-        ):
-            with contextlib.suppress(BrokerError):
-                await ada._session.subscribe(["#"])
-            await ada.publish(IN, b"forged")
-            await ada.publish(OUT, b"forged")
-            await cloud.publish(IN, b"echo")
-            await cloud.publish(OUT, b"round")
-            await proxy.publish(IN, b"batch")
-            assert await proxy_ear.message() == (OUT, b"round")
-            assert await cloud_ear.message() == (IN, b"batch")
-            assert proxy_ear.messages.empty()
-            assert cloud_ear.messages.empty()
-            assert ada_ear.messages.empty()
-    finally:
-        process.stop()
+async def test_the_cloud_side_has_two_voices_and_no_third(engine, start):
+    process = start(engine=engine, acl="cloud")
+    async with (
+        linked(process, "cloud", [IN]) as (cloud, cloud_ear),
+        linked(process, "proxy", [OUT]) as (proxy, proxy_ear),
+        linked(process, "ada") as (ada, ada_ear),
+    ):
+        await tries(ada, "#")
+        for speaker, topic in ((ada, IN), (ada, OUT), (cloud, IN)):
+            await speaker.publish(topic, b"forged")
+        await cloud.publish(OUT, b"round")
+        await proxy.publish(IN, b"batch")
+        assert await proxy_ear.message() == (OUT, b"round")
+        assert await cloud_ear.message() == (IN, b"batch")
+        assert all(ear.messages.empty() for ear in (proxy_ear, cloud_ear, ada_ear))
 
 
 @pytest.mark.parametrize("wiretap", [True, False])
-async def test_a_wiretap_hears_everything_but_only_when_asked_for(engine, tmp_path, wiretap):
-    plan = BrokerSpec(engine=engine, acl="edge", wiretap=wiretap)
-    process = BrokerProcess(plan, tmp_path / "b", users=PASSWORDS | {"wiretap": "w"})
-    process.start()
-    try:
-        async with (
-            linked(process, "wiretap", password="w") as (tap, ear),
-            linked(process, "proxy", ["edgeveil/v1/d/+/up"]) as (_, proxy_ear),
-            linked(process, "ada") as (ada, _),
-        ):
-            with contextlib.suppress(BrokerError):
-                await tap._session.subscribe(["#"])
-            await ada.publish("edgeveil/v1/d/ada/up", b"x")
-            await proxy_ear.message()
-            if wiretap:
-                assert await ear.message() == ("edgeveil/v1/d/ada/up", b"x")
-            else:
-                await asyncio.sleep(0.1)
-                assert ear.messages.empty()
-            await tap.publish("edgeveil/v1/d/ada/down", b"a tap is silent")
-    finally:
-        process.stop()
+async def test_a_wiretap_hears_everything_but_only_when_asked_for(engine, start, wiretap):
+    process = start(PASSWORDS | {"wiretap": "w"}, engine=engine, acl="edge", wiretap=wiretap)
+    async with (
+        linked(process, "wiretap", password="w") as (tap, ear),
+        linked(process, "proxy", ["edgeveil/v1/d/+/up"]) as (_, proxy_ear),
+        linked(process, "ada") as (ada, _),
+    ):
+        await tries(tap, "#")
+        await ada.publish("edgeveil/v1/d/ada/up", b"x")
+        await proxy_ear.message()
+        await asyncio.sleep(0.1)
+        assert ear.messages.empty() is not wiretap
+        await tap.publish("edgeveil/v1/d/ada/down", b"a tap is silent")
 
 
 @pytest.mark.parametrize("size", [70_000, 2_000_000])
@@ -118,81 +94,58 @@ async def test_the_broker_itself_ends_a_client_that_exceeds_the_packet_size(brok
         assert ear.messages.empty()
 
 
-def broker_site(tmp_path, engine, port):
-    (tmp_path / "users").write_text("ada:ada-word\n")
-    (tmp_path / "broker.yaml").write_text(
-        f"broker: {{engine: {engine}, port: {port}, users_file: users, acl: edge}}\n"
-    )
-    code = (
-        "import sys; from pathlib import Path; from edgeveil.config.site_files import load_site;"
-        "from edgeveil_tools.site.brokers import run_broker;"
-        "sys.exit(run_broker(load_site(Path(sys.argv[1]))))"
-    )
-    return [sys.executable, "-c", code, str(tmp_path / "broker.yaml")]
-
-
-def test_a_site_broker_takes_new_users_and_ends_on_ctrl_c(engine, tmp_path):
-    port = free_port()
-    child = subprocess.Popen(
-        broker_site(tmp_path, engine, port), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        said = child.stdout.readline().decode()
-        assert engine in said
-        assert f"127.0.0.1:{port}" in said
-        url = type("Broker", (), {"url": f"mqtt://127.0.0.1:{port}"})
-
-        async def play():
-            async with linked(url, "ada"):
+async def test_a_site_broker_takes_new_users_and_ends_on_ctrl_c(engine, tmp_path):
+    port, users, site = free_port(), tmp_path / "users", tmp_path / "broker.yaml"
+    users.write_text("ada:ada-word\n")
+    site.write_text(f"broker: {{engine: {engine}, port: {port}, users_file: users, acl: edge}}\n")
+    command = [sys.executable, "-m", "edgeveil_tools.cli", "broker", "--config", str(site)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as child:
+        try:
+            said = child.stdout.readline().decode()
+            assert engine in said and f"127.0.0.1:{port}" in said
+            at = SimpleNamespace(url=f"mqtt://127.0.0.1:{port}")
+            async with linked(at, "ada"):
                 pass
             with pytest.raises(BrokerError, match="wrong user name"):
-                await make_link(url, "bob").connect_or_raise()
-            (tmp_path / "users").write_text("ada:ada-word\nbob:bob-word\n")
-            for _ in range(300):
-                link = make_link(url, "bob")
-                with contextlib.suppress(BrokerError):
-                    await link.connect_or_raise()
-                    break
-                await asyncio.sleep(0.1)
-            assert link.connected
-            await link.close()
-
-        asyncio.run(play())
-        child.send_signal(signal.SIGINT)
-        assert child.wait(30) == 0
-        assert child.stderr.read() == b""
-    finally:
-        child.kill()
-        child.communicate()
+                await make_link(at, "bob").connect_or_raise()
+            users.write_text("ada:ada-word\nbob:bob-word\n")
+            async with asyncio.timeout(30):
+                while not (link := make_link(at, "bob")).connected:
+                    with contextlib.suppress(BrokerError):
+                        await link.connect_or_raise()
+                        await link.close()
+                        break
+                    await asyncio.sleep(0.1)
+            child.send_signal(signal.SIGINT)
+            assert await asyncio.to_thread(child.wait, 30) == 0
+            assert child.stderr.read() == b""
+        finally:
+            child.kill()
     socket.create_server(("127.0.0.1", port)).close()  # the port is free again
 
 
 def test_a_broker_does_not_outlive_a_killed_starter(engine, tmp_path):
     """amqtt reads the end of its standard input; mosquitto has a watcher that does."""
     code = (
-        "import time; from pathlib import Path; from edgeveil_tools.site.brokers import *;"
-        "from edgeveil_tools.site.brokers import *;"
+        "import psutil, time; from pathlib import Path; from edgeveil_tools.site.brokers import *;"
         f"b = BrokerProcess(BrokerSpec(engine={engine!r}), Path({str(tmp_path)!r})); b.start();"
-        "import psutil; c = psutil.Process(b.pid).children();"
+        "c = psutil.Process(b.pid).children();"
         "print(*[b.pid, *(p.pid for p in c)], flush=True); time.sleep(600)"
     )
     starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    pids = [int(word) for word in starter.stdout.readline().split()]
+    left = [psutil.Process(int(word)) for word in starter.stdout.readline().split()]
     starter.kill()
     starter.communicate()
 
-    async def gone(pid):
-        while True:
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                return
-            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
-                return  # dead, and waiting for somebody to notice
-            await asyncio.sleep(0.05)
+    def at_work(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process.status() != psutil.STATUS_ZOMBIE  # dead, and waits to be noticed
 
-    for pid in pids:
-        asyncio.run(asyncio.wait_for(gone(pid), 30))
+    until_s = time.monotonic() + 30
+    while any(map(at_work, left)) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert left and not any(map(at_work, left))
 
 
 def test_a_broker_that_cannot_start_says_why(engine, tmp_path, monkeypatch):
@@ -203,3 +156,49 @@ def test_a_broker_that_cannot_start_says_why(engine, tmp_path, monkeypatch):
     with pytest.raises(BrokerError, match=f"{engine} did not start: ."):
         process.start()
     assert not process.running()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert choose_engine("auto") == "amqtt"
+    with pytest.raises(BrokerError):
+        choose_engine("mosquitto")
+
+
+SOFT, HARD = 512, 1024
+CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x14\x00\x01a"
+
+
+def _limits():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (SOFT, HARD))
+
+
+def _comes_in(port):
+    """A client, while more than the broker has places for are connected and say nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    with ExitStack() as crowd:
+        for _ in range(HARD + 500):
+            crowd.enter_context(closing(socket.create_connection(("127.0.0.1", port))))
+        with closing(socket.create_connection(("127.0.0.1", port))) as client:
+            client.settimeout(60)
+            client.sendall(CONNECT)
+            assert client.recv(4)[:2] == b"\x20\x02", "no CONNACK"
+
+
+def test_its_connections_fit_into_its_files(tmp_path):
+    site = tmp_path / "broker.yaml"
+    site.write_text(yaml.safe_dump({"broker": {"engine": "mosquitto", "port": free_port()}}))
+    command = [sys.executable, "-m", "edgeveil_tools.cli", "broker", "--config", str(site)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=_limits)
+    try:
+        assert "listens on" in running.stdout.readline()
+        (child,) = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        limits = Path(f"/proc/{child}/limits").read_text()
+        (files,) = (line.split() for line in limits.splitlines() if line.startswith("Max open"))
+        assert files[3] == str(HARD)
+        told = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        lines = Path(told[told.index(b"-c") + 1].decode()).read_text().splitlines()
+        assert f"max_connections {HARD - 64}" in lines
+        _comes_in(yaml.safe_load(site.read_text())["broker"]["port"])
+    finally:
+        running.send_signal(signal.SIGTERM)
+        running.wait(10)
+        running.stdout.close()

@@ -7,20 +7,18 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 
 import pytest
+from broker_harness import certified, listener_tls
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edgeveil.claim import ClaimRequest, claim_text
-from edgeveil.config.broker import BrokerTls
 from edgeveil.config.edge import EdgeSite
 from edgeveil.config.proxy import ProxySite
-from edgeveil.crypto.authorities import Authority, certificate_pem, key_pem, new_key
+from edgeveil.crypto.authorities import Authority, new_key
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
-from edgeveil.storage import write_durably
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_packets import Login, connect, encoded_topic, publish_head
 from edgeveil_edge.claim import renew, take_up_claim
@@ -43,46 +41,24 @@ class Place:
 
     def __init__(self, folder):
         self.folder, self.authority = folder, Authority.make("edge")
-        self.authority.save(folder / "ca.crt", folder / "ca.key")
         PROXY.public().save(folder / "proxy.pub")
         SigningKey.generate().public().save(folder / "cloud.pub")
-        key = new_key()
-        shown = self.authority.server("broker", key.public_key(), ["127.0.0.1"])
-        self._write("broker", shown, key)
-        self.certificate("proxy")
-        self.certificate("claim")
-        tls = BrokerTls(
-            cert_file=folder / "broker.crt",
-            key_file=folder / "broker.key",
-            ca_file=folder / "ca.crt",
-        )
-        plan = BrokerSpec(engine="mosquitto", acl="edge", tls=tls)
-        self.broker = BrokerProcess(plan, folder / "broker")
+        certified(folder, self.authority, "broker", "proxy", "claim")
+        spec = BrokerSpec("mosquitto", acl="edge", tls=listener_tls(folder, "broker", ca=True))
+        self.broker = BrokerProcess(spec, folder / "broker")
         self.broker.start()
 
-    def _write(self, name, shown, key):
-        write_durably(self.folder / f"{name}.crt", certificate_pem(shown), mode=0o644)
-        write_durably(self.folder / f"{name}.key", key_pem(key), mode=0o600)
-
-    def certificate(self, name):
-        """Of a user at the broker."""
-        key = new_key()
-        self._write(name, self.authority.client(name, key.public_key()), key)
-
     def tls(self, name, folder=None):
-        folder = folder or self.folder
-        files = {"ca_file": str(self.folder / "ca.crt"), "cert_file": str(folder / f"{name}.crt")}
-        return {"url": self.broker.url, "key_file": str(folder / f"{name}.key"), **files}
+        files = {"ca_file": str(self.folder / "ca.crt"), "url": self.broker.url}
+        return {**files, **pair((folder or self.folder) / name)}
 
     def box(self, name):
         """A box's site file, with a claim in its folder."""
         state = self.folder / name
-        state.mkdir(exist_ok=True)
-        book = ClaimBook(self.folder / CLAIMS_FILE)
-        ((_, claim),) = book.add([name], 3600.0)
-        book.close()
+        state.mkdir()
+        with closing(ClaimBook(self.folder / CLAIMS_FILE)) as book:
+            ((_, claim),) = book.add([name], 3600.0)
         (state / "claim").write_text(claim_text(claim))
-        image = {one: str(self.folder / f"claim.{end}") for one, end in _FILES}
         return EdgeSite(
             name=name,
             broker=self.tls("edge", state),
@@ -90,18 +66,21 @@ class Place:
             proxy_key_file=self.folder / "proxy.pub",
             cloud_key_file=self.folder / "cloud.pub",
             data={"name": "digits", "source": "digits"},
-            claim={**image, "claim_file": str(state / "claim")},
+            claim={**pair(self.folder / "claim"), "claim_file": str(state / "claim")},
         )
 
     def device(self, name):
         """One that has claimed before: its identity, with a certificate."""
         signing = SigningKey.generate()
         enrolment = Enrolment.make(signing, OpeningKey.generate())
-        registry = Registry(self.folder / REGISTRY_FILE)
-        registry.admit(enrolment, note=name)
-        registry.close()
-        self.certificate(enrolment.device_id)
+        with closing(Registry(self.folder / REGISTRY_FILE)) as registry:
+            registry.admit(enrolment, note=name)
+        certified(self.folder, self.authority, enrolment.device_id)
         return signing, enrolment
+
+    def admitted(self):
+        with closing(Registry(self.folder / REGISTRY_FILE)) as registry:
+            return registry.admitted()
 
     def proxy_site(self):
         return ProxySite(
@@ -109,7 +88,7 @@ class Place:
             cloud_broker={"url": "mqtt://127.0.0.1:1"},
             state_dir=self.folder,
             cloud_key_file=self.folder / "cloud.pub",
-            claims={one: str(self.folder / f"ca.{end}") for one, end in _AUTHORITY},
+            claims=pair(self.folder / "ca", "authority_"),
         )
 
     @asynccontextmanager
@@ -131,8 +110,9 @@ class Place:
             await desk.close()
 
 
-_FILES = (("cert_file", "crt"), ("key_file", "key"))
-_AUTHORITY = (("authority_cert_file", "crt"), ("authority_key_file", "key"))
+def pair(path, prefix=""):
+    """The keys of a site file that name a certificate and its key."""
+    return {f"{prefix}cert_file": f"{path}.crt", f"{prefix}key_file": f"{path}.key"}
 
 
 @contextmanager
@@ -140,27 +120,19 @@ def flood(place, user, topics, payload, a_second):
     """A thread that publishes as this user until the end; `topics()` gives where."""
     context = ssl.create_default_context(cafile=place.folder / "ca.crt")
     context.load_cert_chain(place.folder / f"{user}.crt", place.folder / f"{user}.key")
-    over = threading.Event()
-    host, port = "127.0.0.1", place.broker.port
+    over, at = threading.Event(), ("127.0.0.1", place.broker.port)
+    login = connect(Login(f"flood-{secrets.token_hex(8)}", None, None, None, 60, 65536), 4)
+
+    def one():
+        return publish_head(encoded_topic(topics()), len(payload), 0, 4) + payload
 
     def play():
-        with context.wrap_socket(
-            socket.create_connection((host, port)), server_hostname=host
-        ) as line:
-            line.sendall(
-                connect(Login(f"flood-{secrets.token_hex(8)}", None, None, None, 60, 65536), 4)
-            )
+        plain = socket.create_connection(at)
+        with context.wrap_socket(plain, server_hostname=at[0]) as line:
+            line.sendall(login)
             line.recv(64)
-            behind = time.monotonic()
-            while not over.is_set():
-                line.sendall(
-                    b"".join(
-                        publish_head(encoded_topic(topics()), len(payload), 0, 4) + payload
-                        for _ in range(max(1, int(a_second * TICK_S)))
-                    )
-                )
-                behind += max(TICK_S, 1 / a_second)
-                time.sleep(max(0.0, behind - time.monotonic()))
+            while not over.wait(max(TICK_S, 1 / a_second)):
+                line.sendall(b"".join(one() for _ in range(max(1, int(a_second * TICK_S)))))
 
     thread = threading.Thread(target=play, daemon=True)
     thread.start()
@@ -205,10 +177,9 @@ def place(tmp_path):
     made.broker.stop()
 
 
-@pytest.mark.parametrize("hostile", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_boxes_claim_and_renew_while_devices_flood_the_desk(place, kind, hostile, capsys):
-    loud = [place.device(f"loud-{number}") for number in range(hostile)]
+def test_boxes_claim_and_renew_while_devices_flood_the_desk(place, kind, capsys):
+    loud = [place.device(f"loud-{number}") for number in range(2)]
     quiet = place.box("quiet")
 
     async def play():
@@ -216,16 +187,16 @@ def test_boxes_claim_and_renew_while_devices_flood_the_desk(place, kind, hostile
             with ExitStack() as floods:
                 for one in loud:
                     floods.enter_context(flood(place, *what_it_sends(one, kind)))
-                await asyncio.sleep(2.0)
+                await asyncio.sleep(1.0)
                 admitted = await take_up_claim(quiet)
                 first = quiet.broker.cert_file.read_bytes()
                 await renew(quiet, DeviceIdentity.load_or_create(quiet.state_dir))
                 assert quiet.broker.cert_file.read_bytes() != first
-            return admitted, desk, refused, desk.dropped(), desk.counts()
+            return admitted, refused, desk.dropped(), desk.counts()
 
-    admitted, _, refused, dropped, counts = asyncio.run(asyncio.wait_for(play(), STORY_S))
+    admitted, refused, dropped, counts = asyncio.run(asyncio.wait_for(play(), STORY_S))
     assert "waiting" not in capsys.readouterr().out, "the first request was answered"
-    assert counts["admitted"] == 1 and counts["dropped"] > 50 * hostile
+    assert counts["admitted"] == 1 and counts["dropped"] > 50
     names = {enrolment.device_id for _, enrolment in loud}
     told = {one["sender"] for one in dropped}
     assert admitted not in told and "quiet" not in told
@@ -265,22 +236,18 @@ def as_json(site):
 def test_a_box_of_the_version_before_claims_at_today_s_proxy(place, before):
     """Also while others flood the topic that it shares with them."""
     loud, box = place.device("loud"), place.box("box")
+    command = [sys.executable, "-c", THEN, "box", as_json(box)]
+    how = {"env": before, "cwd": place.folder, "capture_output": True, "text": True}
 
     async def play():
         async with place.desk() as (desk, _):
-            sent = what_it_sends(loud, "a byte where the version before asks")
-            with flood(place, *sent):
-                command = [sys.executable, "-c", THEN, "box", as_json(box)]
-                how = {"env": before, "cwd": place.folder, "capture_output": True, "text": True}
+            with flood(place, *what_it_sends(loud, "a byte where the version before asks")):
                 done = await asyncio.to_thread(subprocess.run, command, timeout=50, **how)
             return done, desk.counts()
 
     done, counts = asyncio.run(asyncio.wait_for(play(), STORY_S))
     assert done.returncode == 0, done.stderr
-    device = done.stdout.strip().splitlines()[-1]
-    registry = Registry(place.folder / REGISTRY_FILE)
-    assert device in registry.admitted() and counts["admitted"] == 1
-    registry.close()
+    assert done.stdout.split()[-1] in place.admitted() and counts["admitted"] == 1
 
 
 @pytest.mark.parametrize("proxy", ["before", "today"])
@@ -296,15 +263,14 @@ def test_a_box_claims_where_broker_and_proxy_are_of_the_version_before(
     monkeypatch.setattr(brokers, "rules_for", of_before)
     monkeypatch.setattr("edgeveil_edge.claim.ANSWER_S", 2.0)
     place = Place(tmp_path)
-    box = place.box("box")
-    PROXY.save(tmp_path / "proxy-own.key")
+    box, key = place.box("box"), tmp_path / "proxy-own.key"
+    PROXY.save(key)
+    command = [sys.executable, "-c", THEN, "proxy", as_json(place.proxy_site()), str(key)]
 
     async def play():
         if proxy == "today":
             async with place.desk():
                 return await take_up_claim(box)
-        said = as_json(place.proxy_site())
-        command = [sys.executable, "-c", THEN, "proxy", said, str(tmp_path / "proxy-own.key")]
         with subprocess.Popen(command, env=before, cwd=tmp_path) as running:
             try:
                 return await take_up_claim(box)
@@ -312,10 +278,7 @@ def test_a_box_claims_where_broker_and_proxy_are_of_the_version_before(
                 running.terminate()
 
     try:
-        device = asyncio.run(asyncio.wait_for(play(), STORY_S))
+        assert asyncio.run(asyncio.wait_for(play(), STORY_S)) in place.admitted()
     finally:
         place.broker.stop()
     assert box.broker.cert_file.exists()
-    registry = Registry(tmp_path / REGISTRY_FILE)
-    assert device in registry.admitted()
-    registry.close()

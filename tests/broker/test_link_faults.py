@@ -1,15 +1,18 @@
-"""Each way of not getting through is told by its name, with the place and the next step."""
+"""Ways to a broker: TLS, WebSockets, IPv6, limits of services; each fault by name and place."""
 
 import asyncio
 import socket
+from dataclasses import replace
 
 import pytest
-from broker_harness import PASSWORDS, UP, linked, listener_tls, make_link
+from broker_harness import PASSWORDS, UP, carries, linked, listener_tls, make_link
 
+from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.errors import BrokerError
-from edgeveil.transport.link import LinkSettings
+from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
+from tests.kits.profiled_broker import BEYOND_PROFILE, ProfiledBroker
 
 HANG_S = 30  # only ends a test that hangs
 
@@ -31,19 +34,13 @@ def fault(url, *, timeout_s=10.0, **changes):
 
 
 @pytest.fixture
-def tls_broker(engine, pki):
-    """Starts brokers with TLS and stops them all."""
-    started = []
+def tls_broker(engine, pki, start):
+    """Starts a broker with TLS."""
 
-    def start(name="here", **changes):
-        plan = BrokerSpec(engine=engine, acl="edge", tls=listener_tls(pki, name, **changes))
-        started.append(BrokerProcess(plan, pki / f"broker-{name}", users=PASSWORDS))
-        started[-1].start()
-        return started[-1]
+    def begin(name="here", ca=False, **changes):
+        return start(engine=engine, acl="edge", tls=listener_tls(pki, name, ca=ca), **changes)
 
-    yield start
-    for process in started:
-        process.stop()
+    return begin
 
 
 ADA = {"username": "ada", "password": PASSWORDS["ada"]}
@@ -58,19 +55,11 @@ def has_ipv6():
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-@pytest.mark.parametrize("websockets", [False, True])
-async def test_a_broker_listens_on_an_ipv6_address(engine, tmp_path, websockets):
-    if websockets and engine == "mosquitto":
-        pytest.skip("a listener more of the same kind")
-    plan = BrokerSpec(engine=engine, acl="edge", host="::1", websockets_port=0)
-    process = BrokerProcess(plan, tmp_path / "six", users=PASSWORDS)
-    process.start()
-    try:
-        url = process.websockets_url if websockets else process.url
-        async with linked(process, "ada", url=url):
+async def test_a_broker_listens_on_an_ipv6_address(engine, start):
+    broker = start(engine=engine, acl="edge", host="::1", websockets_port=0)
+    for url in [broker.url, *[broker.websockets_url] * (engine == "amqtt")]:
+        async with linked(broker, "ada", url=url):
             assert "[::1]" in url
-    finally:
-        process.stop()
 
 
 @pytest.mark.parametrize("changes", [{"password": "hush"}, {"username": None}])
@@ -81,18 +70,10 @@ def test_wrong_credentials(broker, protocol, changes):
 
 
 async def test_tls_with_the_right_ca_carries_many_large_packets(tls_broker, pki, protocol):
-    broker = tls_broker()
-    changes = {"ca_file": str(pki / "ca.crt"), "protocol": protocol}
-    async with (
-        linked(broker, "proxy", [UP.format("+")], inbox_bytes=200_000, **changes) as (_, ear),
-        linked(broker, "ada", **changes) as (ada, _),
-    ):
-        payloads = [bytes([number]) * 60000 for number in range(40)]
-        for payload in payloads:
-            await ada.publish(UP.format("ada"), payload)
-        assert [(await ear.message())[1] for _ in payloads] == payloads
+    await carries(tls_broker(), 40, ca_file=str(pki / "ca.crt"), protocol=protocol)
 
 
+@pytest.mark.parametrize("scheme", ["mqtts", "wss"])
 @pytest.mark.parametrize(
     ("shown", "ca", "what"),
     [
@@ -101,9 +82,14 @@ async def test_tls_with_the_right_ca_carries_many_large_packets(tls_broker, pki,
         ("elsewhere", "ca", "certificate is not for '127.0.0.1'"),
     ],
 )
-def test_a_broker_that_nobody_of_ours_vouches_for_is_refused(tls_broker, pki, shown, ca, what):
-    ca_file = ca and str(pki / f"{ca}.crt")
-    assert what in fault(tls_broker(shown).url, ca_file=ca_file, **ADA).what
+def test_a_broker_that_nobody_of_ours_vouches_for_is_refused(
+    engine, tls_broker, pki, scheme, shown, ca, what
+):
+    if (scheme, engine) == ("wss", "mosquitto"):
+        pytest.skip("no WebSockets over TLS")
+    broker = tls_broker(shown, websockets_port=0 if scheme == "wss" else None)
+    url = broker.websockets_url if scheme == "wss" else broker.url
+    assert what in fault(url, ca_file=ca and str(pki / f"{ca}.crt"), **ADA).what
 
 
 async def test_mosquitto_can_demand_a_client_certificate_and_amqtt_says_that_it_cannot(
@@ -121,3 +107,85 @@ async def test_mosquitto_can_demand_a_client_certificate_and_amqtt_says_that_it_
     await link.connect_or_raise()
     assert link.connected
     await link.close()
+
+
+@pytest.fixture(params=["ws-mosquitto", "ws-amqtt", "wss-amqtt"])
+def ws_broker(request, pki, start):
+    """A broker with a WebSocket listener, and the link settings that reach it."""
+    scheme, engine = request.param.split("-")
+    tls = listener_tls(pki) if scheme == "wss" else None
+    broker = start(engine=engine, acl="edge", tls=tls, websockets_port=0)
+    ca = {"ca_file": str(pki / "ca.crt")} if tls else {}
+    return broker, {"url": broker.websockets_url, **ca}, ca
+
+
+async def test_large_packets_cross_and_both_listeners_are_one_broker(ws_broker, protocol):
+    broker, reach, plain = ws_broker
+    assert reach["url"].endswith("/mqtt")
+    count = 60 if broker.engine == "amqtt" else 4  # mosquitto takes 0.7 s for each
+    await carries(broker, count, protocol=protocol, **reach)
+    async with (
+        linked(broker, "proxy", [UP.format("+")], **plain) as (_, ear),
+        linked(broker, "ada", **reach) as (ada, _),
+    ):
+        await ada.publish(UP.format("ada"), b"over")
+        assert await ear.message() == (UP.format("ada"), b"over")
+
+
+async def test_a_packet_crosses_that_is_larger_than_what_a_broker_takes_in_one_frame(start):
+    broker = start(engine="amqtt", acl="edge", websockets_port=0, packet_bytes=8 << 20)
+    changes = {"url": broker.websockets_url, "packet_bytes": 8 << 20}
+    async with (
+        linked(broker, "proxy", [UP.format("+")], **changes) as (_, ear),
+        linked(broker, "ada", **changes) as (ada, _),
+    ):
+        await ada.publish(UP.format("ada"), bytes(1_500_000))
+        assert len((await ear.message())[1]) == 1_500_000
+
+
+def test_mosquitto_is_not_taken_for_what_it_stalls_with(pki):
+    plain = BrokerSpec(websockets_port=0)
+    secure = replace(plain, tls=listener_tls(pki))
+    for plan in (plain, secure):
+        assert BrokerProcess(plan, pki / "broker").engine == "amqtt"
+    with pytest.raises(BrokerError):
+        BrokerProcess(replace(secure, engine="mosquitto"), pki / "broker")
+
+
+@pytest.mark.parametrize(
+    ("profile", "count", "size"),
+    [
+        ("aws_iot", 250, 10),
+        ("aws_iot", 20, 60_000),
+        ("event_grid", 40, 60_000),
+        ("emqx_serverless", 25, 10),
+        ("hivemq_cloud", 100, 10),
+    ],
+)
+async def test_who_keeps_to_the_profile_is_heard_in_full(tmp_path, profile, count, size):
+    """Each of these, published as fast as it goes, is beyond one limit of the service."""
+    plan = BrokerSpec("amqtt", acl="edge", packet_bytes=1 << 20)
+    broker = ProfiledBroker(plan, tmp_path / profile, profile, users=PASSWORDS)
+    await asyncio.to_thread(broker.start)
+    paced = {"packet_bytes": 1 << 20, "profile": PROFILES[profile]}
+    async with (
+        asyncio.timeout(HANG_S),
+        linked(broker, "proxy", [UP.format("+")], inbox_bytes=1 << 26) as (_, ear),
+        linked(broker, "ada", **paced) as (ada, _),
+    ):
+        for number in range(count):
+            await ada.publish(UP.format("ada"), number.to_bytes(4, "big") + bytes(size))
+        heard = [int.from_bytes((await ear.message())[1][:4], "big") for _ in range(count)]
+    broker.stop()
+    assert heard == list(range(count))
+    assert BEYOND_PROFILE not in broker.log
+
+
+@pytest.mark.parametrize("cell", ["", "a-cell-of-the-longest-name-there-i"[:32]])
+def test_topics_of_ours_fit_every_profile(cell):
+    own, device = Topics(cell), "0123456789abcdef"
+    topics = [own.device_down(device), own.device_up(device)]
+    for topic in (*topics, own.all_down, own.cloud_in, own.cloud_out):
+        for profile in PROFILES.values():
+            assert profile.topic_levels is None or topic.count("/") < profile.topic_levels
+            assert profile.topic_bytes is None or len(topic) <= profile.topic_bytes

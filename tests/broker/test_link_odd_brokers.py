@@ -1,17 +1,20 @@
-"""Brokers that misbehave or limit: a few bytes of MQTT spoken by hand from the other side."""
+"""Brokers that misbehave, limit or flood: a few bytes of MQTT by hand from the other side."""
 
 import asyncio
+import itertools
+import random
 import ssl
 from contextlib import asynccontextmanager
 
 import pytest
-from broker_harness import WAIT_S, Ear, listener_tls
+from broker_harness import ALL, UP, WAIT_S, Ear, linked, listener_tls
 
 from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.errors import BrokerError, ProtocolError
-from edgeveil.transport.link import LinkSettings
+from edgeveil.transport.link import LinkDown, LinkSettings
+from edgeveil.transport.mqtt import _PACKETS_PER_TURN
 from edgeveil.transport.mqtt_link import MqttLink
-from edgeveil.transport.mqtt_packets import PINGREQ
+from edgeveil.transport.mqtt_packets import PINGREQ, encoded_topic, packet, publish_head
 
 ACCEPTED_4 = bytes([0x20, 2, 0, 0])
 ACCEPTED_5 = bytes([0x20, 3, 0, 0, 0])
@@ -54,22 +57,14 @@ async def peer(answer, *, tls=None, stays=True, **changes):
 
 @pytest.mark.parametrize(
     "refusal",
-    [None, bytes([0x20, 3, 0, 0x84, 0]), bytes([0x20, 2, 0, 1])],
-    ids=["hangs up", "refuses in MQTT 5", "refuses in 3.1.1"],
+    [None, b"", bytes([0x20, 3, 0, 0x84, 0]), bytes([0x20, 2, 0, 1])],
+    ids=["hangs up", "leaves it unanswered", "refuses in MQTT 5", "refuses in 3.1.1"],
 )
 async def test_a_broker_without_mqtt_5_is_spoken_to_in_3_1_1(refusal):
-    async with peer(lambda version: refusal if version == 5 else ACCEPTED_4) as (link, ear):
-        await link.connect_or_raise()
-        assert link.protocol == 4
-        assert "does not speak MQTT 5" in (await ear.state())[1]
-    assert ear.versions == [5, 4]
-
-
-async def test_a_broker_that_leaves_mqtt_5_unanswered_is_spoken_to_in_3_1_1():
-    answers = {5: b"", 4: ACCEPTED_4}
-    async with peer(answers.get) as (link, ear):
+    async with peer({5: refusal, 4: ACCEPTED_4}.get) as (link, ear):
         await link.connect_or_raise(2.0)
         assert link.protocol == 4
+        assert refusal == b"" or "does not speak MQTT 5" in (await ear.state())[1]
     assert ear.versions == [5, 4]
 
 
@@ -125,7 +120,8 @@ async def test_a_broker_that_took_us_before_is_not_told_as_something_else():
     assert ear.versions == [4, 4, 4]
 
 
-def test_a_client_whose_topics_end_the_connection_comes_under_another_id():
+@pytest.mark.parametrize("suffix", ["-1", ""])
+async def test_a_client_whose_topics_end_the_connection_comes_under_another_id(suffix):
     """As RabbitMQ 3.10 does while the node is away that holds the queue of the client before."""
     ids = []
 
@@ -141,25 +137,30 @@ def test_a_client_whose_topics_end_the_connection_comes_under_another_id():
             await reader.read(1)
         writer.close()
 
-    async def play(suffix):
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        link = MqttLink(LinkSettings(url, "x", client_suffix=suffix, protocol=4))
-        link.subscribe(["t"])
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    link = MqttLink(LinkSettings(url, "x", client_suffix=suffix, protocol=4))
+    link.subscribe(["t"])
+    async with asyncio.timeout(60):
         with pytest.raises(BrokerError, match="ended it when asked for our topics"):
             await link.connect_or_raise()
         await link.connect_or_raise()
         await link.close()
-        server.close()
-
-    asyncio.run(asyncio.wait_for(play("-1"), 60))
+    server.close()
     first, second = ids
-    assert first == "x-1"
-    assert second.startswith("x-")
-    assert second != first
-    ids.clear()
-    asyncio.run(asyncio.wait_for(play(""), 60))
-    assert ids == ["x", "x"]  # a service that knows clients by their id sees the same
+    assert first == f"x{suffix}" and second.startswith("x")
+    assert (second == first) is (not suffix)  # a service that knows clients by their id
+
+
+async def held_back(link, payload, most):
+    """Of these, so many are published without an acknowledgement, and no more."""
+    for _ in range(most):
+        await asyncio.wait_for(link.publish("t", payload), WAIT_S)
+    one_more = asyncio.create_task(link.publish("t", payload))
+    await asyncio.sleep(0.05)
+    assert not one_more.done()
+    assert link.unacknowledged == most
+    one_more.cancel()
 
 
 async def test_the_brokers_limits_are_kept():
@@ -170,12 +171,7 @@ async def test_the_brokers_limits_are_kept():
         await link.connect_or_raise()
         with pytest.raises(ProtocolError, match="exceeds 100"):
             await link.publish("t", bytes(90))
-        for _ in range(2):
-            await asyncio.wait_for(link.publish("t", b"x"), WAIT_S)
-        third = asyncio.create_task(link.publish("t", b"x"))
-        await asyncio.sleep(0.1)
-        assert not third.done()
-        third.cancel()
+        await held_back(link, b"x", 2)
 
 
 @pytest.mark.parametrize(
@@ -184,17 +180,9 @@ async def test_the_brokers_limits_are_kept():
 )
 async def test_a_profile_bounds_what_is_unacknowledged(profile, payload_bytes, most):
     """The broker never acknowledges; the link's own window is of 64 messages."""
-
     async with peer(lambda _: ACCEPTED_5, profile=PROFILES[profile]) as (link, _ear):
         await link.connect_or_raise()
-        for _ in range(most):
-            await asyncio.wait_for(link.publish("t", bytes(payload_bytes)), WAIT_S)
-        one_more = asyncio.create_task(link.publish("t", bytes(payload_bytes)))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not one_more.done()
-        assert link.unacknowledged == most
-        one_more.cancel()
+        await held_back(link, bytes(payload_bytes), most)
 
 
 @pytest.mark.parametrize(
@@ -208,14 +196,17 @@ async def test_a_profile_bounds_what_is_unacknowledged(profile, payload_bytes, m
         bytes([0xF0, 0]),
         bytes([0x00, 0]),
     ],
+    ids=range(7),
 )
 async def test_junk_ends_the_connection_never_the_process(junk):
-    async with peer(lambda version: ACCEPTED_5 + junk) as (link, ear):
+    """A topic that is no text is passed over."""
+    no_text, text = (bytes([0x30, 6, 0, 2]) + topic + b"\0x" for topic in (b"\xff\xfe", b"ok"))
+    async with peer(lambda version: ACCEPTED_5 + no_text + text + junk) as (link, ear):
         await link.connect_or_raise()
         assert (await ear.state())[0]
+        assert await ear.message() == ("ok", b"x")
         forever = asyncio.create_task(link.run_forever())
-        connected, _ = await ear.state()
-        assert not connected
+        assert not (await ear.state())[0]
         assert not forever.done()
         await link.close()
         await asyncio.wait_for(forever, WAIT_S)
@@ -223,14 +214,14 @@ async def test_junk_ends_the_connection_never_the_process(junk):
 
 @pytest.mark.parametrize("over_tls", [False, True])
 async def test_what_came_before_the_end_is_heard_and_why_it_ended(pki, over_tls):
-    tls = None
+    secure = {}
     if over_tls:
         files = listener_tls(pki)
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(files.cert_file, files.key_file)
+        secure = {"tls": tls, "ca_file": str(pki / "ca.crt")}
     said = ACCEPTED_5 + (bytes([0x30, 6, 0, 1]) + b"t\0ok") * 200 + bytes([0xE0, 1, 0x8E])
-    ca_file = str(pki / "ca.crt") if over_tls else None
-    async with peer(lambda _: said, tls=tls, stays=False, ca_file=ca_file) as (link, ear):
+    async with peer(lambda _: said, stays=False, **secure) as (link, ear):
         await link.connect_or_raise()
         forever = asyncio.create_task(link.run_forever())
         assert [await ear.message() for _ in range(200)] == [("t", b"ok")] * 200
@@ -240,25 +231,145 @@ async def test_what_came_before_the_end_is_heard_and_why_it_ended(pki, over_tls)
         await asyncio.wait_for(forever, WAIT_S)
 
 
-@pytest.mark.parametrize("limit", [b"\x21\0\0", b"\x27\0\0\0\0"])
-async def test_a_broker_that_takes_nothing_is_refused(limit):
-    body = bytes([0, 0, len(limit)]) + limit
-    async with peer({5: bytes([0x20, len(body)]) + body}.get) as (link, _ear):
-        with pytest.raises(BrokerError):
-            await link.connect_or_raise()
+async def test_a_broker_that_takes_nothing_or_answers_no_subscription_is_refused():
+    def limited(limit):
+        return bytes([0x20, 3 + len(limit), 0, 0, len(limit)]) + limit
+
+    for answer in (*map(limited, (b"\x21\0\0", b"\x27\0\0\0\0")), ACCEPTED_5):
+        async with peer({5: answer}.get) as (link, _ear):
+            link.subscribe(["t"])
+            with pytest.raises(BrokerError):
+                await link.connect_or_raise(0.5)
+            assert not link.connected
 
 
-async def test_a_topic_that_is_no_text_is_passed_over():
-    odd = bytes([0x30, 4, 0, 2, 0xFF, 0xFE])
-    good = bytes([0x30, 5, 0, 1]) + b"tok"
-    async with peer(lambda _: ACCEPTED_4 + odd + good, protocol=4) as (link, ear):
+LIMIT = 128 * 1024
+
+
+async def test_a_handler_that_answers_goes_on_when_inbox_and_window_are_full(broker):
+    """The acknowledgements that it waits for come behind what its inbox has no room for."""
+    gate, handled, narrow = asyncio.Event(), [], {"inbox_bytes": 32 << 10, "window_messages": 2}
+    async with (
+        linked(broker, "proxy", [UP.format("+")], **narrow) as (proxy, _),
+        linked(broker, "ada", [ALL]) as (ada, ear),
+    ):
+
+        async def handler(topic, payload):
+            await gate.wait()
+            for part in range(4):
+                await proxy.publish(ALL, payload + bytes([part]))
+            handled.append(payload)
+
+        proxy.on_message = handler
+        sent = [number.to_bytes(2, "big") for number in range(300)]
+        for payload in sent:
+            await ada.publish(UP.format("ada"), payload)
+        while not proxy._inbox.paused:
+            await asyncio.sleep(0.01)
+        gate.set()
+        heard = [(await ear.message())[1] for _ in range(4 * len(sent))]
+        while len(handled) < len(sent):
+            await asyncio.sleep(0.01)
+        assert handled == sent
+        assert heard == [one + bytes([part]) for one in sent for part in range(4)]
+        assert (proxy.overflows, proxy.connections) == (0, 1)
+
+
+async def test_reading_for_an_acknowledgement_that_never_comes_has_an_end():
+    """A broker that sends much and acknowledges nothing costs four inboxes and the session."""
+    flood = (publish_head(encoded_topic("t"), 4000, 0, 4) + bytes(4000)) * 200
+    answers, gate = iter([ACCEPTED_4 + flood, ACCEPTED_4]), asyncio.Event()
+    changes = {"protocol": 4, "inbox_bytes": LIMIT, "window_messages": 1}
+    async with peer(lambda _: next(answers), **changes) as (link, ear):
+
+        async def handler(topic, payload):
+            await gate.wait()
+
+        link.on_message = handler
         await link.connect_or_raise()
-        assert await ear.message() == ("t", b"ok")
+        while not link._inbox.paused:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert link.received_bytes < 3 * LIMIT  # nobody waits: nothing is read
+        await link.publish("t", b"first")
+        with pytest.raises(LinkDown, match="inbox overflow"):
+            await asyncio.wait_for(link.publish("t", b"second"), WAIT_S)
+        assert 3 * LIMIT < link.received_bytes < 4.5 * LIMIT
+        assert link.overflows == 1
+        assert [(await ear.state())[0] for _ in range(2)] == [True, False]
+        await link.connect_or_raise()  # with the inbox as full as it was
+        assert link.connected
+        gate.set()
 
 
-async def test_a_broker_that_never_answers_a_subscription_is_told():
-    async with peer(lambda _: ACCEPTED_5) as (link, _ear):
-        link.subscribe(["t"])
-        with pytest.raises(BrokerError, match="left our topics without an answer"):
-            await link.connect_or_raise(1.0)
-        assert not link.connected
+MESSAGES = 400
+SIZES = (0, 1, 2, 130, 300_000)  # the last one is more than the link reads at once
+
+
+def stream(protocol, cuts):
+    """Messages of QoS 0 and 1 on two topics, and what each topic was sent, in order."""
+    data, sent = b"", {"quiet": [], "loud": []}
+    for number in range(MESSAGES):
+        topic = cuts.choice(["quiet", "loud", "loud"])
+        payload = number.to_bytes(2, "big") + bytes(cuts.choice(SIZES) if number % 9 == 0 else 3)
+        sent[topic].append(payload)
+        qos_1 = number + 1 if cuts.random() < 0.3 else 0
+        data += publish_head(encoded_topic(topic), len(payload), qos_1, protocol) + payload
+        if number % 50 == 0:
+            data += packet(0xD0, b"")  # an answer to a ping stands between them
+    return data, sent
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("protocol", [4, 5])
+async def test_only_what_is_taken_arrives_and_each_is_asked_about_once(protocol, seed):
+    data, sent = stream(protocol, random.Random(seed))
+    asked = []
+    answer = {4: ACCEPTED_4, 5: ACCEPTED_5}[protocol] + data
+    async with peer(lambda _version: answer, protocol=protocol) as (link, ear):
+
+        def takes(topic, payload):
+            asked.append((topic, payload))
+            return topic == "quiet"
+
+        link.takes = takes
+        await link.connect_or_raise()
+        heard = [await ear.message() for _ in sent["quiet"]]
+        assert heard == [("quiet", payload) for payload in sent["quiet"]]
+        while len(asked) < MESSAGES:
+            await asyncio.sleep(0.01)
+        assert link.connected
+        for name, payloads in sent.items():
+            assert [payload for topic, payload in asked if topic == name] == payloads
+        assert link.received_bytes == sum(len(p) for one in sent.values() for p in one)
+
+
+async def test_a_filter_that_fails_takes_nothing_and_ends_no_link():
+    data, sent = stream(4, random.Random(1))
+    async with peer(lambda _version: ACCEPTED_4 + data, protocol=4) as (link, ear):
+
+        def takes(topic, payload):
+            if topic == "loud":
+                raise RuntimeError("a fault of the filter's own")
+            return True
+
+        link.takes = takes
+        await link.connect_or_raise()
+        assert [(await ear.message())[1] for _ in sent["quiet"]] == sent["quiet"]
+        assert link.connected and link.handler_errors > 0
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_a_flood_leaves_the_loop_its_turns(taken):
+    """However long it lasts, taken or turned down; what is turned down never fills the inbox."""
+    message, seen = publish_head(encoded_topic("quiet"), 2, 0, 4) + b"xx", []
+    async with peer(lambda _version: ACCEPTED_4 + message * 60_000, protocol=4) as (link, _ear):
+        link.takes = lambda _topic, _payload: taken
+        link.on_message = lambda _topic, _payload: None
+        await link.connect_or_raise()
+        while link.received_bytes < 60_000 * 2:
+            seen.append(link.received_bytes)
+            await asyncio.sleep(0)
+        longest = max(after - before for before, after in itertools.pairwise(seen))
+        assert longest <= 2 * 2 * _PACKETS_PER_TURN
+        assert taken or (link.overflows, link._inbox._queued_bytes) == (0, 0)

@@ -1,16 +1,20 @@
-"""Links come back by themselves, at random times, with their subscriptions; nothing overflows."""
+"""Links to real brokers: what they carry, bound and keep in order, who hears it, and how they come
+back.
+"""
 
 import asyncio
 import contextlib
 import os
-import signal
+from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
-from broker_harness import DOWN, UP, WAIT_S, Ear, linked, make_link
+from broker_harness import ALL, DOWN, PASSWORDS, UP, WAIT_S, Ear, linked, make_link, tries
 
 from edgeveil.errors import BrokerError, ProtocolError
-from edgeveil.transport.link import LinkDown, LinkSettings, Topics
-from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil.protocol import effects as fx
+from edgeveil.transport.link import LinkDown, LinkSettings, Topics, overhead_bytes
+from edgeveil.transport.mqtt_link import MqttLink, RuntimeLink
 from edgeveil_tools.site.brokers import free_port
 
 
@@ -43,7 +47,7 @@ async def test_a_link_survives_a_restart_of_the_broker(broker):
 
 
 async def test_waiting_times_double_up_to_the_cap_and_are_drawn_from_zero():
-    drawn, done = [], asyncio.Event()
+    drawn, done, ear = [], asyncio.Event(), Ear()
 
     def uniform(low, high):
         drawn.append((low, high))
@@ -51,10 +55,8 @@ async def test_waiting_times_double_up_to_the_cap_and_are_drawn_from_zero():
             done.set()
         return 0.0
 
-    ear = Ear()
-    settings = LinkSettings(
-        f"mqtt://127.0.0.1:{free_port()}", "x", backoff_base_s=1.0, backoff_cap_s=20.0
-    )
+    waits = {"backoff_base_s": 1.0, "backoff_cap_s": 20.0}
+    settings = LinkSettings(f"mqtt://127.0.0.1:{free_port()}", "x", **waits)
     link = MqttLink(settings, on_state=ear.on_state, uniform=uniform)
     forever = asyncio.create_task(link.run_forever())
     await asyncio.wait_for(done.wait(), WAIT_S)
@@ -65,40 +67,6 @@ async def test_waiting_times_double_up_to_the_cap_and_are_drawn_from_zero():
     assert not connected
     assert "nothing listens on this port" in reason
     assert ear.states.empty()  # one report, however many attempts
-
-
-async def test_a_stopped_broker_makes_publishers_wait_not_grow(broker):
-    async with (
-        linked(broker, "proxy", [UP.format("+")]) as (_, ear),
-        linked(broker, "ada", window_messages=4) as (ada, _),
-    ):
-        os.kill(broker.pid, signal.SIGSTOP)
-        try:
-            for number in range(4):
-                await asyncio.wait_for(ada.publish(UP.format("ada"), bytes([number])), WAIT_S)
-            fifth = asyncio.create_task(ada.publish(UP.format("ada"), b"\4"))
-            while not (ada._session._window._waiting or fifth.done()):
-                await asyncio.sleep(0)
-            assert not fifth.done()  # nor can it be: a stopped broker acknowledges nothing
-            assert ada.unacknowledged == 4
-        finally:
-            os.kill(broker.pid, signal.SIGCONT)
-        await asyncio.wait_for(fifth, WAIT_S)
-        assert [(await ear.message())[1][0] for _ in range(5)] == [0, 1, 2, 3, 4]
-
-
-async def test_a_waiting_publisher_learns_that_the_link_went_down(broker):
-    link = make_link(broker, "ada", window_messages=1)
-    await link.connect_or_raise()
-    os.kill(broker.pid, signal.SIGSTOP)
-    await link.publish(UP.format("ada"), b"1")
-    second = asyncio.create_task(link.publish(UP.format("ada"), b"2"))
-    await asyncio.sleep(0)
-    os.kill(broker.pid, signal.SIGKILL)
-    with pytest.raises(LinkDown):
-        await asyncio.wait_for(second, WAIT_S)
-    assert not link.connected
-    await link.close()
 
 
 async def test_the_last_will_is_published_for_the_dead_not_for_those_who_close(broker):
@@ -116,65 +84,177 @@ async def test_the_last_will_is_published_for_the_dead_not_for_those_who_close(b
         assert ear.messages.empty()
 
 
-@pytest.mark.parametrize(
-    "foreign", [DOWN.format("bob"), "edgeveil/v1/d/+/down", "#", UP.format("+")]
-)
-async def test_a_foreign_subscription_gets_nothing(broker, protocol, foreign):
+async def test_a_device_hears_and_speaks_in_its_own_name_alone(broker, protocol):
+    bob_down, ada_down, bob_up, ada_up = (w.format(n) for w in (DOWN, UP) for n in ("bob", "ada"))
+    bucket = Topics().bucket(16, 3)
+    optional = {"optional_topics": frozenset([bob_down]), "protocol": protocol}
     async with (
-        linked(broker, "proxy", [UP.format("+")], protocol=protocol) as (proxy, _),
-        linked(broker, "bob", [DOWN.format("bob")], protocol=protocol) as (bob, bob_ear),
-        linked(broker, "ada", [DOWN.format("ada")], protocol=protocol) as (ada, ada_ear),
+        linked(broker, "proxy", [UP.format("+")], protocol=protocol) as (proxy, proxy_ear),
+        linked(broker, "bob", [bob_down, ALL], protocol=protocol) as (bob, bob_ear),
+        # One that is refused and may be missing ends no session.
+        linked(broker, "ada", [bob_down, ada_down, bucket], **optional) as (ada, ada_ear),
     ):
-        with contextlib.suppress(BrokerError):  # mosquitto grants and delivers nothing
-            await ada._session.subscribe([foreign])
-        await proxy.publish(DOWN.format("bob"), b"for bob")
-        assert (await bob_ear.message())[1] == b"for bob"
-        await bob.publish(UP.format("bob"), b"from bob")
-        await proxy.publish(DOWN.format("ada"), b"for ada")
-        assert await ada_ear.message() == (DOWN.format("ada"), b"for ada")
+        await tries(ada, bob_down, "edgeveil/v1/d/+/down", "#", UP.format("+"))
+        for topic in (bob_up, bob_down, ALL, bucket):
+            with contextlib.suppress(BrokerError, ProtocolError):
+                await ada.publish(topic, b"forged")
+        await ada.publish(ada_up, b"mine")
+        assert await proxy_ear.message() == (ada_up, b"mine")
+        await bob.publish(bob_up, b"from bob")
+        assert await proxy_ear.message() == (bob_up, b"from bob")
+        for topic in (bob_down, bucket, ada_down):
+            await proxy.publish(topic, b"true")
+        assert await bob_ear.message() == (bob_down, b"true")
         await asyncio.sleep(0.1)
-        heard = [ada_ear.messages.get_nowait()[0] for _ in range(ada_ear.messages.qsize())]
-        assert set(heard) <= {DOWN.format("ada")}  # its own, repeated by overlapping filters
+        heard = [await ada_ear.message()]
+        while not ada_ear.messages.empty():  # its own, repeated by overlapping filters
+            heard.append(await ada_ear.message())
+        assert set(heard) == {(bucket, b"true"), (ada_down, b"true")}
+        assert proxy_ear.messages.empty() and bob_ear.messages.empty()
 
 
-async def test_a_refused_subscription_that_may_be_missing_ends_no_session(broker, protocol):
-    topics, optional = [DOWN.format("bob"), DOWN.format("ada")], {DOWN.format("bob")}
+async def test_an_oversized_packet_is_refused_and_the_link_lives_until_its_end(broker):
+    topic = UP.format("ada")
+    ada = make_link(broker, "ada")
+    with pytest.raises(LinkDown):
+        await ada.publish(topic, b"x")
+    async with linked(broker, "proxy", [UP.format("+")]) as (_, ear):
+        await ada.connect_or_raise()
+        with pytest.raises(ProtocolError) as caught:
+            await ada.publish(topic, bytes(65536 - overhead_bytes(topic) + 1))
+        assert caught.value.reason == "oversized_packet"
+        largest = os.urandom(65536 - overhead_bytes(topic))
+        await ada.publish(topic, largest)
+        assert (await ear.message())[1] == largest
+        assert ada.connected
+        await ada.close()
+    assert not ada.connected
+    for late in (ada.publish(topic, b"x"), ada.connect_or_raise()):
+        with pytest.raises(LinkDown):
+            await late
+
+
+async def test_a_failing_handler_neither_ends_the_link_nor_shows_a_traceback(broker, caplog):
+    heard, sent = [], [b"bad", b"bad", b"good"]
+
+    def handler(topic, payload):
+        heard.append(payload)
+        if payload == b"bad":
+            raise RuntimeError("secret sample 17")
+
     async with (
-        linked(broker, "proxy", protocol=protocol) as (proxy, _),
-        linked(broker, "ada", topics, protocol=protocol, optional_topics=frozenset(optional)) as (
-            _,
-            ear,
-        ),
-    ):
-        await proxy.publish(DOWN.format("ada"), b"for ada")
-        assert await ear.message() == (DOWN.format("ada"), b"for ada")
-
-
-async def test_a_device_hears_its_bucket_and_speaks_in_none(broker, protocol):
-    bucket, other = Topics().bucket(16, 3), Topics().bucket(16, 4)
-    async with (
-        linked(broker, "proxy", protocol=protocol) as (proxy, _),
-        linked(broker, "ada", [bucket], protocol=protocol) as (_, ear),
-        linked(broker, "bob", protocol=protocol) as (bob, _),
-    ):
-        with contextlib.suppress(BrokerError, ProtocolError):
-            await bob.publish(bucket, b"forged")
-        await proxy.publish(other, b"of others")
-        await proxy.publish(bucket, b"its own")
-        assert await ear.message() == (bucket, b"its own")
-
-
-@pytest.mark.parametrize("topic", [UP.format("bob"), DOWN.format("bob"), "edgeveil/v1/all/down"])
-async def test_nobody_speaks_in_anothers_name(broker, topic):
-    everything = [DOWN.format("bob"), "edgeveil/v1/all/down"]
-    async with (
-        linked(broker, "proxy", [UP.format("+")]) as (proxy, proxy_ear),
-        linked(broker, "bob", everything) as (_, bob_ear),
+        linked(broker, "proxy", [UP.format("+")]) as (proxy, _),
         linked(broker, "ada") as (ada, _),
     ):
-        await ada.publish(topic, b"forged")
-        await ada.publish(UP.format("ada"), b"mine")
-        assert await proxy_ear.message() == (UP.format("ada"), b"mine")
-        await proxy.publish(DOWN.format("bob"), b"true")
-        assert await bob_ear.message() == (DOWN.format("bob"), b"true")
-        assert proxy_ear.messages.empty()
+        proxy.on_message = handler
+        for payload in sent:
+            await ada.publish(UP.format("ada"), payload)
+        while heard != sent:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        assert (proxy.handler_errors, proxy.connected) == (2, True)
+    (said,) = [record for record in caplog.records if record.getMessage() == "handler_failed"]
+    assert said.error == "RuntimeError"
+    assert "secret sample" not in caplog.text + str(said.__dict__)
+
+
+SOON = {"backoff_base_s": 0.01, "backoff_cap_s": 0.01}
+
+
+async def test_where_none_works_each_is_named_with_its_reason(broker):
+    dead = f"mqtt://127.0.0.1:{free_port()}"
+    link = make_link(broker, "ada", password="no-word", url=(dead, broker.url), **SOON)
+    with pytest.raises(BrokerError) as caught:
+        await link.connect_or_raise()
+    await link.close()
+    text = str(caught.value)
+    assert f"{dead.removeprefix('mqtt://')}: nothing listens on this port" in text
+    assert f"127.0.0.1:{broker.port}: wrong user name or password" in text
+    assert "no-word" not in text
+
+
+@pytest.fixture
+def two(engine, start):
+    """Two brokers alike."""
+    return [start(engine=engine, acl="edge") for _ in range(2)]
+
+
+@asynccontextmanager
+async def running(brokers, *topics):
+    ear = Ear()
+    urls = tuple(process.url for process in brokers)
+    link = make_link(brokers[0], "ada", ear=ear, url=urls, **SOON)
+    link.subscribe(topics)
+    link.renew("not up yet")  # nothing to end
+    life = asyncio.ensure_future(link.run_forever())
+    yield link, ear
+    await link.close()
+    await life
+
+
+async def test_a_link_that_is_made_anew_goes_to_the_next_address(two):
+    async with running(two) as (link, ear):
+        for broker in two:
+            assert f":{broker.port} " in (await ear.state())[1]
+            link.renew("nothing comes")
+            assert await ear.state() == (False, f"127.0.0.1:{broker.port}: nothing comes")
+        assert f":{two[0].port} " in (await ear.state())[1]
+
+
+async def test_a_link_moves_on_when_its_broker_ends_and_keeps_its_subscriptions(two):
+    async with running(two, ALL) as (_, ear):
+        assert f":{two[0].port} " in (await ear.state())[1]
+        await asyncio.to_thread(two[0].stop)
+        while not (said := await ear.state())[0]:
+            pass
+        assert f":{two[1].port} " in said[1]
+        async with linked(two[1], "proxy") as (proxy, _):
+            await proxy.publish(ALL, b"again")
+            assert await ear.message() == (ALL, b"again")
+
+
+def spread(broker, connections):
+    who = {"username": "proxy", "password": PASSWORDS["proxy"]}
+    settings = LinkSettings(
+        broker.url, "proxy-wide", **who, backoff_base_s=0.01, backoff_cap_s=0.01
+    )
+    roles = fx.AllDevices(), Topics().of_proxy, Topics().sender_of
+    return RuntimeLink(settings, [UP.format("+")], *roles, connections)
+
+
+async def attached(link, ear):
+    """What comes and goes is heard by `ear`, in place of a machine."""
+    await link.attach(Mock(), ear.on_state)
+    link.links[0].takes, link.links[0].on_message = lambda *_: True, ear.on_message
+
+
+async def test_each_topic_keeps_its_order_also_once_the_link_is_up_again(broker):
+    """It is up again only when all of its connections are."""
+    link, ear = spread(broker, 4), Ear()
+    await attached(link, ear)
+    running = asyncio.ensure_future(link.run())
+    said = [number.to_bytes(2, "big") for number in range(200)]
+    for connections in (1, 2):
+        while not (await ear.state())[0]:
+            pass
+        assert (link.connected, link.connections) == (True, connections)
+        async with (
+            linked(broker, "ada", [DOWN.format("ada")]) as (ada, to_ada),
+            linked(broker, "bob", [DOWN.format("bob")]) as (_, to_bob),
+        ):
+            for payload in said:
+                await asyncio.gather(
+                    *(link.publish(fx.DeviceAddress(name), payload) for name in ("ada", "bob"))
+                )
+            for heard in (to_ada, to_bob):
+                assert [(await heard.message())[1] for _ in said] == said
+            for payload in said:
+                await ada.publish(UP.format("ada"), payload)
+            assert [(await ear.message())[1] for _ in said] == said
+            assert ear.messages.empty()
+        if connections == 1:
+            await asyncio.to_thread(broker.stop)
+            assert not (await ear.state())[0]
+            await asyncio.to_thread(broker.start)
+    await link.close()
+    await running

@@ -921,7 +921,7 @@ MUTANTS = (
         where="edgeveil_edge.round_work:RoundWork._check_split",
         find="float(fixed) != share",
         put="False",
-        killed_by="tests/unit/edgeveil_edge/test_device_refusals.py::test_records_split_once_are_not_split_elsewhere",
+        killed_by="tests/unit/edgeveil_edge/test_device_host.py::test_records_split_once_are_not_split_elsewhere",
     ),
     Mutant(
         name="slots-follow-from-the-order",

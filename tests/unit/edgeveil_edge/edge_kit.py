@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from edgeveil.config.edge import EdgeSite
-from edgeveil.crypto.keys import OpeningKey, SealingKey
+from edgeveil.crypto.keys import OpeningKey, SealingKey, SigningKey
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.round_context import RoundContext
@@ -13,12 +13,7 @@ from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.device import Installation, InstallJob
-from edgeveil.protocol.device_round import (
-    ComputeAnswer,
-    NoAnswer,
-    OpenPackage,
-    SealedAnswer,
-)
+from edgeveil.protocol.device_round import ComputeAnswer, NoAnswer, OpenPackage, SealedAnswer
 from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, RoundId
 from edgeveil.protocol.sealed import JobPackage, Terms, open_segment, seal_broadcast
 from edgeveil_cloud.broadcasts import seal_round
@@ -70,6 +65,14 @@ def site(folder, **changes):
         "device": "cpu",
     }
     return EdgeSite.model_validate({**plain, **changes})
+
+
+def own_site(folder, **changes):
+    """A site whose keys are there, as of a device that was set up."""
+    for peer in ("cloud", "proxy"):
+        SigningKey.generate().public().save(folder / f"{peer}.pub")
+    DeviceIdentity.load_or_create(folder)
+    return site(folder, **changes)
 
 
 def records(count, seed):
@@ -201,11 +204,7 @@ def announcement(plan, keys, kind="job", job_id=JOB_ID):
 def sealed_to(plan, keys, package, kind="job", job_id=JOB_ID):
     """A broadcast of the job itself, or of its release."""
     terms = Terms(
-        kind=kind,
-        at=RoundId(job_id, 0, 1),
-        sequence=99,
-        job_digest=plan.job.digest(),
-        phase=kind,
+        kind=kind, at=RoundId(job_id, 0, 1), sequence=99, job_digest=plan.job.digest(), phase=kind
     )
     manifest, blob, _ = seal_broadcast(terms, package, [SealingKey(k) for k in keys], 4096)
     return manifest, blob

@@ -5,16 +5,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import edge_kit
-import msgspec
 import numpy as np
 import pytest
 from edge_kit import CENTRE, FIRST, JOB_ID, PLAN, Device, Loader, Round, job
+from msgspec import structs
 
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.jobs import compile_job
 from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
+from edgeveil.parts.methods.noise_only import NOISE
 from edgeveil.parts.round import Answer
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.laplace_mechanism import RECORD_BITS
@@ -22,25 +23,29 @@ from edgeveil.privacy.ledger import Receipt
 from edgeveil.protocol.device_round import SealedAnswer
 from edgeveil.protocol.messages import Group
 from edgeveil.protocol.sealed import RoundPackage
-from edgeveil.protocol.tensors import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors, tensor_views
 from edgeveil_edge import round_work as answers
-from edgeveil_edge.compute import Computation, Computer, TaughtJob
+from edgeveil_edge.compute import Computation, ComputedAnswer, Computer, JobTrial, TaughtJob
+from edgeveil_edge.compute_worker import AskAnswer, _requests, encode
 from edgeveil_edge.consent import consent
+from edgeveil_edge.round_work import own_answers, released_in
+from tests.kits.memory_peak import peak_bytes
 
 HEX = JOB_ID.hex()
 
 
-def reason(sealed, package, **changed):
-    manifest = msgspec.structs.replace(sealed.manifest, **changed)
-    with pytest.raises(ProtocolError) as caught:
-        answers.check_package(RoundContext.of(PLAN, manifest.at.round), manifest, package)
-    return caught.value.reason
+def wrong(device, **changed):
+    """The reason for which a round with these changes is refused, or None."""
+    manifest = structs.replace(Round(PLAN, FIRST, device.keys()).manifest, **changed)
+    package = RoundPackage("train", 1, True, b"", b"")
+    try:
+        answers.check_package(RoundContext.of(PLAN, FIRST), manifest, package)
+    except ProtocolError as error:
+        return error.reason
 
 
 def test_the_groups_must_be_those_of_the_job_in_number_name_size_and_order(device):
-    sealed = Round(PLAN, FIRST, device.keys())
-    right = RoundPackage("train", 1, True, b"", b"")
-    head, softmax = sealed.manifest.groups
+    head, softmax = Round(PLAN, FIRST, device.keys()).manifest.groups
     for groups in (
         (),
         (head,),
@@ -49,52 +54,45 @@ def test_the_groups_must_be_those_of_the_job_in_number_name_size_and_order(devic
         (Group("records", head.padded_bytes), softmax),
         (Group(head.name, head.padded_bytes + 64), softmax),
     ):
-        assert reason(sealed, right, groups=groups) == "wrong_groups"
+        assert wrong(device, groups=groups) == "wrong_groups"
 
 
 def test_an_order_of_arrival_that_the_job_does_not_ask_for_is_refused(device):
-    sealed = Round(PLAN, FIRST, device.keys())
-    right = RoundPackage("train", 1, True, b"", b"")
-    assert reason(sealed, right, shuffled=False) == "wrong_shuffle"
+    assert wrong(device, shuffled=False) == "wrong_shuffle"
 
 
 def test_a_smaller_batch_than_the_job_says_is_refused(device):
-    sealed = Round(PLAN, FIRST, device.keys())
-    right = RoundPackage("train", 1, True, b"", b"")
     asked = PLAN.job.round.min_batch
-    assert reason(sealed, right, min_batch=asked - 1) == "wrong_batch"
-    larger = msgspec.structs.replace(sealed.manifest, min_batch=asked + 1)
-    answers.check_package(RoundContext.of(PLAN, FIRST), larger, right)
+    assert wrong(device, min_batch=asked - 1) == "wrong_batch"
+    assert wrong(device, min_batch=asked + 1) is None
 
 
-def released(device, sealed):
+def released(device, sealed, values=4):
     consent(device.site, PLAN, sealed.manifest, device.ledger)
-    event = PLAN.device.price(sealed.round)
-    segments = {"centre": np.arange(4)}
-    return answers.release(device.ledger, sealed.manifest, [Answer(segments, event)])
+    answer = Answer({"centre": np.arange(values)}, PLAN.device.price(sealed.round))
+    return answers.release(device.ledger, sealed.manifest, [answer])
+
+
+def resealed(receipt, payload, sealed):
+    context = RoundContext.of(PLAN, CENTRE)
+    return answers.seal_release(receipt, payload, context, sealed.manifest, bytes(32))
 
 
 def test_what_is_released_is_what_the_ledger_held_first(device):
     sealed = Round(PLAN, CENTRE, device.keys())
-    receipt, payload = released(device, sealed)
+    first = released(device, sealed)
     other = [Answer({"centre": np.arange(4) + 1}, PLAN.device.price(sealed.round))]
-    assert answers.release(device.ledger, sealed.manifest, other) == (receipt, payload)
-
-
-class Cheaper(Computer):
-    """Says that what it released cost nothing."""
-
-    def answer(self, one):
-        found = super().answer(one)
-        return replace(found, parts=tuple(replace(part, events=()) for part in found.parts))
+    assert answers.release(device.ledger, sealed.manifest, other) == first
 
 
 def test_what_was_computed_at_another_price_than_the_job_says_is_not_sent(tmp_path):
-    def cheaper(site, identity):
-        return Cheaper(site, identity.split_key, Loader())
+    class Cheaper(Computer):
+        def answer(self, one):
+            found = super().answer(one)
+            return replace(found, parts=tuple(replace(part, events=()) for part in found.parts))
 
-    device = Device(tmp_path, compute=cheaper).knows(PLAN)
-    device.declines(PLAN, CENTRE)
+    device = Device(tmp_path, compute=lambda site, own: Cheaper(site, own.split_key, Loader()))
+    device.knows(PLAN).declines(PLAN, CENTRE)
     assert device.ledger.recall(HEX, CENTRE) is None
     assert device.ledger.spent().epsilon == 0
 
@@ -102,32 +100,17 @@ def test_what_was_computed_at_another_price_than_the_job_says_is_not_sent(tmp_pa
 def test_nothing_is_sealed_without_the_ledgers_receipt_for_these_tensors(device):
     sealed = Round(PLAN, CENTRE, device.keys())
     receipt, payload = released(device, sealed)
-    assert isinstance(
-        answers.seal_release(
-            receipt, payload, RoundContext.of(PLAN, CENTRE), sealed.manifest, bytes(32)
-        ),
-        SealedAnswer,
-    )
-    raw = pack_tensors({"centre": np.zeros(4, np.int64)})
+    assert isinstance(resealed(receipt, payload, sealed), SealedAnswer)
     with pytest.raises(PrivacyError, match="other tensors"):
-        answers.seal_release(
-            receipt, raw, RoundContext.of(PLAN, CENTRE), sealed.manifest, bytes(32)
-        )
+        resealed(receipt, pack_tensors({"centre": np.zeros(4, np.int64)}), sealed)
     with pytest.raises(PrivacyError, match="only be made by the ledger"):
         Receipt("bench", HEX, CENTRE, (), receipt.payload_sha256, object())
 
 
-def test_a_tensor_of_another_shape_or_name_is_never_sealed(device):
+def test_a_tensor_of_another_shape_is_never_sealed(device):
     sealed = Round(PLAN, CENTRE, device.keys())
-    consent(device.site, PLAN, sealed.manifest, device.ledger)
-    event = PLAN.device.price(sealed.round)
-    longer = Answer({"centre": np.arange(5)}, event)
-    receipt, payload = answers.release(device.ledger, sealed.manifest, [longer])
-    with pytest.raises(ProtocolError) as caught:
-        answers.seal_release(
-            receipt, payload, RoundContext.of(PLAN, CENTRE), sealed.manifest, bytes(32)
-        )
-    assert caught.value.reason == "wrong_shape"
+    with pytest.raises(ProtocolError, match="wrong_shape"):
+        resealed(*released(device, sealed, values=5), sealed)
 
 
 def test_the_softmax_is_noised_and_priced(tmp_path):
@@ -175,16 +158,14 @@ HALVES = {
 @pytest.fixture
 def told_apart(monkeypatch):
     """A model whose answers differ from record to record."""
-
-    def state(plan):
-        found = dict(plan.cloud.initial_state())
-        return {**found, "iterate": np.eye(5, 3, dtype=np.int32) << 13}
-
-    monkeypatch.setattr(edge_kit, "trained", state)
+    weights = np.eye(5, 3, dtype=np.int32) << 13
+    monkeypatch.setattr(
+        edge_kit, "trained", lambda plan: {**plan.cloud.initial_state(), "iterate": weights}
+    )
 
 
 def changed_segments(folder, plan, half):
-    """Segments of one round of each kind, and whether other records of a half change them.
+    """Whether other records of a half change the segments: those of evaluation, and the others.
 
     The two devices are copies of each other: noise is the same where the exact sums are.
     """
@@ -195,7 +176,7 @@ def changed_segments(folder, plan, half):
     shutil.copytree(box, folder / "copy")
     devices = Device(box).knows(plan), Device(folder / "copy", OtherHalf(half)).knows(plan)
     kinds = {e.phase: e for e in reversed(plan.all_rounds)}
-    found = dict[str, bool]()
+    found = {}
     for round in sorted(kinds.values(), key=lambda e: e.index):
         sealed = Round(plan, round.index, devices[0].keys())
         ours, theirs = (sealed.tensors(device.answer(sealed)) for device in devices)
@@ -203,24 +184,92 @@ def changed_segments(folder, plan, half):
         for spec in plan.segments(round):
             size = spec.byte_count
             found[spec.name] = ours[spec.name][:size] != theirs[spec.name][:size]
-    return found
+    evaluated = [found.pop(one) for one in (SOFTMAX, COUNTS) if one in found]
+    assert evaluated and found
+    return evaluated, list(found.values())
 
 
 @pytest.mark.usefixtures("told_apart")
 @pytest.mark.parametrize("name", HALVES)
 def test_training_records_change_nothing_of_what_evaluation_records_give(tmp_path, name):
-    found = changed_segments(tmp_path, HALVES[name], half=0)
-    evaluated = {one: found.pop(one) for one in (SOFTMAX, COUNTS) if one in found}
-    assert evaluated
-    assert not any(evaluated.values())
-    assert all(found.values())  # records that do count
+    evaluated, trained = changed_segments(tmp_path, HALVES[name], half=0)
+    assert not any(evaluated) and all(trained)  # records that do count
 
 
 @pytest.mark.usefixtures("told_apart")
 @pytest.mark.parametrize("name", HALVES)
 def test_evaluation_records_change_nothing_of_what_training_records_give(tmp_path, name):
-    found = changed_segments(tmp_path, HALVES[name], half=1)
-    evaluated = {one: found.pop(one) for one in (SOFTMAX, COUNTS) if one in found}
-    assert found
-    assert not any(found.values())
-    assert all(evaluated.values())
+    evaluated, trained = changed_segments(tmp_path, HALVES[name], half=1)
+    assert all(evaluated) and not any(trained)
+
+
+PCA = ({"name": "identity"}, {"name": "ldp_pca", "keep": 0.5})
+PCA_PLAN = compile_job(job(features=PCA))
+
+
+@pytest.fixture
+def box(tmp_path):
+    return Device(tmp_path).knows(PCA_PLAN)
+
+
+def test_every_later_answer_builds_on_the_covariance_that_was_released(box):
+    sealed = Round(PCA_PLAN, 1, box.keys())
+    sent = np.frombuffer(sealed.tensors(box.answer(sealed))["covariance"][:40], np.float32)
+    for index in (2, 3, 4):
+        box = box.restarted()
+        own = own_answers(RoundContext.of(PCA_PLAN, index), released_in(box.ledger, HEX))
+        np.testing.assert_array_equal(own["covariance"], sent)
+        box.seals(PCA_PLAN, index)
+
+
+def test_a_device_that_did_not_answer_then_declines_before_it_reads(box):
+    answer = box.declines(PCA_PLAN, 2)
+    assert "'covariance'" in answer.why
+    assert (box.load.reads, box.ledger.spent().epsilon) == (0, 0)
+
+
+VALUES = 1 << 20
+MODEL_BYTES = 4 * VALUES
+
+
+def plan(values=VALUES):
+    data = {"source": "bench", "classes": 2, "input_shape": (1,), "nominal_records": 1}
+    train = {"method": "noise_only", "rounds": 2, "values": values, "package_values": values}
+    return compile_job(job(data=data, train=train, unsupervised={"every_rounds": 0}))
+
+
+class FromAnotherProcess(Computer):
+    """Answers as a computing process does: with arrays that lie in its message."""
+
+    def answer(self, one):
+        (spec,) = one.job.plan.cloud.segments(one.round)
+        packed = pack_tensors({NOISE: np.ones(spec.shape, spec.dtype)})
+        return ComputedAnswer((Answer(tensor_views(packed), ()),))
+
+    def try_job(self, job, *, trains):
+        return JobTrial()
+
+
+@pytest.mark.parametrize("values", [VALUES, VALUES + 3])  # of a segment's size, and to be padded
+def test_an_answer_is_made_with_three_models_beside_the_broadcast(tmp_path, values):
+    large = plan(values)
+    policy = {"min_devices": 3, "allowed_methods": ("noise_only",)}
+    device = Device(
+        tmp_path,
+        compute=lambda site, own: FromAnotherProcess(site, own.split_key, Loader()),
+        policy=policy,
+    ).knows(large)
+    sealed = Round(large, 1, device.keys())
+    found = []
+    peak = peak_bytes(lambda: found.append(device.answer(sealed)))
+    assert isinstance(found[0], SealedAnswer)
+    assert found[0].sizes == (sealed.manifest.groups[0].padded_bytes + 48,)
+    assert peak < 3.2 * MODEL_BYTES
+
+
+def test_a_question_takes_one_buffer_of_its_own_size():
+    tensors = bytes(MODEL_BYTES)
+    package = RoundPackage("train", 1, False, tensors, b"")
+    asked = AskAnswer(1, "device", b"digest", 1, package, b"", True, bytes(32), 1.0)
+    assert peak_bytes(lambda: encode(asked)) < 1.1 * MODEL_BYTES
+    assert _requests.decode(bytes(encode(asked))) == asked

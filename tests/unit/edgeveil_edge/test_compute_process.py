@@ -4,15 +4,16 @@ The child is real. What a hostile graph could do to it is played by an own model
 do anything when it meets the one record that the attack is about.
 """
 
+import hashlib
 import math
 import mmap
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,19 +23,22 @@ import psutil
 import pytest
 from msgspec import structs
 
+from edgeveil.data.records import Records
 from edgeveil.data.schema import Column, DataSchema, Label
-from edgeveil.errors import EdgeVeilError, ProtocolError
+from edgeveil.errors import DataError, EdgeVeilError, ProtocolError, RecordsError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.jobs import compile_job
+from edgeveil.jobs import compile_job, parse_plan
 from edgeveil.jobs.plan import SOFTMAX
+from edgeveil.parts.features.pictures import axes_of
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge import compute, compute_child, compute_process
 from edgeveil_edge import compute_worker as wire
-from edgeveil_edge.compute import Computation, ComputedAnswer, Computer, TaughtJob
+from edgeveil_edge.compute import Computation, Computer, TaughtJob
 from edgeveil_edge.compute_child import WorkerNursery
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer, digest_of
+from edgeveil_edge.compute_worker import ComputeServer, read_in_fork
 
 KEY, SPLIT_KEY = bytes(range(32)), bytes(32)
 MODULE = "hostile_net"
@@ -83,17 +87,21 @@ def taught(graph=None, **changes):
     return TaughtJob(plan, plan.job.canonical(), plan.graph() if graph is None else graph)
 
 
+def plainly(**changes):
+    """Plain training of this model."""
+    plain = {
+        "features": (),
+        "train": {"method": "sgd", "rounds": 2},
+        "privacy": {"epsilon": 8.0, "accept_unproven": True},
+        "unsupervised": {"every_rounds": 0},
+    }
+    return taught(graph=b"", **{**plain, **changes})
+
+
 def own_net():
-    """Plain training of the model whose code does as HOSTILE_NET says."""
+    """The model whose code does as HOSTILE_NET says."""
     weights = (("layer.weight", (3, 4)), ("layer.bias", (3,)))
-    return taught(
-        graph=b"",
-        features=(),
-        model={"name": "python", "function": f"{MODULE}:Net", "weights": weights},
-        train={"method": "sgd", "rounds": 2},
-        privacy={"epsilon": 8.0, "accept_unproven": True},
-        unsupervised={"every_rounds": 0},
-    )
+    return plainly(model={"name": "python", "function": f"{MODULE}:Net", "weights": weights})
 
 
 def records(path, count=40, first=0.5):
@@ -210,16 +218,6 @@ def test_reading_by_a_schema_takes_a_public_time_whatever_there_is_to_read(proce
     far.read_ahead(0.2, SCHEMA)  # known: nothing is waited for
 
 
-def test_a_reading_that_other_jobs_took_the_place_of_is_made_anew_and_said(process, tmp_path):
-    """Else it would be part of an answer, whose time no trial has tried."""
-    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
-    most = far.site.policy.max_jobs
-    shares = [0.1 + 0.01 * number for number in range(most + 1)]
-    assert all(far.read_ahead(share) for share in shares)
-    assert not any(far.read_ahead(share) for share in shares[1:])
-    assert far.read_ahead(shares[0])
-
-
 @pytest.mark.parametrize(("took_s", "there_s"), [(0.0, 3), (3.0, 3), (3.1, 6), (13.0, 24)])
 def test_a_longer_reading_shows_by_doublings_alone(took_s, there_s):
     assert compute_process.public_time_s(took_s, 3) == there_s
@@ -262,15 +260,19 @@ def load():
     assert process._child is child_
 
 
-def test_what_is_known_already_waits_for_no_other_answer(process, tmp_path):
+def test_what_is_known_waits_for_no_answer_and_what_was_forgotten_is_read_anew(process, tmp_path):
+    """Else a reading would be part of an answer, whose time no trial has tried."""
     one = remote(process, tmp_path, records(tmp_path / "own.npz"))
     other = remote(process, tmp_path, tmp_path / "own.npz", "1" * 16)
+    shares = [0.1 + 0.01 * number for number in range(one.site.policy.max_jobs + 1)]
     for device in (one, other):
-        device.read_ahead(0.2)
+        assert all(device.read_ahead(share) for share in shares)
     found = one.try_job(taught(), trains=True)
-    process._clock = lambda: pytest.fail("it waits")
-    assert other.try_job(taught(), trains=True) is found
-    other.read_ahead(0.2)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process, "_clock", lambda: pytest.fail("it waits"))
+        assert other.try_job(taught(), trains=True) is found
+        assert not any(one.read_ahead(share) for share in shares[1:])
+    assert one.read_ahead(shares[0])
 
 
 class Clock:
@@ -283,26 +285,23 @@ class Clock:
 
 
 def test_another_process_gives_the_same_bits_at_the_same_price(process, tmp_path):
+    """And reads no record for a package that is not in order."""
     path = records(tmp_path / "own.npz")
     job, far = taught(), remote(process, tmp_path, path)
+    bad = computation(job, index=2)
+    bad = replace(bad, package=structs.replace(bad.package, tensors=pack_tensors({})))
+    absent = remote(process, tmp_path, tmp_path / "nowhere.npz", "1" * 16)
+    with pytest.raises(ProtocolError) as caught:
+        absent.answer(bad)
+    assert caught.value.reason == "bad_package"
     near = Computer(site(tmp_path, path), SPLIT_KEY)
     for round in job.plan.all_rounds:
-        here = near.answer(computation(job, round.index))
-        there = far.answer(computation(job, round.index))
+        asked = computation(job, round.index)
+        here, there = near.answer(asked), far.answer(asked)
         assert tensors(here) == tensors(there)
         assert [part.events for part in here.parts] == [part.events for part in there.parts]
         assert there.without == ""
-        empty = nobody(tmp_path).answer(computation(job, round.index))
-        assert tensors(empty) != tensors(there)
-
-
-def test_a_package_that_is_not_in_order_is_refused_before_records_are_read(process, tmp_path):
-    far = remote(process, tmp_path, tmp_path / "nowhere.npz")  # reading it would be told instead
-    one = computation(taught(), index=2)
-    bad = replace(one, package=structs.replace(one.package, tensors=pack_tensors({})))
-    with pytest.raises(ProtocolError) as caught:
-        far.answer(bad)
-    assert caught.value.reason == "bad_package"
+        assert tensors(nobody(tmp_path).answer(asked)) != tensors(there)
 
 
 HANGS = {
@@ -342,23 +341,14 @@ def test_a_box_that_is_late_with_the_empty_answer_sends_that_late(process, tmp_p
 
 def test_a_worker_that_was_late_with_a_large_answer_is_asked_again(process, tmp_path, monkeypatch):
     """It may still have to hand over more than a pipe holds while it is asked as much."""
-    large = taught(
-        features=(),
-        model={"name": "mlp", "hidden": [500, 500]},
-        train={"method": "sgd", "rounds": 2},
-        privacy={"epsilon": 8.0, "accept_unproven": True},
-        unsupervised={"every_rounds": 0},
-    )
+    large = plainly(model={"name": "mlp", "hidden": [500, 500]})
     far = remote(process, tmp_path, records(tmp_path / "own.npz"))
     assert far.answer(computation(large)).without == ""
     with monkeypatch.context() as patched:
         patched.setattr(process, "_blank", preempted(process))
         assert "not done within" in far.answer(computation(large, until_s=0.0)).without
-    found = queue.SimpleQueue[ComputedAnswer]()
-    thread = threading.Thread(target=lambda: found.put(far.answer(computation(large, 2))))
-    thread.start()
-    assert found.get(timeout=60).without == ""
-    thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(far.answer, computation(large, 2)).result(60).without == ""
 
 
 def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeypatch):
@@ -383,7 +373,7 @@ def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeyp
 
 
 def test_a_trial_that_never_ends_is_ended_and_refused(process, tmp_path, monkeypatch):
-    monkeypatch.setattr(compute_process, "TRIAL_S", -70.0)  # with the budget's share: 10 s
+    monkeypatch.setattr(compute_process, "TRIAL_S", -78.0)  # with the budget's share: 2 s
     slow = CODE.replace("return self", "time.sleep(3600)\n        return self")
     (tmp_path / "code" / f"{MODULE}.py").write_text(slow)
     found = remote(process, tmp_path, tmp_path / "nowhere.npz").try_job(own_net(), trains=True)
@@ -393,9 +383,7 @@ def test_a_trial_that_never_ends_is_ended_and_refused(process, tmp_path, monkeyp
 @pytest.mark.parametrize(
     "ends",
     [
-        ("class Net", "os.abort()\nclass Net"),
         ("class Net", "raise SystemExit\nclass Net"),
-        ("super()", "os._exit(0)\n        super()"),
         ("return self", "os.abort()\n        return self"),
     ],
 )
@@ -406,19 +394,16 @@ def test_code_that_ends_its_process_ends_a_trial_and_no_device(process, tmp_path
     assert far.answer(computation(taught())).parts  # another job's round goes on
 
 
+@pytest.mark.slow
 def test_a_worker_begins_with_all_that_a_trial_loaded(process, tmp_path):
-    job = taught(
-        features=(),
-        model={"name": "mlp", "hidden": (4,)},
-        train={"method": "dp_sgd", "rounds": 2, "local_steps": 1},
-    )
+    model, train = {"name": "mlp", "hidden": (4,)}, {"method": "dp_sgd", "rounds": 2}
+    job = taught(features=(), model=model, train={**train, "local_steps": 1})
     far = remote(process, tmp_path, tmp_path / "nowhere.npz")
     assert far.try_job(job, trains=True).refused == ""
     process.replace_worker()
     process._send(wire.TryJob(far.name, digest_of(job), True))
     again = process._receive(time.monotonic() + 60)
-    assert isinstance(again, wire.TrialReport)
-    assert again.modules == ()
+    assert isinstance(again, wire.TrialReport) and again.modules == ()
 
 
 def test_a_trial_takes_no_more_memory_than_records_may(process, tmp_path):
@@ -426,6 +411,17 @@ def test_a_trial_takes_no_more_memory_than_records_may(process, tmp_path):
     vast = own.model_copy(update={"policy": own.policy.model_copy(update={"max_records": 10**9})})
     found = RemoteComputer(process, "0" * 16, vast, SPLIT_KEY).try_job(taught(), trains=True)
     assert "policy.max_records" in found.refused
+
+
+def test_after_a_trial_each_worker_has_the_axes_of_drawn_pictures_from_its_beginning():
+    text = Path("configs/jobs/quickstart.yaml").read_text("utf-8").partition("local_run:")[0]
+    canonical = parse_plan(text).job.canonical()
+    digest, server = hashlib.sha256(canonical).digest(), ComputeServer()
+    asked = wire.LoadJob(digest, canonical, b"", (), trains=True)
+    assert wire.decode_reply(bytes(server.change_state(wire.encode(asked)))) == wire.RequestDone()
+    axes_of.cache_clear()
+    server.change_state(wire.encode(wire.LoadModules((), digest)))
+    assert axes_of.cache_info().currsize == 1
 
 
 def test_the_child_ends_with_the_process_that_started_it(tmp_path):
@@ -475,21 +471,16 @@ def test_a_job_that_ends_during_another_s_trial_does_not_end_that(process, tmp_p
     assert threads and process._jobs == {digest_of(other)}
 
 
-def test_who_stops_gets_an_end_and_no_answer(process, tmp_path):
-    far = remote(process, tmp_path, records(tmp_path / "own.npz"))
-    far.answer(computation(taught()))
-    process.close()
-    with pytest.raises(EdgeVeilError) as caught:
-        far.answer(computation(taught()))
-    assert getattr(caught.value, "reason", "") == "stopping"
-
-
-def test_a_child_that_died_between_two_rounds_is_started_anew(process, tmp_path):
+def test_a_child_that_died_is_started_anew_until_the_process_stops(process, tmp_path):
     far = remote(process, tmp_path, records(tmp_path / "own.npz"))
     first = tensors(far.answer(computation(taught())))
     child(process).kill()
     process._child.wait()
     assert tensors(far.answer(computation(taught()))) == first
+    process.close()
+    with pytest.raises(EdgeVeilError) as caught:
+        far.answer(computation(taught()))
+    assert getattr(caught.value, "reason", "") == "stopping"
 
 
 def test_what_jobs_took_is_given_back_some_time_after_the_last_of_them(tmp_path):
@@ -538,3 +529,62 @@ def idle(folder, path):
     finally:
         process.close()
         process.end()
+
+
+CHANCE = np.random.default_rng(3)
+
+
+def half(count, stored):
+    """Made-up records of images, a row in each."""
+    x = CHANCE.normal(size=(count, 2, 300)).astype(np.float32)
+    beside = CHANCE.normal(size=(count, 7)).astype(np.float32) if stored else None
+    return Records(x, np.arange(count, dtype=np.int64), beside)
+
+
+@pytest.mark.parametrize("counts", [(400, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_was_read_is_handed_over_bit_for_bit(counts, stored):
+    given = tuple(half(count, stored) for count in counts)
+    found = read_in_fork(lambda: given, 60.0)
+    assert not isinstance(found, RecordsError)
+    for one, other in zip(given, found, strict=True):
+        assert (one.x.tobytes(), one.x.shape) == (other.x.tobytes(), other.x.shape)
+        assert one.y.tobytes() == other.y.tobytes()
+        assert one.places.tobytes() == other.places.tobytes()
+        assert (one.stored is None) == (other.stored is None)
+
+
+def raising(error):
+    def read():
+        raise error
+
+    return read
+
+
+def outlived():
+    if os.fork():
+        os._exit(0)
+    time.sleep(5)  # holds the pipe
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("read", "limit_s"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), 60.0),
+        (lambda: os._exit(0), 60.0),
+        (raising(SystemExit(0)), 60.0),
+        (raising(RecordsError("there are too many")), 60.0),
+        (lambda: time.sleep(3600), 0.1),
+        (outlived, 0.2),
+    ],
+    ids=["killed", "ends", "exits", "no records", "never ends", "outlived by another"],
+)
+def test_a_reading_that_ends_its_process_never_ends_or_finds_no_records_is_told(read, limit_s):
+    assert isinstance(read_in_fork(read, limit_s), RecordsError)
+
+
+def test_a_fault_of_form_is_told_as_one():
+    with pytest.raises(DataError) as caught:
+        read_in_fork(raising(DataError("no such column", where="x", fix="y")), 60.0)
+    assert not isinstance(caught.value, RecordsError)

@@ -1,20 +1,23 @@
 """The owner's conditions: what holds, by what the box says of itself."""
 
 import asyncio
+import errno
 import os
 import sys
-from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from edge_kit import site
 from pydantic import ValidationError
 
 from edgeveil.config.edge import Conditions
 from edgeveil.protocol import effects as fx
 from edgeveil_edge import conditions
-from edgeveil_edge.conditions import BoxSensors, Presence, unmet, within
+from edgeveil_edge.conditions import BoxSensors, Presence, unmet
+from edgeveil_edge.self_check import LEAST_MEMORY_BYTES, BoxFacts, self_check
 
 GIB = 1 << 30
 DISK = Path("/anywhere")
@@ -38,45 +41,36 @@ def box(**found):
     return SimpleNamespace(**{**vars(WELL), **said})
 
 
-DEGREES = {"max_temperature_celsius": 70}
+DEGREES, NIGHT = {"max_temperature_celsius": 70}, ("22:00-06:00",)
 
 
 @pytest.mark.parametrize(
-    ("asked", "bad", "said"),
+    ("asked", "bad"),
     [
-        ({"charging": True}, {"battery": (80.0, False)}, "the box runs on battery"),
-        ({"battery_not_low": True}, {"battery": (15.0, False)}, "15 % are left"),
-        ({"idle": True}, {"in_use": True}, "somebody uses the box"),
-        ({"unmetered": True}, {"metered": True}, "the network is metered"),
-        ({"unmetered": True}, {"metered": None}, "no network is found"),
-        ({"storage_not_low": True}, {"storage_bytes": (499 << 20, 100 * GIB)}, "499 MiB are free"),
-        (DEGREES, {"temperature_celsius": 71.0}, "71 °C are above 70 °C"),
-        (DEGREES, {"temperature_celsius": None}, "the box has no temperature sensor"),
-        ({"max_load": 0.5}, {"load": 0.51}, "0.51 per core is above 0.5"),
-        ({"between": ("22:00-06:00",)}, {"minute_of_day": 1319}, "it is none of 22:00-06:00"),
-        ({"command": ("/bin/ask",)}, {"holds": False}, "/bin/ask says no"),
+        ({"charging": True}, {"battery": (80.0, False)}),
+        ({"battery_not_low": True}, {"battery": (15.0, False)}),
+        ({"idle": True}, {"in_use": True}),
+        *(({"unmetered": True}, {"metered": bad}) for bad in (True, None)),
+        ({"storage_not_low": True}, {"storage_bytes": (499 << 20, 100 * GIB)}),
+        *((DEGREES, {"temperature_celsius": bad}) for bad in (71.0, None)),
+        ({"max_load": 0.5}, {"load": 0.51}),
+        # A window may pass midnight, and its end is outside.
+        *(({"between": NIGHT}, {"minute_of_day": bad}) for bad in (22 * 60 - 1, 6 * 60)),
+        ({"command": ("/bin/ask",)}, {"holds": False}),
     ],
 )
-def test_a_condition_that_does_not_hold_is_named_and_counts_only_where_asked_for(asked, bad, said):
-    found = box(**{"minute_of_day": 23 * 60, **bad})
-    wanted = Conditions(**asked)
-    assert unmet(wanted, DISK, found) == [f"{next(iter(asked))}: {said}"]
-    assert unmet(Conditions(), DISK, found) == []
-    assert unmet(wanted, DISK, box(minute_of_day=23 * 60)) == []
+def test_a_condition_that_does_not_hold_is_named_and_counts_only_where_asked_for(asked, bad):
+    (told,) = unmet(Conditions(**asked), DISK, box(**bad))
+    assert told.startswith(f"{next(iter(asked))}: ")
+    assert unmet(Conditions(), DISK, box(**bad)) == []
+    for good in (22 * 60, 0, 6 * 60 - 1):
+        assert unmet(Conditions(**asked), DISK, box(minute_of_day=good)) == []
 
 
-@pytest.mark.parametrize(
-    ("minute", "holds"),
-    [(22 * 60 - 1, False), (22 * 60, True), (0, True), (6 * 60 - 1, True), (6 * 60, False)],
-)
-def test_a_window_may_pass_midnight_and_its_end_is_outside(minute, holds):
-    assert within(("22:00-06:00",), minute) is holds
-
-
-@pytest.mark.parametrize("window", ["22-6", "25:00-06:00", "22:00-22:00", "22:60-23:00", ""])
-def test_what_is_no_window_is_refused(window):
-    with pytest.raises(ValidationError):
-        Conditions(between=(window,))
+def test_what_is_no_window_is_refused():
+    for window in ("22-6", "25:00-06:00", "22:00-22:00", "22:60-23:00", ""):
+        with pytest.raises(ValidationError):
+            Conditions(between=(window,))
 
 
 def test_a_command_answers_by_its_exit_code_within_its_time(tmp_path):
@@ -89,38 +83,32 @@ def test_a_command_answers_by_its_exit_code_within_its_time(tmp_path):
     assert not sensors.holds((str(tmp_path / "none"),), 60)
 
 
-@pytest.mark.parametrize(
-    ("word", "metered"),
-    [("1", True), ("2", False), ("3", True), ("4", False), ("0", True), ("", True)],
-)
-def test_network_manager_is_believed_and_else_the_interface_s_name(monkeypatch, word, metered):
-    monkeypatch.setattr(conditions, "_bus", lambda *_property: word)
-    monkeypatch.setattr(conditions, "_interface_out", lambda: "wwan0")
-    assert BoxSensors().metered(("wwan*",)) is metered
-    if word in ("", "0"):
-        assert BoxSensors().metered(("ppp*",)) is False
-        monkeypatch.setattr(conditions, "_interface_out", lambda: None)
-        assert BoxSensors().metered(("ppp*",)) is None
+def test_network_manager_is_believed_and_else_the_interface_s_name(monkeypatch):
+    for word, out, metered in (
+        *(("1", "wwan0", True), ("2", "wwan0", False), ("3", "eth0", True), ("4", "wwan0", False)),
+        *((word, *found) for word in ("0", "") for found in (("wwan0", True), ("eth0", False))),
+        ("", None, None),
+    ):
+        monkeypatch.setattr(conditions, "_bus", lambda *_property, word=word: word)
+        monkeypatch.setattr(conditions, "_interface_out", lambda out=out: out)
+        assert BoxSensors().metered(("wwan*",)) is metered
 
 
 def test_somebody_is_there_by_the_idle_hint_or_by_a_terminal_that_was_touched(
     monkeypatch, tmp_path
 ):
-    user = namedtuple("user", "terminal")
-    told = {"hint": "false", "users": [user(None)]}
-    monkeypatch.setattr(conditions, "_bus", lambda *_property: told["hint"])
-    monkeypatch.setattr(psutil, "users", lambda: told["users"])
-    assert BoxSensors().in_use()
-    told["hint"] = "true"
-    assert not BoxSensors().in_use()
-    told.update(hint="false", users=[])
-    assert not BoxSensors().in_use()
-    terminal = tmp_path / "tty"
-    terminal.touch()
-    told.update(hint="", users=[user(str(terminal))])
-    assert BoxSensors().in_use()
-    os.utime(terminal, (1.0, 1.0))
-    assert not BoxSensors().in_use()
+    fresh, old = tmp_path / "tty1", tmp_path / "tty2"
+    fresh.touch()
+    old.touch()
+    os.utime(old, (1.0, 1.0))
+    for hint, terminals, used in (
+        *(("false", [None], True), ("true", [None], False), ("false", [], False)),
+        *(("", [fresh], True), ("", [old], False)),
+    ):
+        users = [SimpleNamespace(terminal=one and str(one)) for one in terminals]
+        monkeypatch.setattr(conditions, "_bus", lambda *_property, hint=hint: hint)
+        monkeypatch.setattr(psutil, "users", lambda users=users: users)
+        assert BoxSensors().in_use() is used
 
 
 def test_a_box_that_cannot_be_asked_does_not_hold_a_condition():
@@ -159,22 +147,64 @@ class Course:
 def test_a_change_comes_at_the_drawn_moment_of_an_interval_and_only_then():
     met, broken = [], ["charging: no"]
     course = Course([met, broken, broken, met], [0.5, 0.25, 0.75, 0.0])
-    assert course.play() == [
-        (900.0 + 225.0, fx.Command("leave")),
-        (3 * 900.0, fx.Command("come")),
-    ]
+    assert course.play() == [(900.0 + 225.0, fx.Command("leave")), (3 * 900.0, fx.Command("come"))]
     assert course.looks == [450.0, 1125.0, 2475.0, 2700.0]
 
 
-def test_the_owner_s_pause_counts_as_a_condition():
+def test_a_pause_counts_as_a_condition_and_without_its_conditions_a_device_never_comes_first():
     course = Course([[]], [0.5])
     course.presence.paused = True
     assert course.play() == [(450.0, fx.Command("leave"))]
     assert course.presence.unmet == ()
-
-
-def test_a_device_that_starts_without_its_conditions_never_comes_first():
     course = Course([["idle: no"]], [])
     asyncio.run(course.presence.settle())
     assert course.changes == [(0.0, fx.Command("leave"))]
     assert course.presence.unmet == ("idle: no",)
+
+
+NOW_S = 1_800_000_000.0
+SOUND = BoxFacts(
+    now_s=lambda: NOW_S,
+    installed=lambda _library: True,
+    free_bytes=lambda _folder: 1 << 40,
+    memory_bytes=lambda: 1 << 36,
+)
+
+
+def unmeasured():
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/proc/meminfo")
+
+
+@pytest.mark.parametrize(
+    ("lacks", "named"),
+    [
+        ({"installed": lambda library: library != "onnxruntime"}, "edgeveil[infer]"),
+        ({"installed": lambda library: library != "torch"}, "edgeveil[train]"),
+        ({"now_s": lambda: 0.0}, "1970-01-01"),
+        ({"free_bytes": lambda _folder: 511 << 20}, "511 MiB"),
+        ({"memory_bytes": lambda: LEAST_MEMORY_BYTES // 2}, "128 MiB"),
+        ({"memory_bytes": unmeasured}, "/proc/meminfo"),
+    ],
+)
+def test_each_want_is_said_alone(tmp_path, lacks, named):
+    box = site(tmp_path, policy={"min_devices": 3, "allowed_methods": ("fm", "dp_sgd")})
+    assert self_check(box, SOUND) == []
+    (only,) = self_check(box, replace(SOUND, **lacks))
+    assert named in only
+
+
+def test_a_clock_behind_the_device_s_own_files_is_not_believed(tmp_path):
+    (tmp_path / "ledger.sqlite").touch()
+    for ahead_s, believed in ((86401, False), (86399, True)):
+        os.utime(tmp_path / "ledger.sqlite", (NOW_S, NOW_S + ahead_s))
+        assert (self_check(site(tmp_path), SOUND) == []) is believed
+
+
+def test_data_that_are_not_there_or_cannot_be_read_are_named(tmp_path):
+    path = tmp_path / "own.npz"
+    box = site(tmp_path, data={"name": "own", "source": "npz", "path": path})
+    assert "is not there" in self_check(box, SOUND)[0]
+    path.write_bytes(b"no archive")
+    assert self_check(box, SOUND) == []  # not read at the start
+    assert str(path) in self_check(box, SOUND, read_records=True)[0]
+    assert self_check(site(tmp_path), SOUND, read_records=True) == []  # the digits

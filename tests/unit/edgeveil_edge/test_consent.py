@@ -1,13 +1,20 @@
 """The owner's word: every key of the policy can refuse a job, and no record is read for it."""
 
 import pytest
-import yaml
-from edge_kit import FIRST, PLAN, QUADRATIC, Device, Loader, Round, job
+import torch
+from edge_kit import FIRST, PLAN, QUADRATIC, Device, Loader, Round, announcement, job
 
 from edgeveil.config.policy import Policy
-from edgeveil.jobs import compile_job, parse_plan
+from edgeveil.errors import ProtocolError, UsageError
+from edgeveil.jobs import compile_job
+from edgeveil.parts.features.onnx import sha256_hex
+from edgeveil.parts.models import python_model
+from edgeveil.plugins import code_digest
+from edgeveil.protocol.device import InstallJob
 from edgeveil.protocol.device_round import SealedAnswer
+from edgeveil.protocol.sealed import JobPackage
 from edgeveil_edge.consent import refusals
+from tests.kits.backbone_files import small_backbone
 
 QUOTE = PLAN.quote()
 
@@ -38,8 +45,7 @@ def test_each_key_refuses_before_a_record_is_read(key, value, tmp_path):
     answer = device.declines(PLAN, QUADRATIC)
     assert answer.why.startswith(f"policy.{key}: ")
     assert answer.cause == ("budget" if "lifetime" in key or "inference" in key else "policy")
-    assert device.load.reads == 0
-    assert device.ledger.spent().epsilon == 0
+    assert device.load.reads == device.ledger.spent().epsilon == 0
 
 
 def test_uploads_in_their_order_need_the_owners_word(tmp_path):
@@ -76,44 +82,24 @@ def test_an_inference_only_device_does_not_judge_the_training(tmp_path):
     device.seals(PLAN, FIRST)
 
 
-def test_a_schema_whose_width_would_tell_how_many_records_there_are_is_refused():
+@pytest.mark.parametrize(("width", "refused"), [(163, False), (164, True)])
+def test_a_schema_whose_width_would_tell_how_many_records_there_are_is_refused(width, refused):
     """Read so wide, some thousands of records fit memory and one more would not."""
-
-    def of_pictures(height, width):
-        schema = {
-            "origin": "public",
-            "label": {"classes": ("a", "b", "c")},
-            "image": {"size": (height, width)},
-        }
-        data = {"source": "bench", "schema": schema, "nominal_records": 30}
-        return compile_job(job(data=data, features=({"name": "random", "dimension": 8},)))
-
-    policy = Policy()
-    values = (2 << 30) // 4 // policy.max_records  # of one record, that so many have room
-    assert 163 * 164 <= values < 164 * 164
-    told = [str(one) for one in refusals(policy, of_pictures(163, 164), trains=True)]
-    assert not any("max_records" in one for one in told)
-    told = [str(one) for one in refusals(policy, of_pictures(164, 164), trains=True)]
-    assert any("20000 records would not fit memory" in one for one in told)
+    policy, label = Policy(), {"classes": ("a", "b", "c")}
+    assert (width * 164 > (2 << 30) // 4 // policy.max_records) is refused
+    schema = {"origin": "public", "label": label, "image": {"size": (width, 164)}}
+    data = {"source": "bench", "schema": schema, "nominal_records": 30}
+    plan = compile_job(job(data=data, features=({"name": "random", "dimension": 8},)))
+    told = [str(one) for one in refusals(policy, plan, trains=True)]
+    assert any("max_records" in one or "would not fit memory" in one for one in told) is refused
 
 
 def of_columns(*names, label="rich", **schema):
-    columns = [{"name": name, "number": [0, 1]} for name in names]
-    said = {"column": label, "classes": ["no", "yes"]}
-    data = {
-        "source": "bench",
-        "nominal_records": 100,
-        "schema": {"origin": "public", "label": said, "columns": columns, **schema},
-    }
-    text = {
-        "job": "columns",
-        "data": data,
-        "features": [{"name": "identity"}],
-        "train": {"method": "fm"},
-        "unsupervised": {"eval_type": "NOT_EVAL"},
-        "privacy": {"epsilon": 1},
-    }
-    return parse_plan(yaml.safe_dump(text))
+    columns = tuple({"name": name, "number": (0.0, 1.0)} for name in names)
+    said = {"column": label, "classes": ("no", "yes")}
+    schema = {"origin": "public", "label": said, "columns": columns, **schema}
+    data = {"source": "bench", "nominal_records": 100, "schema": schema}
+    return compile_job(job(data=data, unsupervised={"eval_type": "NOT_EVAL"}, encrypt={}))
 
 
 def columns_refused(plan, *allowed, trains=True):
@@ -126,20 +112,131 @@ def test_columns_that_the_owner_does_not_name_are_not_read(trains):
     plan = of_columns("age", "hours_week")
     assert list(refusals(Policy(), plan, trains=trains)) == []
     assert columns_refused(plan, "age", "hours_*", "rich", trains=trains) == ""
-    told = columns_refused(plan, "age", "rich", trains=trains)
-    assert "policy.allowed_columns: the job reads column 'hours_week'. add it" in told
-    assert "column 'rich'" in columns_refused(plan, "age", "hours_week", trains=trains)
-    assert "column 'age' and 2 more" in columns_refused(plan, trains=trains)
+    for allowed, named in (
+        (("age", "rich"), "hours_week"),
+        (("age", "hours_week"), "rich"),
+        ((), "'age' and 2 more"),
+    ):
+        assert named in columns_refused(plan, *allowed, trains=trains)
 
 
 def test_a_name_that_a_job_gives_to_a_column_is_not_the_file_s():
-    plan = of_columns("age", header=["diagnosis", "age", "rich"])
-    renamed = of_columns("age", header=["age", "x", "rich"])  # it reads the first column
-    assert "column 'age', the file's #2" in columns_refused(plan, "age", "rich")
+    plan = of_columns("age", header=("diagnosis", "age", "rich"))
+    renamed = of_columns("age", header=("age", "x", "rich"))  # it reads the first column
+    assert "#2" in columns_refused(plan, "age", "rich")
     assert columns_refused(plan, "#2", "#3") == columns_refused(plan, "*") == ""
-    assert "the file's #1" in columns_refused(renamed, "#2", "#3")
-
-
-def test_a_job_without_a_schema_reads_every_column():
-    assert "reads every column there is" in columns_refused(PLAN, "age")
+    assert "#1" in columns_refused(renamed, "#2", "#3")
+    assert columns_refused(PLAN, "age")  # without a schema a job reads every column
     assert columns_refused(PLAN, "*") == ""
+
+
+TAKES_SGD = {
+    "min_devices": 3,
+    "allowed_methods": ("sgd",),
+    "accept_unproven": True,
+    "accept_unprotected": True,
+}
+
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+
+
+FUNCTION = f"{__name__}:Net"
+
+
+def allowing(digest, function=FUNCTION):
+    return {**TAKES_SGD, "allowed_python_models": ({"function": function, "sha256": digest},)}
+
+
+NET = {"name": "python", "function": FUNCTION}
+CODE_PLAN = compile_job(
+    job(
+        features=(),
+        model={**NET, "weights": (("weight", (3, 4)), ("bias", (3,)))},
+        train={"method": "sgd", "rounds": 1},
+        privacy={"epsilon": 4.0, "delta": 1e-5, "accept_unproven": True},
+        unsupervised={"every_rounds": 0},
+    )
+)
+
+
+def test_where_the_owner_allows_its_code_the_device_trains(tmp_path):
+    device = Device(tmp_path, policy=allowing(code_digest(FUNCTION))).knows(CODE_PLAN)
+    assert set(device.seals(CODE_PLAN, 1)) == {"module.weight", "module.bias"}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [TAKES_SGD, allowing("0" * 64), allowing(code_digest(FUNCTION), f"{__name__}:allowing")],
+    ids=["not allowed", "other files", "another function"],
+)
+def test_without_that_neither_code_nor_records_are_read(tmp_path, monkeypatch, policy):
+    device = Device(tmp_path, policy=policy).knows(CODE_PLAN)
+    monkeypatch.setattr(python_model, "loaded", lambda _function: pytest.fail("the code ran"))
+    assert device.declines(CODE_PLAN, 1).why.startswith("policy.allowed_python_models: ")
+    assert device.load.reads == 0
+
+
+def test_the_digest_is_of_the_package_s_files_and_runs_none_of_them(tmp_path, monkeypatch):
+    package = tmp_path / "owners_nets"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('it ran')")
+    (package / "net.py").write_text("class Net: ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = code_digest("owners_nets.net:Net")
+    code_digest.cache_clear()
+    (package / "helper.py").write_text("")
+    assert code_digest("owners_nets.net:Net") != found, "what it imports counts too"
+    for function in ("no_such_package:Net", "sys:exit"):
+        with pytest.raises(UsageError, match="files of its own"):
+            code_digest(function)
+
+
+def test_a_file_of_the_version_before_is_read_and_its_wide_word_refused():
+    assert Policy.model_validate({"allow_python_models": False}) == Policy()
+    with pytest.raises(ValueError, match="allowed_python_models"):
+        Policy.model_validate({"allow_python_models": True})
+
+
+BACKBONE = small_backbone(side=2, features=3)
+DIGEST = sha256_hex(BACKBONE)
+
+
+def plan_for(graph):
+    digest = sha256_hex(graph)
+    form = {"input_form": (1, 2, 2), "output_dim": 3, "input_scale": 1.0}
+    entry = {"name": "onnx", "sha256": digest, **form}
+    plan = compile_job(job(features=({"name": "identity"}, entry)))
+    return plan.with_artifacts({digest: graph})
+
+
+BACKED_PLAN = plan_for(BACKBONE)
+
+
+def backed(folder, *allowed, **changes):
+    return Device(folder, policy={"min_devices": 3, "allowed_backbones": allowed}, **changes)
+
+
+@pytest.mark.parametrize("allowed", [(), ("0" * 64,)], ids=["none", "another"])
+@pytest.mark.parametrize("role", ["train", "infer"])
+def test_another_is_refused_by_its_digest_before_a_record_is_read(tmp_path, allowed, role):
+    box = backed(tmp_path, *allowed, role=role).knows(BACKED_PLAN)
+    answer = box.declines(BACKED_PLAN, FIRST)
+    assert answer.why.startswith("policy.allowed_backbones: ") and DIGEST in answer.why
+    assert box.load.reads == box.ledger.spent().epsilon == 0
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [(), (small_backbone(side=2, features=3, seed=1),), (BACKBONE, b"more")],
+    ids=["none", "another", "more"],
+)
+def test_what_comes_with_the_job_must_be_what_it_names(tmp_path, sent):
+    box = backed(tmp_path, DIGEST)
+    package = JobPackage(BACKED_PLAN.job.canonical(), b"graph", sent)
+    with pytest.raises(ProtocolError) as caught:
+        box.host.perform(InstallJob(announcement(BACKED_PLAN, box.keys()), package))
+    assert caught.value.reason == "wrong_backbone"
+    assert box.store.load().jobs == {}

@@ -106,7 +106,7 @@ def replace(backup, box):
 
 
 @pytest.mark.parametrize("restore", [overwrite, replace])
-@pytest.mark.parametrize("after", [0, 1, 2], ids=lambda n: f"{n} links later")
+@pytest.mark.parametrize("after", [0, 2], ids=lambda n: f"{n} links later")
 def test_a_backup_restored_under_a_running_device_is_noticed_before_a_record_is_read(
     tmp_path, after, restore
 ):
@@ -117,17 +117,15 @@ def test_a_backup_restored_under_a_running_device_is_noticed_before_a_record_is_
     stopped(device)
     shutil.copytree(box, backup)
     device = started(box, plan)
-    sent = answers(device, rounds[1 : 1 + after])
+    sent = early + answers(device, rounds[1 : 1 + after])
     spent, reads = device.ledger.spent(HEX), device.load.reads
     restore(backup, box)
-    following = rounds[1 + after]
-    declined = device.answer(following)
+    declined = device.answer(rounds[1 + after])
     if (restore, after) == (overwrite, 0):  # nothing was put back that was not there
         assert not isinstance(declined, NoAnswer)
         return
     assert isinstance(declined, NoAnswer)
     assert "the privacy ledger was altered or lost a part" in declined.why
-    assert "with the device stopped, put back the newest copies" in declined.why
     assert device.load.reads == reads
     assert isinstance(device.answer(rounds[0]), NoAnswer)  # nor is anything recalled
     stopped(device)
@@ -136,13 +134,11 @@ def test_a_backup_restored_under_a_running_device_is_noticed_before_a_record_is_
         for file in FILES:
             (box / f"{file}.aside").replace(box / file)
         assert read_ledger(box / LEDGER_FILE).links == 2 + after
-        again = started(box, plan)
-        assert again.ledger.spent(HEX) == spent
-        assert answers(again, rounds[: 1 + after]) == early + sent
-        assert again.load.reads == 0
     else:  # begun again from the backup alone: the same answers
         for file in box.glob("ledger.sqlite-*"):
             file.unlink()
         overwrite(backup, box)
-        again = started(box, plan)
-        assert answers(again, rounds[: 1 + after]) == early + sent
+    again = started(box, plan)
+    assert restore is overwrite or again.ledger.spent(HEX) == spent
+    assert answers(again, rounds[: 1 + after]) == sent
+    assert restore is overwrite or again.load.reads == 0

@@ -38,13 +38,10 @@ def write_parquet(path, x, y):
 WRITERS = {"csv": write_csv, "npz": write_npz, "idx": write_idx, "parquet": write_parquet}
 
 
-def box(folder, source, **data):
+def box(folder, source):
     """A device whose records are read from `folder/records`, as they really are."""
-    block = {"name": "bench", "source": source, "path": folder / "records", **data}
-    if source == "csv":
-        block.setdefault("header", True)
-    if source == "idx":
-        block["labels_path"] = folder / "labels"
+    more = {"csv": {"header": True}, "idx": {"labels_path": folder / "labels"}}.get(source, {})
+    block = {"name": "bench", "source": source, "path": folder / "records", **more}
     return Device(folder / "state", load_own, data=block).knows(PLAN)
 
 
@@ -54,29 +51,26 @@ def why(device):
     return answer.why
 
 
-def test_records_of_another_shape_decline_and_cost_nothing(tmp_path):
-    write_npz(tmp_path / "records", X[:, :3], Y)
-    assert "shape [3], the job learns from [4]" in why(box(tmp_path, "npz"))
-
-
 def cut(path):
     path.write_bytes(path.read_bytes()[:-3])
 
 
-GONE = [(source, Path.unlink, "no such file") for source in WRITERS]
-CUT = [(source, cut, "records") for source in WRITERS if source != "csv"]
+SPOILT = [(source, Path.unlink) for source in WRITERS]
+SPOILT += [(source, cut) for source in WRITERS if source != "csv"]
 
 
-@pytest.mark.parametrize(("source", "spoil", "said"), GONE + CUT)
-def test_a_file_that_is_gone_or_shorter_than_it_says_declines_until_it_is_back(
-    source, spoil, said, tmp_path
-):
+def test_records_of_another_shape_decline_and_cost_nothing(tmp_path):
+    write_npz(tmp_path / "records", X[:, :3], Y)
+    assert "shape" in why(box(tmp_path, "npz"))
+
+
+@pytest.mark.parametrize(("source", "spoil"), SPOILT)
+def test_a_file_that_is_gone_or_of_another_size_declines_until_it_is_back(source, spoil, tmp_path):
     path = tmp_path / "records"
     WRITERS[source](path, X, Y)
     whole, device = path.read_bytes(), box(tmp_path, source)
     spoil(path)
-    told = why(device)
-    assert said in told and str(path) in told
+    assert str(path) in why(device)
     path.write_bytes(whole)
     device.seals(PLAN, QUADRATIC)
 

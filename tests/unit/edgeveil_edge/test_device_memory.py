@@ -12,7 +12,6 @@ from edgeveil.jobs import compile_job
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.protocol.device import JobClosed
-from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from edgeveil_edge.compute import Computation, Computer, TaughtJob
@@ -81,11 +80,9 @@ def test_release_and_memory_are_durable_together_or_not_at_all(tmp_path, monkeyp
     def dies(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Ledger, "_keep", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Ledger, "_keep", dies)
         answered(one, 2)
-    monkeypatch.undo()
-    monkeypatch.setattr("edge_kit.trained", lambda plan: dict(plan.cloud.initial_state()))
     again = one.restarted(policy=POLICY)
     assert again.ledger.recall(HEX, 2) is None
     assert again.ledger.kept(HEX) == memory
@@ -97,30 +94,23 @@ def test_release_and_memory_are_durable_together_or_not_at_all(tmp_path, monkeyp
 def test_it_is_gone_with_the_job_and_nothing_of_it_stays_in_the_file(tmp_path):
     one = device(tmp_path)
     answered(one, 1)
-    memory = one.ledger.kept(HEX)
+    values = kept(one)["stc"].tobytes()
     one.host.store(JobClosed(JOB_ID, "completed"))
     assert one.ledger.kept(HEX) == b""
     one.ledger.close()
     with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    raw = (tmp_path / "ledger.sqlite").read_bytes()
-    values = unpack_tensors(memory)["stc"].tobytes()
-    assert values not in raw
+    assert values not in (tmp_path / "ledger.sqlite").read_bytes()
 
 
 def test_more_than_the_owner_allows_is_declined_and_nothing_released(tmp_path):
     one = device(tmp_path)
-    site = one.site.model_copy(
-        update={"limits": one.site.limits.model_copy(update={"memory_bytes": 59})}
-    )
-    one.host._work.site = site
-    sealed = Round(PLAN, 1, one.keys())
-    answer = one.answer(sealed)
-    assert isinstance(answer, NoAnswer)
-    assert "limits.memory_bytes" in answer.why
+    small = one.site.limits.model_copy(update={"memory_bytes": 59})
+    one.host._work.site = one.site.model_copy(update={"limits": small})
+    assert "limits.memory_bytes" in one.declines(PLAN, 1).why
     assert one.ledger.recall(HEX, 1) is None
     one.host._work.site = one.site
-    assert isinstance(one.answer(sealed), SealedAnswer)
+    one.seals(PLAN, 1)
 
 
 def test_a_cloud_cannot_put_words_into_the_device_s_memory(tmp_path):

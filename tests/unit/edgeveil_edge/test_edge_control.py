@@ -7,30 +7,26 @@ from dataclasses import is_dataclass
 
 import pytest
 
-from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import UsageError
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol import device, device_round
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import RoundId
+from edgeveil.transport.listener import connect_unix
 from edgeveil_edge.compute_process import ComputeProcess
 from edgeveil_edge.control import CONTROL_FILE, ControlSocket, ask
-from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.main import DeviceProcess, Lanes
 from edgeveil_tools.cli import main
-from tests.unit.edgeveil_edge.edge_kit import site
+from tests.unit.edgeveil_edge.edge_kit import own_site
 from tests.unit.edgeveil_edge.test_conditions import WELL
 
 
-def heard(folder, work, obey=None):
+def heard(folder, work, obey):
     """`work()` in a thread while a device of this folder listens."""
 
-    async def echo(command):
-        return {"state": command}
-
     async def run():
-        control = ControlSocket(folder, obey or echo)
+        control = ControlSocket(folder, obey)
         await control.start()
         try:
             return await asyncio.to_thread(work)
@@ -40,41 +36,24 @@ def heard(folder, work, obey=None):
     return asyncio.run(run())
 
 
-def raw(folder, line):
-    """What is answered to a line of whatever form."""
-    from edgeveil.transport.listener import connect_unix
-
-    with connect_unix(folder / CONTROL_FILE, 30.0) as connection:
-        connection.sendall(line)
-        with connection.makefile("rb") as stream:
-            return json.loads(stream.readline())
-
-
-def test_the_socket_is_the_owner_s_alone_and_goes_with_the_device(tmp_path):
-    path = tmp_path / CONTROL_FILE
-    assert heard(tmp_path, lambda: stat.S_IMODE(path.stat().st_mode)) == 0o600
-    assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (b"pause\n", "no line of JSON"),
-        (b"[" * 1000 + b"\n", "no line of JSON"),
-        (b"x" * 100_000 + b"\n", "no line of JSON"),
-        (b"[]\n", "names no command"),
-        (b'{"command": "stop"}\n', "names no command"),
-        (b'{"command": ["pause"]}\n', "names no command"),
-    ],
-)
-def test_anything_else_changes_nothing_and_is_told(tmp_path, line, said):
-    obeyed = []
+def test_anything_but_a_command_changes_nothing_and_is_told(tmp_path):
+    obeyed, path = [], tmp_path / CONTROL_FILE
 
     async def obey(command):
         obeyed.append(command)
 
-    assert said in heard(tmp_path, lambda: raw(tmp_path, line), obey)["error"]
-    assert obeyed == []
+    def work():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for line in (
+            *(b"pause\n", b"[" * 1000 + b"\n", b"x" * 100_000 + b"\n", b"[]\n"),
+            *(b'{"command": "stop"}\n', b'{"command": ["pause"]}\n'),
+        ):
+            with connect_unix(path, 30.0) as connection, connection.makefile("rb") as stream:
+                connection.sendall(line)
+                assert "error" in json.loads(stream.readline())
+
+    heard(tmp_path, work, obey)
+    assert obeyed == [] and not path.exists()
 
 
 def test_what_fails_at_the_device_is_told_and_it_goes_on(tmp_path):
@@ -91,10 +70,7 @@ def test_what_fails_at_the_device_is_told_and_it_goes_on(tmp_path):
 
 @pytest.fixture
 def own(tmp_path):
-    for peer in ("cloud", "proxy"):
-        SigningKey.generate().public().save(tmp_path / f"{peer}.pub")
-    DeviceIdentity.load_or_create(tmp_path)
-    return site(tmp_path, conditions={"charging": True})
+    return own_site(tmp_path, conditions={"charging": True})
 
 
 def running(own, box, work):
@@ -137,18 +113,10 @@ def test_a_pause_holds_over_a_restart_until_it_is_taken_back(own):
 
 
 def written(own):
-    """Its site file."""
+    """Its site file, without a page."""
     path = own.state_dir / "edge.yaml"
-    path.write_text(
-        f"""edge:
-  name: kitchen
-  broker: {{url: "mqtt://127.0.0.1:1"}}
-  state_dir: {own.state_dir}
-  cloud_key_file: {own.cloud_key_file}
-  proxy_key_file: {own.proxy_key_file}
-  data: {{name: bench, source: digits}}
-"""
-    )
+    plain = own.model_dump(mode="json", exclude_unset=True, exclude={"page"})
+    path.write_text(json.dumps({"edge": plain}))
     return path
 
 
@@ -159,14 +127,14 @@ def test_the_owner_is_told_what_was_declined_and_what_will_not_fit_any_more(own,
         limit = own.policy.max_inference_epsilon
         request = JobRequest(job.hex(), 1e-5, (softmax_event(10, 0.6 * limit),))
         process.device.ledger.open_job(request, Limits(1, 1, 1e-4, limit))
-        for number, cause in ((1, "budget"), (2, "budget"), (3, "conditions")):
-            at = RoundId(job, number, 1)
+        refused = [(3, "conditions"), (2, "budget"), (1, "budget")]
+        for number, cause in reversed(refused):
             told = {"job": "short", "round": number, "cause": cause, "why": f"reason {number}"}
-            process.device.host.report(fx.Report("declined", told, at))
+            process.device.host.report(fx.Report("declined", told, RoundId(job, number, 1)))
         told = ask(own.state_dir, "status")
         assert told["budget"]["next_refusal"]["limit"] == "max_inference_epsilon"
-        newest = [(one["round"], one["cause"], one["why"]) for one in told["refused_lately"]]
-        assert newest == [(3, "conditions", "reason 3"), (2, "budget", "reason 2")]
+        newest = [(one["round"], one["cause"]) for one in told["refused_lately"]]
+        assert newest == refused[:2]
         assert main(["edge", "status", "--config", str(path)]) == 0
         shown = capsys.readouterr().out
         assert "reason 3" in shown and "policy.max_inference_epsilon" in shown
@@ -187,13 +155,12 @@ def test_an_error_at_the_warm_up_is_told_in_the_log_without_its_text(caplog):
 
 
 def test_what_reads_records_has_a_lane_of_its_own():
-    made_here = [
+    tasks = [
         one
         for module in (device, device_round)
         for one in vars(module).values()
-        if is_dataclass(one)
+        if is_dataclass(one) and one.__module__ == module.__name__
     ]
-    tasks = [one for one in made_here if one.__module__ in (device.__name__, device_round.__name__)]
     with Lanes() as lanes:
         where = {made.__name__: lanes.of(made.__new__(made)) for made in tasks}
         assert [name for name, lane in where.items() if lane is lanes.records] == ["ComputeAnswer"]

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from edgeveil.config.edge import Inference
 from edgeveil.data.schema import DataSchema, schema_metadata
@@ -38,108 +37,82 @@ def model(turn=0, entries=None):
 async def served(folder, onnx=None, **settings):
     """A service with this release that listens in `folder`: how to ask it, and its releases."""
     releases = ReleaseStore(folder / "releases")
-    releases.install("first", model() if onnx is None else onnx, {})
+    if onnx is not None:
+        releases.install("first", onnx, {})
     path = folder / "predict.sock"
 
-    async def ask(method, target, content=b"", kind=JSON, extra=()):
+    async def ask(method, target, content=b"", kind=JSON, host="localhost", length=None):
         reader, writer = await asyncio.open_unix_connection(path)
-        lines = [f"{method} {target} HTTP/1.1", f"Content-Type: {kind}", "Connection: close"]
-        lines += [
-            *extra,
-            *(["Host: localhost"] if not any("Host:" in line for line in extra) else []),
-        ]
-        lines += [f"Content-Length: {len(content)}"] * (method == "POST" and not extra)
-        writer.write("\r\n".join([*lines, "", ""]).encode() + content)
+        length = len(content) if length is None else length
+        head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\n"
+        writer.write(f"{head}Connection: close\r\nContent-Length: {length}\r\n\r\n".encode())
+        writer.write(content)
         head, _, text = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
-        return int(head.split(b" ")[1]), text
+        return int(head.split(b" ")[1]), json.loads(text)
 
     service = InferenceService(Inference(socket=path, **settings), releases)
     await service.start()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     try:
         yield ask, releases
     finally:
         await service.stop()
+    assert not path.exists()
 
 
 def asked(**what):
     return json.dumps(what).encode()
 
 
+async def release_of(ask):
+    return (await ask("GET", "/v1/model"))[1]["release"]
+
+
 async def test_one_record_and_a_batch_are_answered_as_predict_answers(tmp_path):
-    async with served(tmp_path) as (ask, releases):
+    async with served(tmp_path, model()) as (ask, releases):
         expected = predict(releases.current().path, np.array(X)).plain()
-        status, text = await ask("POST", "/v1/predict", asked(records=X))
-        assert (status, json.loads(text)) == (
-            200,
-            {"release": "0001-first", "predictions": expected},
-        )
-        for content, kind in (
-            (asked(record=X[1]), JSON),
-            (np.array(X[1], "<f4").tobytes(), "application/octet-stream"),
+        found = await ask("POST", "/v1/predict", asked(records=X))
+        assert found == (200, {"release": "0001-first", "predictions": expected})
+        raw = np.array(X[1], "<f4").tobytes()
+        for content, kind in ((asked(record=X[1]), JSON), (raw, "application/octet-stream")):
+            _, answer = await ask("POST", "/v1/predict", content, kind)
+            assert [one["label"] for one in answer["predictions"]] == [expected[1]["label"]]
+
+
+async def test_what_holds_no_records_is_refused_and_the_service_goes_on(tmp_path):
+    async with served(tmp_path, model()) as (ask, _releases):
+        one = asked(record=[1, 2])
+        for content, kind, status in (
+            *((raw, JSON, 400) for raw in (b"{", b"[" * 100_000, b"[]", asked(records=[]))),
+            *((asked(records=bad), JSON, 400) for bad in ([[1, 2, 3]], [[1, 2], [3]])),
+            *((asked(record=bad), JSON, 400) for bad in (["1", "2"], [1, None])),
+            *((bytes(size), "application/octet-stream", 400) for size in (0, 12)),
+            (one, "text/plain", 415),
+            (one.ljust(REQUEST_BYTES), JSON, 200),
         ):
-            status, text = await ask("POST", "/v1/predict", content, kind)
-            found = json.loads(text)["predictions"]
-            assert [one["label"] for one in found] == [expected[1]["label"]]
-
-
-@pytest.mark.parametrize(
-    ("content", "kind", "status", "said"),
-    [
-        (b"{", JSON, 400, "is no JSON"),
-        (b"[" * 100_000, JSON, 400, "is no JSON"),
-        (b"[]", JSON, 400, "names no records"),
-        (asked(records=[]), JSON, 400, "has shape"),
-        (asked(records=[[1, 2, 3]]), JSON, 400, "has shape (1, 3)"),
-        (asked(records=[[1, 2], [3]]), JSON, 400, "differ in length"),
-        (asked(record=["1", "2"]), JSON, 400, "no real numbers"),
-        (asked(record=[1, None]), JSON, 400, "no real numbers"),
-        (b"", "application/octet-stream", 400, "has 0 bytes"),
-        (bytes(12), "application/octet-stream", 400, "has 12 bytes"),
-        (asked(record=[1, 2]), "text/plain", 415, "send application/json"),
-    ],
-)
-async def test_what_holds_no_records_is_refused_with_the_reason(
-    tmp_path, content, kind, status, said
-):
-    async with served(tmp_path) as (ask, _releases):
-        got, text = await ask("POST", "/v1/predict", content, kind)
-        assert got == status
-        assert said in json.loads(text)["error"]
-        assert (await ask("GET", "/v1/model"))[0] == 200  # it goes on
-
-
-async def test_a_body_is_bounded_by_its_header_before_it_is_read(tmp_path):
-    async with served(tmp_path) as (ask, _):
-        extra = (f"Content-Length: {REQUEST_BYTES + 1}",)  # nothing of it is ever sent
-        assert (await ask("POST", "/v1/predict", extra=extra))[0] == 413
-        at_most = asked(record=[1, 2]).ljust(REQUEST_BYTES)
-        assert (await ask("POST", "/v1/predict", at_most))[0] == 200
+            assert (await ask("POST", "/v1/predict", content, kind))[0] == status
+        # Nothing of this one is ever sent.
+        assert (await ask("POST", "/v1/predict", length=REQUEST_BYTES + 1))[0] == 413
 
 
 async def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):
-    async with served(tmp_path) as (ask, _releases):
-        content = asked(record=[1, 2])
-        for host, status in (
-            ("evil.example", 403),
-            ("evil.example:8710", 403),
-            ("127.0.0.1:8710", 200),
-            ("[::1]:8710", 200),
-            ("localhost", 200),
+    async with served(tmp_path, model()) as (ask, _releases):
+        for hosts, status in (
+            (("evil.example", "evil.example:8710"), 403),
+            (("127.0.0.1:8710", "[::1]:8710", "localhost"), 200),
         ):
-            extra = (f"Content-Length: {len(content)}", f"Host: {host}")
-            assert (await ask("POST", "/v1/predict", content, extra=extra))[0] == status
-            assert (await ask("GET", "/v1/model", extra=extra[1:]))[0] == status
+            for host in hosts:
+                sent = await ask("POST", "/v1/predict", asked(record=[1, 2]), host=host)
+                assert sent[0] == (await ask("GET", "/v1/model", host=host))[0] == status
 
 
 async def test_a_new_release_and_a_rollback_answer_without_a_lost_request(tmp_path):
-    async with served(tmp_path) as (ask, releases):
-        first, second = (
-            predict_labels(turn, tmp_path) for turn in (0, 1)
-        )  # of the same records, by each model alone
+    async with served(tmp_path, model()) as (ask, releases):
+        first, second = (predict_labels(turn, tmp_path) for turn in (0, 1))
+        of = {"0001-first": first, "0002-second": second}
         assert first != second
-        stop = asyncio.Event()
-        answers = []
+        stop, answers = asyncio.Event(), []
 
         async def client():
             while not stop.is_set():
@@ -154,14 +127,11 @@ async def test_a_new_release_and_a_rollback_answer_without_a_lost_request(tmp_pa
             known = len(answers)
             while len(answers) < known + 12:
                 await asyncio.sleep(0)
-            text = json.loads(answers[-1][1])
-            assert text["release"] == release
+            assert answers[-1][1]["release"] == release
         stop.set()
         await asyncio.gather(*clients)
-        of = {"0001-first": first, "0002-second": second}
-        for status, text in answers:
+        for status, told in answers:
             assert status == 200
-            told = json.loads(text)
             assert [one["label"] for one in told["predictions"]] == of[told["release"]]
 
 
@@ -171,31 +141,23 @@ def predict_labels(turn, folder):
     return predict(path, np.array(X)).labels.tolist()
 
 
-async def test_a_release_that_may_not_run_leaves_the_one_before_at_work(tmp_path, monkeypatch):
-    async with served(tmp_path) as (ask, releases):
-        releases.install("second", b"no graph at all", {})
-        status, text = await ask("POST", "/v1/predict", asked(record=[1, 0]))
-        assert (status, json.loads(text)["release"]) == (200, "0001-first")
-        releases.install("third", GRAPH, {})  # a graph without weights of its own
-        assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0001-first"
-        releases.install("fourth", model(1), {})
-        assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0004-fourth"
-
-
-async def test_a_model_whose_schema_makes_larger_records_than_it_takes_is_not_loaded(tmp_path):
+async def test_a_release_that_may_not_run_leaves_the_one_before_at_work(tmp_path):
+    """Nor is a model loaded whose schema makes larger records than it takes."""
     plain = {
         "origin": "public",
         "label": {"column": "y", "classes": ["a", "b", "c"]},
         "columns": [{"name": ["v", "w"], "category": [str(k) for k in range(4096)]}],
     }
-    schema = DataSchema.model_validate_json(json.dumps(plain))
-    hostile = model(1, schema_metadata(schema))
-    assert "differ from the model's" in run_trial(hostile)
-    async with served(tmp_path) as (ask, releases):
-        releases.install("second", hostile, {})
-        status, text = await ask("POST", "/v1/predict", asked(records=[{}] * 9))
-        assert (status, "records" in json.loads(text)["error"]) == (400, True)
-        assert json.loads((await ask("GET", "/v1/model"))[1])["release"] == "0001-first"
+    wide = model(1, schema_metadata(DataSchema.model_validate_json(json.dumps(plain))))
+    assert run_trial(wide)
+    async with served(tmp_path, model()) as (ask, releases):
+        for bad in (b"no graph at all", GRAPH, wide):  # the second has no weights of its own
+            releases.install("bad", bad, {})
+            status, answer = await ask("POST", "/v1/predict", asked(record=[1, 0]))
+            assert (status, answer["release"]) == (200, "0001-first")
+            assert (await ask("POST", "/v1/predict", asked(records=[{}] * 9)))[0] == 400
+        releases.install("fifth", model(1), {})
+        assert await release_of(ask) == "0005-fifth"
 
 
 def test_names_of_a_model_or_a_job_do_not_steer_the_terminal(tmp_path, capsys):
@@ -216,26 +178,13 @@ def test_names_of_a_model_or_a_job_do_not_steer_the_terminal(tmp_path, capsys):
     assert not {"\x1b", "\r"} & {*told.out, *told.err}
 
 
-async def test_before_the_first_release_it_says_so(tmp_path):
-    path = tmp_path / "predict.sock"
-    service = InferenceService(Inference(socket=path), ReleaseStore(tmp_path / "releases"))
-    await service.start()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    reader, writer = await asyncio.open_unix_connection(path)
-    writer.write(b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert b" 503 " in await reader.readline()
-    writer.close()
-    await service.stop()
-    assert not path.exists()
-
-
-async def test_a_stale_release_answers_unless_its_owner_said_stop(tmp_path):
+async def test_before_the_first_release_and_where_a_stale_one_stops_it_answers_none(tmp_path):
     async with served(tmp_path) as (ask, releases):
+        one = "POST", "/v1/predict", asked(record=X[1])
+        assert (await ask("GET", "/v1/model"))[0] == (await ask(*one))[0] == 503
         releases.install("first", model(), {"sequence": 7, "expires_s": 1.0})
-        assert (await ask("POST", "/v1/predict", asked(record=X[1])))[0] == 200
+        assert (await ask(*one))[0] == 200
         releases.follow("stop")
-        status, text = await ask("POST", "/v1/predict", asked(record=X[1]))
-        assert status == 503
-        assert "was not renewed" in json.loads(text)["error"]
+        assert (await ask(*one))[0] == 503
         releases.apply([7], [], 1e12)
-        assert (await ask("POST", "/v1/predict", asked(record=X[1])))[0] == 200
+        assert (await ask(*one))[0] == 200

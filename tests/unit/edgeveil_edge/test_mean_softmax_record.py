@@ -1,6 +1,7 @@
 """One record's price of a mean softmax: what it moves, through the real loader and graph."""
 
-from contextlib import closing, contextmanager
+from contextlib import closing
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -36,13 +37,13 @@ def test_no_record_moves_the_vector_by_more_than_its_price_counts(nominal, seed)
     """Sums below, at and beyond the cap, and records that pull to the other side."""
     rng = np.random.default_rng(seed)
     for classes in (2, 3, 10, 100):
+        certain, none = np.eye(classes)[0], np.zeros(classes)
         for count in {0, 1, nominal - 1, nominal, nominal + 1, 3 * nominal}:
-            p = rng.dirichlet(np.full(classes, 0.1), max(count, 0))
+            p = rng.dirichlet(np.full(classes, 0.1), count)
             total = np.floor(p * ONE).astype(np.int64).sum(axis=0)
-            for one in (np.eye(classes, dtype=np.int64)[0] * ONE, np.floor(
-                rng.dirichlet(np.full(classes, 0.3)) * ONE
-            ).astype(np.int64), np.zeros(classes, np.int64)):  # fmt: skip
-                before, after = mean_steps(total, nominal), mean_steps(total + one, nominal)
+            for one in (certain, rng.dirichlet(np.full(classes, 0.3)), none):
+                moved = total + np.floor(one * ONE).astype(np.int64)
+                before, after = mean_steps(total, nominal), mean_steps(moved, nominal)
                 assert distance(before, after) <= record_steps(classes, nominal)
                 for steps in (before, after):
                     assert steps.min() >= 0
@@ -62,22 +63,20 @@ def test_the_price_is_no_larger_than_it_has_to_be(nominal):
 @pytest.mark.parametrize("seed", range(4))
 def test_random_neighbours_through_loader_and_graph_keep_to_both_prices(tmp_path, seed):
     """Records in a file, with NaN and infinity among them; one of them removed."""
-    rng, count = np.random.default_rng(seed), 40
+    rng, count, path = np.random.default_rng(seed), 40, tmp_path / "own.npz"
     data = {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": 30}
     plan = compile_job(kit.job(data={**data, "evaluation_share": 0.3}))
     nominal = plan.job.data.nominal_evaluation_records
     session = SharedSession().session(plan.graph(), 3)
-    weights = plan.graph_weights({
-        **plan.cloud.model(plan.cloud.initial_state()),
-        "weight": rng.normal(0, 40, (4, 3)).astype(np.float32),
-    })  # fmt: skip
+    model = plan.cloud.model(plan.cloud.initial_state())
+    model["weight"] = rng.normal(0, 40, (4, 3)).astype(np.float32)
+    weights = plan.graph_weights(model)
+    own = kit.site(tmp_path, data={"name": "bench", "source": "npz", "path": path})
     x = rng.normal(size=(count, 4)).astype(np.float32)
     x[0, 0], x[1, 1] = np.nan, np.inf
-    path = tmp_path / "own.npz"
 
     def upload(kept):
         np.savez(path, x=kept, y=np.zeros(len(kept), np.int64))
-        own = kit.site(tmp_path, data={"name": "bench", "source": "npz", "path": path})
         _, evaluation = Computer(own, KEY).records(plan.job.data.evaluation_share)
         return mean_steps(session.summed_softmax(evaluation.x, weights), nominal)
 
@@ -99,45 +98,28 @@ def test_both_units_are_priced_printed_and_limited_together(tmp_path):
     assert (found.unit, found.epsilon) == ("device", pytest.approx(60))
     assert found.record_epsilon == pytest.approx(60 / 17, rel=1e-3)
     assert Fraction(found.record_epsilon) >= Fraction(60, 17)
-    for text in (
-        str(found),
-        guarantee_text({"inference": {**found.plain, "epsilon_per_round": 20}}, "inference"),
-    ):
-        assert "per device" in text
-        assert "per record ε = 3.53" in text
+    report = {"inference": {**found.plain, "epsilon_per_round": 20}}
+    for text in (str(found), guarantee_text(report, "inference")):
+        assert "per device" in text and "per record ε = 3.53" in text
         assert "protects nothing" not in text
     request = JobRequest("job", 1e-5, (event,) * 3)
-    wide = {
-        "max_epsilon_per_job": 10.0,
-        "lifetime_epsilon": 50.0,
-        "lifetime_delta": 1e-4,
-        "max_inference_epsilon": 100.0,
-    }
-    assert check_job(request, Limits(**wide), ()).inference == found
+    wide = Limits(10.0, 50.0, 1e-4, 100.0)
+    assert check_job(request, wide, ()).inference == found
     for limit in ({"max_inference_epsilon": 59}, {"max_inference_record_epsilon": 3.5}):
-        with pytest.raises(PrivacyError, match="the owner allows") as caught:
-            check_job(request, Limits(**{**wide, **limit}), ())
+        with pytest.raises(PrivacyError) as caught:
+            check_job(request, replace(wide, **limit), ())
         assert caught.value.where == f"policy.{next(iter(limit))}"
     rows = softmax_event(10, 3.0, samples=4)  # another job's, per record alone
-    both = request, JobRequest("rows", 1e-5, (rows,))
-    with ledger_of(tmp_path, Limits(**wide), *both) as ledger:
+    with closing(Ledger(tmp_path / "ledger.sqlite", "bench")) as ledger:
+        for each in (request, JobRequest("rows", 1e-5, (rows,))):
+            ledger.open_job(each, wide)
+            ledger.commit(each.job_id, 1, list(each.events), b"sent")
+            ledger.close_job(each.job_id)
         both = ledger.spent(purpose=INFER)
         assert (both.unit, both.epsilon) == ("record", pytest.approx(60 / 17 + 3, rel=1e-3))
-        more = JobRequest("more", 1e-5, (event,) * 3)
         with pytest.raises(PrivacyError) as caught:  # the device's limit still counts
-            ledger.check(more, Limits(**wide))
+            ledger.check(JobRequest("more", 1e-5, (event,) * 3), wide)
         assert caught.value.where == "policy.max_inference_epsilon"
-
-
-@contextmanager
-def ledger_of(folder, limits, *requests):
-    """A ledger in which these jobs have released all that they asked for."""
-    with closing(Ledger(folder / "ledger.sqlite", "bench")) as ledger:
-        for request in requests:
-            ledger.open_job(request, limits)
-            ledger.commit(request.job_id, 1, list(request.events), b"sent")
-            ledger.close_job(request.job_id)
-        yield ledger
 
 
 def test_an_event_of_before_has_its_old_form_and_the_devices_price():

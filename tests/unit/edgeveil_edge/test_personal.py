@@ -7,6 +7,7 @@ import edge_kit as kit
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from sklearn.datasets import load_digits
 
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.data.split import SPLIT_KEY_FILE, split_once
@@ -19,19 +20,19 @@ from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.parts.models.mlp import NetworkParameters
-from edgeveil_edge.personal import personalise, told
+from edgeveil_edge.personal import personalise
 from edgeveil_edge.predict import RELEASES, predict
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, DeviceStore, split_fact
 
-CHANCE = np.random.default_rng(4)
 
-
-def of_features():
+def of_features(weight=None):
     weights = {
         "centre": np.full(64, 0.1, np.float32),
         "radius": np.full(1, 0.5, np.float32),
-        "weight": CHANCE.normal(0, 0.3, (64, 10)).astype(np.float32),
+        "weight": np.random.default_rng(4).normal(0, 0.3, (64, 10)).astype(np.float32)
+        if weight is None
+        else weight,
     }
     return bake(build_graph(Identity(IdentityParameters(input_scale=16)), (64,), 10), weights)
 
@@ -53,11 +54,10 @@ def test_a_head_is_what_the_graph_computes_last_and_is_replaced_alone(name):
     made, shape = MODELS[name]
     graph = made()
     head = find_head(graph)
-    x = CHANCE.normal(4, 4, (5, *shape)).astype(np.float32)
+    x = np.random.default_rng(4).normal(4, 4, (5, *shape)).astype(np.float32)
     session = open_session(with_output(graph, head.features))
     phi = run_session(session, head.features, {"x": x}).astype(np.float64)
-    logits = phi @ head.weight + (0 if head.bias is None else head.bias)
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    powers = np.exp(phi @ head.weight + (0 if head.bias is None else head.bias))
     before = OnnxModel(graph).probabilities(x, {})
     np.testing.assert_allclose(powers / powers.sum(axis=1, keepdims=True), before, atol=1e-5)
     assert head.replaced(graph, head.weight, head.bias) == graph
@@ -69,13 +69,11 @@ def test_a_head_is_what_the_graph_computes_last_and_is_replaced_alone(name):
 
 
 def test_a_model_without_a_linear_head_is_refused():
+    form = TensorProto.FLOAT, ["N", 3]
     node = helper.make_node("Softmax", ["x"], ["probabilities"], axis=1)
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3])
-        for name in ("x", "probabilities")
-    )
+    x, y = (helper.make_tensor_value_info(name, *form) for name in ("x", "probabilities"))
     model = helper.make_model(helper.make_graph([node], "bare", [x], [y]))
-    with pytest.raises(DataError, match="no softmax of a linear layer"):
+    with pytest.raises(DataError):
         find_head(model.SerializeToString())
 
 
@@ -95,27 +93,25 @@ def learned(site, graph=None):
 
 
 def two_digits():
-    """A box that sees threes and eights alone."""
-    from sklearn.datasets import load_digits
-
+    """Records of a box that sees threes and eights alone."""
     digits = load_digits()
     mine = np.isin(digits.target, (3, 8))
     return digits.data[mine].astype(np.float32), digits.target[mine]
 
 
 def test_a_box_learns_its_own_kind_of_records_and_the_release_stays_as_it_is(tmp_path):
-    site = a_box(tmp_path, *two_digits())
-    graph = of_features()
+    x, y = two_digits()
+    x[0], y[1], y[2] = np.nan, 10, -1  # these are left out
+    site, graph = a_box(tmp_path, x, y), of_features()
     found = learned(site, graph)
+    assert found.training_records + found.evaluation_records == len(y) - 3
     assert found.personal_accuracy > max(0.85, found.shared_accuracy + 0.2)
     assert ReleaseStore(site.state_dir / RELEASES).current().path.read_bytes() == graph
     personal = site.state_dir / "personal"
     assert {one.stat().st_mode & 0o777 for one in personal.iterdir()} == {0o600}
-    x, y = two_digits()
-    shared = predict(site.state_dir, x).labels
-    own = predict(site.state_dir, x, personal=True)
+    shared, own = (predict(site.state_dir, x, personal=mine) for mine in (False, True))
     assert own.model == "0001-a, personal"
-    assert np.mean(own.labels == y) > np.mean(shared == y) + 0.2
+    assert np.mean(own.labels == y) > np.mean(shared.labels == y) + 0.2
 
 
 def test_records_are_read_as_the_release_reads_them(tmp_path):
@@ -131,14 +127,12 @@ def test_records_are_read_as_the_release_reads_them(tmp_path):
     }
     features = Identity(IdentityParameters(input_scale=1))
     entries = schema_metadata(DataSchema.model_validate_json(json.dumps(schema)))
-    site = a_box(tmp_path, np.zeros((1, 2)), np.zeros(1))
+    graph = bake(build_graph(features, (2,), 2), weights, entries)
     rows = [f"{k},5,{'low' if k < 500 else 'high'}" for k in range(5, 1000, 10)]
     (tmp_path / "records.csv").write_text("\n".join(["size,age,kind", *rows]))
-    data = site.data.model_copy(
-        update={"source": "csv", "path": tmp_path / "records.csv", "header": True}
-    )
-    graph = bake(build_graph(features, (2,), 2), weights, entries)
-    found = learned(site.model_copy(update={"data": data}), graph)
+    site = a_box(tmp_path, np.zeros((1, 2)), np.zeros(1))
+    own = {"source": "csv", "path": tmp_path / "records.csv", "header": True}
+    found = learned(site.model_copy(update={"data": site.data.model_copy(update=own)}), graph)
     assert found.training_records + found.evaluation_records == len(rows)
     assert found.shared_accuracy == 1
 
@@ -171,23 +165,12 @@ def test_the_split_is_the_devices_own(share, tmp_path):
     assert found.evaluation_records == len(evaluation)
     assert JobData.model_fields["evaluation_share"].default == USUAL_SHARE
     assert (found.shared_accuracy is None) == (share == 0)
-    assert ("neither learned" in " ".join(told(found, site.state_dir))) == (share > 0)
-
-
-def test_records_that_cannot_be_used_are_left_out(tmp_path):
-    x, y = two_digits()
-    x[0], y[1], y[2] = np.nan, 10, -1
-    site = a_box(tmp_path, x, y)
-    found = learned(site)
-    assert found.training_records + found.evaluation_records == len(y) - 3
 
 
 def test_with_a_release_that_knows_better_its_own_head_stands(tmp_path):
-    chance = np.random.default_rng(8)
-    x = chance.normal(size=(40, 64)).astype(np.float32)
+    x = np.random.default_rng(8).normal(size=(40, 64)).astype(np.float32)
     site = a_box(tmp_path, x, np.arange(40) % 10)  # nothing can be learned
-    flat = find_head(of_features())
-    graph = flat.replaced(of_features(), np.zeros((64, 10)), None)
+    graph = of_features(np.zeros((64, 10), np.float32))
     found = learned(site, graph)
     assert found.pull is None
     assert found.personal_loss == found.shared_loss == pytest.approx(np.log(10))

@@ -4,26 +4,23 @@ import os
 import time
 
 import pytest
+from test_blob_transfers import TO, fetch, put
 
 from edgeveil.config.blobs import BlobBucket
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.transfer import (
-    FetchBeside,
     FetchedBeside,
     GrantPut,
     LaidDown,
-    PutBeside,
     ShowBlob,
     describe,
     is_allowed,
 )
-from edgeveil.transport.blob_client import BlobClient
 from edgeveil.transport.blob_store import BucketStore, taken
 
 DATA = os.urandom((6 << 20) + 7)  # more than one part of an S3 upload
 BLOB = describe(DATA, 65024)
-TO = fx.ProxyAddress()
 
 
 @pytest.fixture(scope="module")
@@ -51,41 +48,31 @@ def bucket(folder, endpoint, expires_s=600.0):
     return BucketStore(BlobBucket(url="s3://fleet/blobs", options_file=options), expires_s)
 
 
-@pytest.fixture
-def client():
-    made = BlobClient(silent_s=5.0, first_pause_s=0.01)
-    yield made
-    made.close()
-
-
 def test_a_blob_is_had_by_a_signed_url_without_the_credentials(tmp_path, endpoint, client):
     store = bucket(tmp_path, endpoint)
     url = store.show(ShowBlob(BLOB, DATA)).url
     assert is_allowed(url, [f"{endpoint}/fleet/blobs/"])
     assert "secret" not in url
-    assert client.carry(FetchBeside(BLOB, url, 20.0)) == FetchedBeside(DATA)
+    assert fetch(client, url, BLOB) == FetchedBeside(DATA)
 
 
 def test_a_blob_is_put_by_a_signed_url_and_taken_once(tmp_path, endpoint, client):
     store = bucket(tmp_path, endpoint)
     grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
     assert is_allowed(grant.url, [f"{endpoint}/fleet/blobs/"])
-    assert client.carry(PutBeside(BLOB, grant.url, 20.0, DATA)) == LaidDown()
+    assert put(client, grant.url, DATA) == LaidDown()
     assert b"".join(taken(store, grant.name, BLOB)) == DATA
     with pytest.raises(ProtocolError, match="not_there"):
         list(taken(store, grant.name, BLOB))
 
 
-@pytest.mark.parametrize(
-    ("put", "why"), [(DATA + b"x", "wrong_size"), (DATA[:-1] + b"x", "wrong_bytes")]
-)
-def test_what_is_not_the_blob_is_not_taken(tmp_path, endpoint, client, put, why):
+def test_what_is_not_the_blob_is_not_taken(tmp_path, endpoint, client):
     store = bucket(tmp_path, endpoint)
-    grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
-    other = describe(put, 65024)
-    assert client.carry(PutBeside(other, grant.url, 20.0, put)) == LaidDown()
-    with pytest.raises(ProtocolError, match=why):
-        list(taken(store, grant.name, BLOB))
+    for data, why in ((DATA + b"x", "wrong_size"), (DATA[:-1] + b"x", "wrong_bytes")):
+        grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
+        assert put(client, grant.url, data) == LaidDown()
+        with pytest.raises(ProtocolError, match=why):
+            list(taken(store, grant.name, BLOB))
 
 
 def test_what_no_url_leads_to_is_swept(tmp_path, endpoint, client):
@@ -93,4 +80,4 @@ def test_what_no_url_leads_to_is_swept(tmp_path, endpoint, client):
     url = store.show(ShowBlob(BLOB, DATA)).url
     time.sleep(2.1)  # the store's own clock, in whole seconds
     store.sweep()
-    assert client.carry(FetchBeside(BLOB, url, 20.0)) == fx.WorkFailed("expired")
+    assert fetch(client, url, BLOB) == fx.WorkFailed("expired")

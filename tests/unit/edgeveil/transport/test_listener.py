@@ -32,12 +32,7 @@ except Exception as error:
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "said"),
-    [
-        (64, 1024, "1024 256"),
-        (300, 400, "400 100"),
-        (64, 128, "the process may open 128 files, it needs 256"),
-    ],
+    ("soft", "hard", "said"), [(64, 1024, "1024 256"), (300, 400, "400 100"), (64, 128, "128")]
 )
 def test_the_file_limit_is_raised_and_the_bound_follows(soft, hard, said):
     script = LIMITS.format(soft=soft, hard=hard)
@@ -66,31 +61,27 @@ def test_a_unix_socket_is_for_its_user_or_a_group(tmp_path, folder, for_group):
         connect_unix(path, 1.0)
 
 
-@pytest.mark.parametrize("broken", ["absent", "open", "mixed", "encrypted", "authority"])
-def test_tls_files_that_cannot_be_used_are_named(tmp_path, broken):
+def test_tls_files_that_cannot_be_used_are_named(tmp_path):
     authority = Authority(tmp_path)
-    cert, key = authority.issue("localhost")
+    empty = tmp_path / "empty.crt"
+    empty.write_text("")
+    (a, _), (b, open_key), (c, _), (d, sealed), (e, sound) = (
+        authority.issue(f"host-{number}") for number in range(5)
+    )
+    a.unlink()
+    open_key.chmod(0o644)
+    authority.encrypt(sealed, b"word")
     ca = authority.cert_file
-    match broken:
-        case "absent":
-            cert.unlink()
-        case "open":
-            key.chmod(0o644)
-        case "mixed":
-            _, key = authority.issue("other")
-        case "encrypted":
-            authority.encrypt(key, b"word")
-        case "authority":
-            ca = tmp_path / "empty.crt"
-            ca.write_text("")
-    with pytest.raises(EdgeVeilError) as caught:
-        server_context(cert, key, ca)
-    assert Path(caught.value.where) in (cert, key, ca) and caught.value.fix
+    for files in (
+        *((a, sound, ca), (b, open_key, ca), (c, sound, ca), (d, sealed, ca), (e, sound, empty)),
+    ):
+        with pytest.raises(EdgeVeilError) as caught:
+            server_context(*files)
+        assert Path(caught.value.where) in files and caught.value.fix
 
 
-@pytest.mark.parametrize(
-    ("host", "peer"),
-    [
+def test_a_peer_is_an_ipv4_address_or_an_ipv6_64():
+    for host, peer in (
         ("192.0.2.7", "192.0.2.7"),
         ("::ffff:192.0.2.7", "192.0.2.7"),
         ("2001:db8:0:1:aaaa::1", "2001:db8:0:1::"),
@@ -98,23 +89,15 @@ def test_tls_files_that_cannot_be_used_are_named(tmp_path, broken):
         ("2001:db8:0:2::2", "2001:db8:0:2::"),
         ("fe80::1%lo", "fe80::"),
         ("", ""),
-    ],
-)
-def test_a_peer_is_an_ipv4_address_or_an_ipv6_64(host, peer):
-    assert peer_of(host) == peer
+    ):
+        assert peer_of(host) == peer
 
 
-@pytest.mark.parametrize(
-    ("name", "group", "what"),
-    [
-        ("kept.txt", None, "another file has this name"),
-        ("x" * 120, None, "too long"),
-        ("a.sock", "no-such-group", "no group 'no-such-group'"),
-    ],
-)
-def test_a_unix_socket_that_cannot_be_had_is_told(tmp_path, name, group, what):
+def test_a_unix_socket_that_cannot_be_had_is_told(tmp_path):
     (tmp_path / "kept.txt").write_text("kept")
-    with pytest.raises(UsageError, match=what) as caught:
-        unix_socket(tmp_path / name, group)
-    assert caught.value.where == str(tmp_path / name) and caught.value.fix
+    names = ("kept.txt", None), ("x" * 120, None), ("a.sock", "no-such-group")
+    for name, group in names:
+        with pytest.raises(UsageError) as caught:
+            unix_socket(tmp_path / name, group)
+        assert caught.value.where == str(tmp_path / name) and caught.value.fix
     assert (tmp_path / "kept.txt").read_text() == "kept"

@@ -12,22 +12,26 @@ import ssl
 import subprocess
 import sys
 import textwrap
-from contextlib import nullcontext
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 
 import pytest
 
 from edgeveil.errors import BrokerError, CryptoError, EdgeVeilError, SystemFault, UsageError
+from edgeveil.transport import health
 from edgeveil.transport import process as process_module
+from edgeveil.transport.health import Health, Probe, writable
+from edgeveil.transport.http import Request
 from edgeveil.transport.process import (
     OwnFolder,
     first_of,
     make_signing_key,
-    own_signing_key,
     run_until_stopped,
     stop_signals,
     watchdog_s,
 )
-from edgeveil_edge.identity import DeviceIdentity
 
 
 def test_a_folder_has_one_owner_until_its_release(tmp_path):
@@ -50,15 +54,14 @@ def test_a_process_ends_where_its_folder_is_moved_from_under_it(tmp_path, monkey
     async def main(stop):
         with OwnFolder(state) as folder:
             waiting = asyncio.ensure_future(folder.gone())
-            done, _ = await asyncio.wait([waiting], timeout=0.2)
-            assert not done
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
             state.rename(tmp_path / "moved")
             if then == "a copy":
                 shutil.copytree(tmp_path / "moved", state)
             elif then == "an empty folder":
                 state.mkdir()
             await first_of(stop, waiting)
-        return 0
 
     with pytest.raises(SystemFault, match="moved") as caught:
         run_until_stopped(main)
@@ -73,13 +76,6 @@ def test_a_damaged_key_is_not_replaced(tmp_path):
     assert (tmp_path / "cloud.key").read_text() == "nonsense"
 
 
-async def forever(ended, name):
-    try:
-        await asyncio.Event().wait()
-    finally:
-        ended.append(name)
-
-
 async def fails():
     raise BrokerError("refused")
 
@@ -91,44 +87,32 @@ async def returns():
 @pytest.mark.parametrize("ends", [None, fails, returns])
 async def test_the_stop_or_the_end_of_one_task_ends_all(ends):
     stop, ended = asyncio.Event(), []
+
+    async def forever(name):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
     if ends is None:
         asyncio.get_running_loop().call_later(0.02, stop.set)
     with pytest.raises(BrokerError, match="refused") if ends is fails else nullcontext():
-        await first_of(stop, forever(ended, "a"), ends() if ends else forever(ended, "b"))
+        await first_of(stop, forever("a"), ends() if ends else forever("b"))
     assert sorted(ended) == (["a"] if ends else ["a", "b"])
 
 
 async def test_a_task_that_does_not_end_cannot_hold_the_process(monkeypatch):
     monkeypatch.setattr("edgeveil.transport.process.EXIT_S", 0.05)
-    freed = asyncio.Event()
+    freed, stop = asyncio.Event(), asyncio.Event()
 
     async def stubborn():
         while not freed.is_set():
-            try:
+            with suppress(asyncio.CancelledError):
                 await freed.wait()
-            except asyncio.CancelledError:
-                continue
 
-    stop = asyncio.Event()
     stop.set()
     await first_of(stop, stubborn())
     freed.set()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_a_clean_stop(number):
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-
-    async def main(stop):
-        os.kill(os.getpid(), number)
-        await asyncio.wait_for(stop.wait(), 20)
-        return 7
-
-    try:
-        assert run_until_stopped(main) == 7
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 STUBBORN = """
@@ -148,93 +132,53 @@ STUBBORN = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_at_once(number):
+def test_a_second_signal_ends_at_once():
     command = [sys.executable, "-c", textwrap.dedent(STUBBORN)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             assert process.stdout.readline() == "stopping\n"
-            process.send_signal(number)
-            assert process.wait(20) == -number
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == -signal.SIGTERM
         finally:
             process.kill()
 
 
-def code_of(error):
-    """With which exit code a process ends that raises this."""
-
-    async def main(_stop):
-        raise error
-
-    with pytest.raises(EdgeVeilError) as caught:
-        run_until_stopped(main)
-    return caught.value.exit_code
-
-
-def behind(cause, error):
-    """The error as it is raised where `cause` was met, and not shown."""
-    try:
-        try:
-            raise cause
-        except Exception:
-            raise error from None
-    except EdgeVeilError as made:
-        return made
-
-
-_OWNERS = [OSError(errno.ENOTDIR, "no"), OSError("AF_UNIX path too long"), ssl.SSLError(1, "no")]
+OWNERS = [OSError(errno.ENOTDIR, "no"), OSError("AF_UNIX path too long"), ssl.SSLError(1, "no")]
 
 
 @pytest.mark.parametrize(
     ("cause", "code"),
     [
         *((OSError(one, "no"), 1) for one in (errno.EROFS, errno.ENOSPC, errno.EADDRINUSE, 2)),
-        *((one, 2) for one in (*_OWNERS, None)),
+        *((one, 2) for one in (*OWNERS, None)),
     ],
 )
 def test_what_the_machine_lacks_is_tried_again_and_what_the_owner_wrote_is_not(cause, code):
-    error = UsageError("cannot be used")
-    assert code_of(error if cause is None else behind(cause, error)) == code
+    async def main(_stop):
+        try:
+            if cause:
+                raise cause
+        except Exception:
+            raise UsageError("cannot be used") from None
+        raise UsageError("cannot be used")
+
+    with pytest.raises(EdgeVeilError) as caught:
+        run_until_stopped(main)
+    assert caught.value.exit_code == code
 
 
 def test_a_task_that_nobody_waits_for_ends_the_process_with_its_error():
     async def main(stop):
-        def begin():
-            asyncio.ensure_future(fails())  # noqa: RUF006 - forgotten, as in the case
-
-        begin()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        asyncio.ensure_future(fails())  # noqa: RUF006 - forgotten, as in the case
+        await asyncio.sleep(0.01)
         gc.collect()
         await stop.wait()
         return 0
 
     with pytest.raises(BrokerError, match="refused"):
         run_until_stopped(main)
-
-
-@pytest.mark.parametrize("name", ["cloud", "proxy", "identity"])
-def test_where_the_fleets_key_is_gone_no_other_is_made(tmp_path, name):
-    state, given = tmp_path / "state", {f"state/{name}.key": "0" * 64}
-    state.mkdir()
-    (tmp_path / "inventory.json").write_text(json.dumps({"given": given}))
-    make = DeviceIdentity.load_or_create if name == "identity" else None
-    load = DeviceIdentity.load if name == "identity" else None
-    for _ in ("installed", "never given one"):
-        with pytest.raises(SystemFault, match="mount the disk"):
-            load(state) if load else own_signing_key(state, name)
-        assert list(state.iterdir()) == []
-        if given:
-            with pytest.raises(SystemFault, match="mount the disk"):
-                make(state) if make else make_signing_key(state, name)
-            given = {}
-            (tmp_path / "inventory.json").write_text(json.dumps({"given": given}))
-    made = make(state) if make else make_signing_key(state, name)
-    again = load(state) if load else own_signing_key(state, name)
-    assert again == made
 
 
 @pytest.fixture
@@ -259,47 +203,37 @@ raise SystemExit(run_until_stopped(main))
 """
 
 
-def test_a_process_is_ready_alive_and_says_that_it_stops(manager):
+HANGING = PROCESS.replace('tell("READY=1")', 'tell("READY=1")\n    import time; time.sleep(600)')
+
+
+def test_a_process_is_ready_alive_and_says_that_it_stops_or_hangs(manager):
     environ = {**os.environ, "NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "100000"}
-    running = subprocess.Popen([sys.executable, "-c", PROCESS], env=environ)
-    heard = [manager.recv(100) for _ in range(4)]
-    assert heard.count(b"READY=1") == 1 and heard.count(b"WATCHDOG=1") == 3
-    running.terminate()
-    while (said := manager.recv(100)) == b"WATCHDOG=1":
-        pass
-    assert said == b"STOPPING=1"
-    assert running.wait(10) == 0
+    with subprocess.Popen([sys.executable, "-c", PROCESS], env=environ) as running:
+        heard = [manager.recv(100) for _ in range(4)]
+        assert heard.count(b"READY=1") == 1 and heard.count(b"WATCHDOG=1") == 3
+        running.terminate()
+        while (said := manager.recv(100)) == b"WATCHDOG=1":
+            pass
+        assert said == b"STOPPING=1"
+        assert running.wait(10) == 0
+    with subprocess.Popen([sys.executable, "-c", HANGING], env=environ) as running:
+        assert manager.recv(100) == b"READY=1"
+        manager.settimeout(1)
+        with pytest.raises(TimeoutError):
+            manager.recv(100)
+        running.kill()
 
 
-@pytest.mark.parametrize(
-    ("environ", "limit_s"),
-    [
+def test_the_watchdog_is_this_processs_own():
+    for environ, limit_s in (
         ({}, None),
         ({"WATCHDOG_USEC": "3000000"}, 3.0),
         ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
         ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
         ({"WATCHDOG_USEC": "soon"}, None),
         ({"WATCHDOG_USEC": "0"}, None),
-    ],
-)
-def test_the_watchdog_is_this_processs_own(environ, limit_s):
-    assert watchdog_s(environ) == limit_s
-
-
-HANGING = PROCESS.replace('tell("READY=1")', 'tell("READY=1")\n    import time; time.sleep(600)')
-
-
-def test_a_loop_that_hangs_falls_silent(manager):
-    environ = {**os.environ, "NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "100000"}
-    running = subprocess.Popen([sys.executable, "-c", HANGING], env=environ)
-    try:
-        assert manager.recv(100) == b"READY=1"
-        manager.settimeout(1)
-        with pytest.raises(TimeoutError):
-            manager.recv(100)
-    finally:
-        running.kill()
-        running.wait()
+    ):
+        assert watchdog_s(environ) == limit_s
 
 
 def test_who_ignores_the_terminals_end_goes_on_ignoring_it():
@@ -309,3 +243,81 @@ def test_who_ignores_the_terminals_end_goes_on_ignoring_it():
     finally:
         signal.signal(signal.SIGHUP, before)
     assert signal.SIGHUP in stop_signals()
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+async def test_the_page_names_the_parts_that_fail_and_nothing_else():
+    async def later():
+        return False
+
+    page = await Health({"broker": lambda: True}).page(Request("GET", "/"))
+    assert (page.status, page.body) == (200, b'{"status": "ok"}')
+    checks = {"broker": lambda: "link_down", "machine": lambda: True, "store": later}
+    page = await Health(checks).page(Request("GET", "/"))
+    assert page.status == 503
+    assert json.loads(page.body) == {
+        "status": "degraded",
+        "parts": ["broker", "store"],
+        "reasons": {"broker": "link_down", "store": "store_fails"},
+        "live": True,
+    }
+    stuck = await Health({"machine": lambda: "stuck"}).state()
+    assert (stuck["reasons"], stuck["live"]) == ({"machine": "stuck"}, False)
+
+
+async def test_a_disk_that_hangs_is_told_and_asked_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 0.05)
+    os.mkfifo(tmp_path / "health.probe")  # opening it to write waits for a reader
+    clock, pipe = Clock(), tmp_path / "health.probe"
+    check = Probe(lambda: writable(tmp_path), clock)
+    assert await check() is not True
+    assert await check() is not True  # the first look still waits
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    while check._looking is not None:
+        assert await check() is not True  # a pipe cannot be synced
+    os.close(reader)
+    pipe.unlink()
+    clock.now_s += health.PROBE_EVERY_S
+    assert await check() is True
+
+
+async def test_a_disk_that_is_gone_and_a_missing_thread_are_named(tmp_path):
+    def none_left():
+        raise RuntimeError("can't start new thread")
+
+    assert await Probe(lambda: writable(tmp_path / "gone"))() == "enoent"
+    clock = Clock()
+    check = Probe(none_left, clock)
+    for _ in range(2):  # it is looked at again, not failed for good
+        assert await check() == "no_thread"
+        clock.now_s += health.PROBE_EVERY_S
+
+
+def test_two_loops_share_one_look_and_both_hear_at_once(monkeypatch):
+    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 10.0)
+    looks, begun, go_on = [], threading.Event(), threading.Event()
+
+    def look():
+        looks.append(1)
+        begun.set()
+        return go_on.wait(10)
+
+    check = Probe(look, Clock())
+
+    async def ask():
+        return await check()
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(asyncio.run, ask())
+        assert begun.wait(10)
+        second = threads.submit(asyncio.run, ask())
+        time.sleep(0.1)  # it waits for the look by now
+        go_on.set()
+        assert first.result(5) and second.result(5)
+    assert len(looks) == 1

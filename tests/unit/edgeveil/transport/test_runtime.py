@@ -1,17 +1,23 @@
 """The runtime: effects in order, work that fails, refusals, timers and the end."""
 
 import asyncio
+import json
 import logging
 import threading
+import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from edgeveil import logs
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import BlobPart, Need, decode, encode
+from edgeveil.protocol.messages import BlobPart, Need, RoundId, decode, encode
+from edgeveil.transport import runtime as runtime_module
 from edgeveil.transport.link import LinkDown
+from edgeveil.transport.metrics import REASONS, Linked, Metrics, bounded
 from edgeveil.transport.runtime import INBOX_EVENTS, Refusals, Runtime
 
 LOG = logging.getLogger("edgeveil.test")
@@ -23,10 +29,10 @@ SEND = fx.Send(fx.ProxyAddress(), NEED)
 class Script:
     """A machine that answers each event as told and notes what it saw."""
 
-    def __init__(self, answer):
-        self.seen = []
-        self.at = None
-        self._answer = answer
+    at = None
+
+    def __init__(self, answer=lambda event: []):
+        self.seen, self._answer = [], answer
 
     def handle(self, event, now_s):
         self.seen.append(event)
@@ -36,10 +42,10 @@ class Script:
 class Diary:
     """A host and a link that write down what happened, in order."""
 
+    down = None
+
     def __init__(self, work=lambda task: task):
-        self.lines = []
-        self._work = work
-        self.down = None
+        self.lines, self.perform = [], work
 
     def store(self, item):
         self.lines.append(("store", item))
@@ -48,9 +54,6 @@ class Diary:
     def together(self):
         yield
         self.lines.append("durable")
-
-    def perform(self, task):
-        return self._work(task)
 
     def report(self, report):
         self.lines.append(("report", report.what))
@@ -63,10 +66,11 @@ class Diary:
 
 
 @asynccontextmanager
-async def fed(script, diary, executor=None):
+async def fed(script, diary, executor=None, **more):
     """A runtime that is fed, and ends as in a process."""
     with ThreadPoolExecutor(1) as one:
-        runtime = Runtime(script, diary, diary.publish, executor or one, LOG, LIMIT)
+        runtime = Runtime(script, diary, diary.publish, executor or one, LOG, LIMIT, **more)
+        assert not runtime.turns  # nobody feeds it yet
         feeding = asyncio.create_task(runtime.run())
         try:
             async with asyncio.timeout(20):
@@ -74,6 +78,7 @@ async def fed(script, diary, executor=None):
         finally:
             feeding.cancel()
             await asyncio.wait([feeding])
+            assert not runtime.turns
 
 
 async def until(condition):
@@ -136,11 +141,10 @@ FRAMES = {
 
 
 async def test_bad_frames_are_counted_by_reason_and_never_raise():
-    script, diary = Script(lambda event: []), Diary()
+    script, diary = Script(), Diary()
     async with fed(script, diary) as runtime:
-        for frames in FRAMES.values():
-            for frame in frames:
-                await runtime.receive(fx.CloudAddress(), frame)
+        for frame in (frame for frames in FRAMES.values() for frame in frames):
+            await runtime.receive(fx.CloudAddress(), frame)
         assert not runtime.takes(None, encode(NEED))
         await runtime.receive(fx.CloudAddress(), encode(NEED))
         await until(lambda: script.seen)
@@ -164,17 +168,17 @@ async def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes
 
 
 async def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent():
-    plan = {
-        "start": [fx.SetTimer("a", 0.05), fx.SetTimer("b", 0.05), fx.SetTimer("c", 0.01)],
-        "again": [
-            fx.SetTimer("a", 0.4),
-            fx.SetTimer("between", 0.2),
-            fx.CancelTimer("b"),
-            fx.CancelTimer("unknown"),
-        ],
-        "once more": [fx.SetTimer("a", 0.01)],
+    timers = {
+        "start": {"a": 0.05, "b": 0.05, "c": 0.01},
+        "again": {"a": 0.4, "between": 0.2, "b": None, "unknown": None},
+        "once more": {"a": 0.01},
     }
-    script = Script(lambda e: plan.get(getattr(e, "what", None), []))
+
+    def answer(event):
+        found = timers.get(getattr(event, "what", None), {}).items()
+        return [fx.CancelTimer(k) if s is None else fx.SetTimer(k, s) for k, s in found]
+
+    script = Script(answer)
 
     def fired():
         return [event.name for event in script.seen if isinstance(event, fx.Timer)]
@@ -189,21 +193,17 @@ async def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silen
 
 
 async def test_nothing_happens_after_the_end():
-    effects = [fx.SetTimer("t", 0.2), fx.Work("slow")]
-    script, began, ended = Script(started(effects)), threading.Event(), threading.Event()
+    script = Script(started([fx.SetTimer("t", 0.2), fx.Work("slow")]))
+    began, ended = threading.Event(), threading.Event()
 
     def slow(task):
         began.set()
         return ended.wait(20)
 
     with ThreadPoolExecutor(1) as executor:
-        diary = Diary(slow)
-        runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
-        feeding = asyncio.create_task(runtime.run())
-        runtime.post(fx.Command("start"))
-        await until(began.is_set)
-        feeding.cancel()
-        await asyncio.wait([feeding])
+        async with fed(script, Diary(slow), executor) as runtime:
+            runtime.post(fx.Command("start"))
+            await until(began.is_set)
         ended.set()
         # Each ends after what it follows: the one thread works, and the loop's timers run out,
         # in their order.
@@ -214,23 +214,19 @@ async def test_nothing_happens_after_the_end():
 
 
 async def test_work_of_one_lane_holds_up_none_of_another():
-    effects = [fx.Work("slow"), fx.Work("quick")]
-    script, ended = Script(started(effects)), threading.Event()
+    script = Script(started([fx.Work("slow"), fx.Work("quick")]))
+    ended = threading.Event()
 
     def perform(task):
         return ended.wait(20) if task == "slow" else task
 
     with ThreadPoolExecutor(1) as slow, ThreadPoolExecutor(1) as others:
-        diary = Diary(perform)
         lane = {"slow": slow, "quick": others}.__getitem__
-        runtime = Runtime(script, diary, diary.publish, lane, LOG, LIMIT)
-        feeding = asyncio.create_task(runtime.run())
-        runtime.post(fx.Command("start"))
-        await until(lambda: len(script.seen) == 2)
-        ended.set()
-        await until(lambda: len(script.seen) == 3)
-        feeding.cancel()
-        await asyncio.wait([feeding])
+        async with fed(script, Diary(perform), lane) as runtime:
+            runtime.post(fx.Command("start"))
+            await until(lambda: len(script.seen) == 2)
+            ended.set()
+            await until(lambda: len(script.seen) == 3)
     assert script.seen[1:] == [fx.WorkDone("quick", "quick"), fx.WorkDone("slow", True)]
 
 
@@ -243,7 +239,7 @@ LARGE = BlobPart(b"b" * 32, 0, 0, bytes(63_900))
     ids=["many", "few large ones"],
 )
 async def test_a_machine_that_is_far_behind_makes_the_link_wait(message, room):
-    script, diary = Script(lambda event: []), Diary()
+    script, diary = Script(), Diary()
     runtime = Runtime(script, diary, diary.publish, None, LOG, 65536)
     frame = encode(message)
     for _ in range(room):
@@ -251,6 +247,7 @@ async def test_a_machine_that_is_far_behind_makes_the_link_wait(message, room):
     late = asyncio.create_task(runtime.receive(fx.CloudAddress(), frame))
     await asyncio.sleep(0.02)
     assert not late.done()
+    assert (runtime.waiting_events, runtime.waiting_bytes) == (room, room * len(frame))
     runtime.post(fx.Command("own"))  # the process itself never waits
     feeding = asyncio.create_task(runtime.run())
     await asyncio.wait_for(late, 20)
@@ -271,7 +268,7 @@ def test_a_reason_is_logged_once_a_minute_and_always_counted(caplog):
 
 
 class Doorkeeper:
-    """Turns one device away, and hears what became of the others' frames."""
+    """Turns one device away, and notes what became of the others' frames."""
 
     def __init__(self):
         self.told = []
@@ -307,9 +304,8 @@ async def test_the_end_waits_for_a_write_that_has_begun():
         diary.lines.append(("store", item))
 
     diary.store = store
-    runtime = Runtime(
-        Script(started([fx.Persist("a"), SEND])), diary, diary.publish, None, LOG, LIMIT
-    )
+    script = Script(started([fx.Persist("a"), SEND]))
+    runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
     runtime.post(fx.Command("start"))
     running = asyncio.ensure_future(runtime.run())
     await until(begun.is_set)
@@ -326,25 +322,24 @@ async def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait(
     diary, second = Diary(), threading.Event()
 
     def answer(event):
-        assert isinstance(event, fx.Command)
         if event.what == 2:
             second.set()
-        return [fx.Persist(event.what), fx.Report(f"after {event.what}")]
+        return [fx.Persist(event.what), fx.Report(event.what)]
 
     def store(item):
         assert second.wait(20)
         diary.lines.append(("store", item))
 
-    diary.store = store
-    script = Script(answer)
+    diary.store, script = store, Script(answer)
     async with fed(script, diary) as runtime:
         runtime.post(fx.Command(1))
         await until(lambda: len(script.seen) == 1)  # so that they are no group
         runtime.post(fx.Command(2))
         await until(lambda: len(diary.lines) == 6)
-    reports = [("report", "after 1"), ("report", "after 2")]
-    stores = [("store", 1), ("store", 2)]
-    assert diary.lines == [stores[0], "durable", reports[0], stores[1], "durable", reports[1]]
+    assert diary.lines == [
+        *(("store", 1), "durable", ("report", 1)),
+        *(("store", 2), "durable", ("report", 2)),
+    ]
 
 
 class NoThread(Executor):
@@ -354,17 +349,95 @@ class NoThread(Executor):
         raise RuntimeError("can't start new thread")
 
 
-def nowhere(task):
-    raise MemoryError
+async def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason():
+    def nowhere(task):
+        raise MemoryError
+
+    for executor, error in ((NoThread(), RuntimeError), (nowhere, MemoryError)):
+        script, diary = Script(started([fx.Work("task")])), Diary()
+        runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
+        runtime.post(fx.Command("start"))
+        with pytest.raises(error):
+            await asyncio.wait_for(runtime.run(), 20)
+        assert not runtime.turns
 
 
-@pytest.mark.parametrize(
-    ("executor", "error"), [(NoThread(), RuntimeError), (nowhere, MemoryError)]
-)
-async def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason(executor, error):
-    script, diary = Script(started([fx.Work("task")])), Diary()
-    runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
-    runtime.post(fx.Command("start"))
-    with pytest.raises(error):
-        await asyncio.wait_for(runtime.run(), 20)
-    assert not runtime.turns
+async def test_a_step_that_does_not_end_and_a_blocked_loop_are_told_and_a_slow_link_is_not(
+    monkeypatch,
+):
+    monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)
+    diary, pause, turned = Diary(), [0.03] * 4 + [0.1], []
+
+    async def slowly(_to, _frame):
+        turned.append(runtime.turns)
+        await asyncio.sleep(pause.pop(0))
+        turned.append(runtime.turns)
+
+    diary.publish = slowly
+    async with fed(Script(started([SEND] * 5)), diary) as runtime:
+        runtime.post(fx.Command("start"))
+        await until(lambda: not pause)
+        await asyncio.sleep(0.08)
+        assert not runtime.turns
+        await until(lambda: runtime.turns)
+        assert turned == [*[True] * 9, False]
+        time.sleep(0.1)  # as another thread sees it
+        assert not runtime.turns
+        await until(lambda: runtime.turns)
+
+
+async def test_lines_name_job_and_round_until_the_jobs_end(capsys):
+    """Those of threads too."""
+
+    def answer(event):
+        if not isinstance(event, fx.Command):
+            return []
+        script.at = event.what and RoundId(bytes(range(16)), event.what, 1)
+        return [fx.Report("begun"), fx.Work("task")]
+
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    logs.setup("info", "json")
+    LOG.setLevel("INFO")
+    script, diary = Script(answer), Diary(lambda task: LOG.info(task))
+    diary.report = lambda report: LOG.info(report.what)
+    try:
+        async with fed(script, diary) as runtime:
+            for number, at in enumerate((1, 2, None), start=1):
+                runtime.post(fx.Command(at))
+                await until(lambda number=number: len(script.seen) == 2 * number)
+        LOG.info("outside")
+    finally:
+        root.handlers[:], root.level = handlers, level
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    job = "000102030405"
+    assert [(line["event"], line["job"], line["round"]) for line in lines] == [
+        *(("begun", job, 1), ("task", job, 1), ("begun", job, 2), ("task", job, 2)),
+        *(("begun", job, 2), ("task", None, None), ("outside", None, None)),
+    ]
+
+
+async def test_prometheus_reads_the_inbox_and_refusals():
+    diary, frame = Diary(), encode(NEED)
+    runtime = Runtime(Script(), diary, diary.publish, None, LOG, LIMIT)
+    metrics = Metrics()
+    metrics.registry.register(Linked(runtime, {}))
+    await runtime.receive(fx.CloudAddress(), frame)
+    await runtime.receive(fx.CloudAddress(), b"nonsense")
+    page = metrics.shown()
+    assert page.content_type.startswith("text/plain; version=")
+    families = text_string_to_metric_families(page.body.decode())
+    found = {(s.name, "".join(s.labels.values())): s.value for f in families for s in f.samples}
+    assert found["edgeveil_inbox_events", ""] == 1
+    assert found["edgeveil_inbox_bytes", ""] == len(frame)
+    refused = {k[1]: v for k, v in found.items() if k[0] == "edgeveil_refused_total"}
+    assert sum(refused.values()) == 1
+    assert refused["forged"] == 0  # the first one is an increase
+
+
+def test_reasons_from_outside_stay_few_and_of_known_form():
+    counts = {"forged": 3, "Über\nlong": 2, "x" * 50: 1, **{f"r{n}": 1 for n in range(1000)}}
+    shown = bounded(counts)
+    assert shown["forged"] == 3
+    assert len(shown) <= REASONS + 1
+    assert sum(shown.values()) == sum(counts.values())

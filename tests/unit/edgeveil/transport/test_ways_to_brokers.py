@@ -5,7 +5,7 @@ import base64
 import hashlib
 import logging
 import struct
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -14,7 +14,7 @@ from edgeveil.errors import BrokerError
 from edgeveil.transport.dialling import WebSocketFraming, WebSocketRefused
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
-from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec, free_port
+from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
 
 LIMIT_BYTES = 1 << 20
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
@@ -22,31 +22,19 @@ GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 
 def upgrade(request, *, protocol=b"mqtt"):
     """A server's answer to this handshake request."""
-    key = next(
-        line.partition(b": ")[2]
-        for line in request.split(b"\r\n")
-        if line.lower().startswith(b"sec-websocket-key")
-    )
+    lines = dict(line.lower().split(b": ", 1) for line in request.split(b"\r\n") if b": " in line)
+    key = request[request.lower().index(lines[b"sec-websocket-key"]) :].split(b"\r\n")[0]
     accept = base64.b64encode(hashlib.sha1(key + GUID).digest())
-    lines = [
-        b"HTTP/1.1 101 Switching Protocols",
-        b"Upgrade: websocket",
-        b"Connection: Upgrade",
-        b"Sec-WebSocket-Accept: " + accept,
-    ]
-    if protocol:
-        lines.append(b"Sec-WebSocket-Protocol: " + protocol)
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+    head = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    named = b"Sec-WebSocket-Protocol: " + protocol + b"\r\n" if protocol else b""
+    return head + b"Sec-WebSocket-Accept: " + accept + b"\r\n" + named + b"\r\n"
 
 
 def frame(payload, *, first=0x82):
     """A server's frame: unmasked, whole (FIN) and binary unless `first` says otherwise."""
     size = len(payload)
-    if size < 126:
-        return bytes([first, size]) + payload
-    if size < 65536:
-        return bytes([first, 126]) + struct.pack("!H", size) + payload
-    return bytes([first, 127]) + struct.pack("!Q", size) + payload
+    code, form = (size, "!") if size < 126 else (126, "!H") if size < 65536 else (127, "!Q")
+    return bytes([first, code]) + struct.pack(form, *[size] * (code > 125)) + payload
 
 
 def framing(*, answer=upgrade, limit_bytes=LIMIT_BYTES):
@@ -95,10 +83,9 @@ async def test_a_peer_that_hangs_up_or_pings_and_never_reads_is_cut_off(before):
 
     async def serve(reader, writer):
         request = await reader.readuntil(b"\r\n\r\n")
-        if before:
-            writer.write(upgrade(request))
         with suppress(ConnectionError):
             if before:
+                writer.write(upgrade(request))
                 await reader.read(100)  # the login
                 writer.write(frame(bytes([0x20, 2, 0, 0])))
             while before == "the flood":
@@ -112,14 +99,14 @@ async def test_a_peer_that_hangs_up_or_pings_and_never_reads_is_cut_off(before):
     said = asyncio.Queue()
     settings = LinkSettings(url, "x", protocol=4)
     link = MqttLink(settings, on_state=lambda *state: said.put_nowait(state))
-    if before:
-        await link.connect_or_raise()
-        assert (await said.get())[0]
-        assert not (await asyncio.wait_for(said.get(), HANG_S))[0]
-    else:
-        with pytest.raises(BrokerError, match="hung up during the WebSocket handshake"):
+    async with asyncio.timeout(HANG_S):
+        if before:
             await link.connect_or_raise()
-    await asyncio.wait_for(ended.wait(), HANG_S)
+            assert [(await said.get())[0] for _ in range(2)] == [True, False]
+        else:
+            with pytest.raises(BrokerError, match="hung up during the WebSocket handshake"):
+                await link.connect_or_raise()
+        await ended.wait()
     await link.close()
     server.close()
 
@@ -128,54 +115,35 @@ HANG_S = 60  # only ends a test that hangs
 USER, PASSWORD = "box", "tunnel-word"
 
 
-class ConnectProxy:
-    """Opens tunnels for one user, to the hosts and ports it is asked for; notes which."""
+@asynccontextmanager
+async def connect_proxy(answer=None):
+    """The port of one that opens tunnels for one user, and where these lead."""
+    tunnels, pair = [], base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
-    def __init__(self, *, answer=None):
-        self.tunnels = []
-        self._answer = answer
+    async def pump(reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
 
-    async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
+    async def serve(reader, writer):
+        with suppress(OSError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            method, target, _ = head[0].split(" ")
+            if answer is not None:
+                writer.write(answer)
+            elif method != "CONNECT" or f"Proxy-Authorization: Basic {pair}" not in head:
+                writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+            else:
+                tunnels.append(target)
+                away, onwards = await asyncio.open_connection(*target.split(":"))
+                writer.write(b"HTTP/1.1 200 Connection established\r\nVia: test\r\n\r\n")
+                await asyncio.gather(pump(reader, onwards), pump(away, writer))
+        writer.close()
 
-    async def __aexit__(self, *_):
-        self._server.close()
-
-    async def _serve(self, reader, writer):
-        try:
-            await self._tunnel(reader, writer)
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    async def _tunnel(self, reader, writer):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        method, target, _ = head[0].split(" ")
-        pair = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        if self._answer is not None:
-            writer.write(self._answer)
-            return
-        if method != "CONNECT" or f"Proxy-Authorization: Basic {pair}" not in head:
-            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
-            return
-        self.tunnels.append(target)
-        host, _, port = target.rpartition(":")
-        away_reader, away_writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"HTTP/1.1 200 Connection established\r\nVia: test\r\n\r\n")
-        try:
-            await asyncio.gather(pump(reader, away_writer), pump(away_reader, writer))
-        finally:
-            away_writer.close()
-
-
-async def pump(reader, writer):
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1], tunnels
+    server.close()
 
 
 def proxy_at(port, password=PASSWORD):
@@ -189,8 +157,8 @@ async def test_a_link_works_through_the_tunnel_alone(tmp_path, websockets):
     try:
         heard = asyncio.Queue()
         url = broker.websockets_url if websockets else broker.url
-        async with ConnectProxy() as proxy:
-            settings = LinkSettings(url, "x", http_proxy=proxy_at(proxy.port))
+        async with connect_proxy() as (port, tunnels):
+            settings = LinkSettings(url, "x", http_proxy=proxy_at(port))
             link = MqttLink(settings, on_message=lambda *said: heard.put_nowait(said))
             link.subscribe(["there"])
             await link.connect_or_raise()
@@ -198,21 +166,9 @@ async def test_a_link_works_through_the_tunnel_alone(tmp_path, websockets):
             assert await heard.get() == ("there", bytes(60000))
             await link.close()
         port = broker.websockets_port if websockets else broker.port
-        assert set(proxy.tunnels) == {f"127.0.0.1:{port}"}
+        assert set(tunnels) == {f"127.0.0.1:{port}"}
     finally:
         broker.stop()
-
-
-def fault(proxy_port, password=PASSWORD, port=None):
-    async def play():
-        url = f"mqtt://127.0.0.1:{port or free_port()}"
-        link = MqttLink(LinkSettings(url, "x", http_proxy=proxy_at(proxy_port, password)))
-        try:
-            await link.connect_or_raise()
-        finally:
-            await link.close()
-
-    return play()
 
 
 @pytest.mark.parametrize(
@@ -224,18 +180,15 @@ def fault(proxy_port, password=PASSWORD, port=None):
         (b"", PASSWORD, "is no HTTP proxy"),
     ],
 )
-def test_each_refusal_names_the_proxy_and_the_broker_and_no_password(
+async def test_each_refusal_names_the_proxy_and_the_broker_and_no_password(
     answer, password, what, caplog
 ):
-    async def play():
-        async with ConnectProxy(answer=answer) as proxy:
-            with pytest.raises(BrokerError) as caught:
-                await fault(proxy.port, password, port=7)
-            assert caught.value.where == f"127.0.0.1:{proxy.port}"
-            return str(caught.value)
-
-    with caplog.at_level(logging.DEBUG):
-        text = asyncio.run(asyncio.wait_for(play(), HANG_S))
-    assert what in text
-    assert "127.0.0.1:7" in text
+    caplog.set_level(logging.DEBUG)
+    async with connect_proxy(answer) as (port, _), asyncio.timeout(HANG_S):
+        settings = LinkSettings("mqtt://127.0.0.1:7", "x", http_proxy=proxy_at(port, password))
+        with pytest.raises(BrokerError) as caught:
+            await MqttLink(settings).connect_or_raise()
+    text = str(caught.value)
+    assert caught.value.where == f"127.0.0.1:{port}"
+    assert what in text and "127.0.0.1:7" in text
     assert password not in text + caplog.text
