@@ -99,34 +99,22 @@ class Round:
 
     def __init__(self, plan, index, keys, *, attempt=1, job_id=JOB_ID):
         self.plan, self.round = plan, plan.round(index)
-        at = RoundId(job_id, index, attempt)
-        sealed = seal_round(
-            RoundContext.of(plan, index), trained(plan), keys, at, index * 10 + attempt, 4096
-        )
-        self.manifest = sealed[0]
-        self.blob = sealed[1]
-        self.secret = sealed[2]
+        where = keys, RoundId(job_id, index, attempt), index * 10 + attempt, 4096
+        sealed = seal_round(RoundContext.of(plan, index), trained(plan), *where)
+        self.manifest, self.blob, self.secret = sealed[:3]
 
     def tensors(self, answer):
         """The plaintext of every segment of the answer, as the cloud opens it."""
         assert isinstance(answer, SealedAnswer), answer
-        found = {}
-        offset = 0
+        manifest, secret, found, at = self.manifest, self.secret, {}, 0
         for g, size in zip(answer.groups, answer.sizes, strict=True):
-            group = self.manifest.groups[g]
+            group, sealed = manifest.groups[g], answer.data[at : at + size]
             assert size == group.padded_bytes + SEAL_OVERHEAD_BYTES
-            plain = open_segment(
-                self.secret.opening,
-                self.manifest.at,
-                self.manifest.job_digest,
-                group,
-                self.secret.membership,
-                answer.data[offset : offset + size],
-            )
-            assert plain is not None
-            found[group.name] = plain
-            offset += size
-        assert offset == len(answer.data)
+            where = secret.opening, manifest.at, manifest.job_digest, group, secret.membership
+            found[group.name] = open_segment(*where, sealed)
+            assert found[group.name] is not None
+            at += size
+        assert at == len(answer.data)
         return found
 
 
@@ -198,13 +186,7 @@ class Device:
 
 
 def announcement(plan, keys, kind="job", job_id=JOB_ID):
-    return sealed_to(plan, keys, b"x", kind, job_id)[0]
-
-
-def sealed_to(plan, keys, package, kind="job", job_id=JOB_ID):
-    """A broadcast of the job itself, or of its release."""
-    terms = Terms(
-        kind=kind, at=RoundId(job_id, 0, 1), sequence=99, job_digest=plan.job.digest(), phase=kind
-    )
-    manifest, blob, _ = seal_broadcast(terms, package, [SealingKey(k) for k in keys], 4096)
-    return manifest, blob
+    """The manifest of a job itself, or of its release."""
+    at, digest = RoundId(job_id, 0, 1), plan.job.digest()
+    terms = Terms(kind=kind, at=at, sequence=99, job_digest=digest, phase=kind)
+    return seal_broadcast(terms, b"x", [SealingKey(k) for k in keys], 4096)[0]

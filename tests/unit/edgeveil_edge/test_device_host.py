@@ -179,34 +179,19 @@ def test_a_round_is_answered_so_often_and_no_more(tmp_path):
     assert isinstance(asked(1, FIRST + 1), SealedAnswer)
 
 
-def released(device, onnx, data_set="bench", name="boxed"):
+def released(device, onnx, name="boxed"):
     manifest = announcement(PLAN, device.keys(), "release")
-    return device.host.perform(InstallRelease(manifest, ReleasePackage(name, onnx, data_set)))
+    return device.host.perform(InstallRelease(manifest, ReleasePackage(name, onnx, "bench")))
 
 
 def in_use(device):
     return ReleaseStore(device.folder / "releases").current() is not None
 
 
-OTHER_OPERATOR = final_model().replace(b"Softmax", b"Hardmax")
-
-
-@pytest.mark.parametrize("onnx", [b"this is no ONNX model", b"", OTHER_OPERATOR, final_model(1)])
-def test_a_release_that_does_not_run_is_not_put_in_use(device, onnx):
-    assert released(device, onnx) == fx.WorkFailed("refused_release")
+def test_the_release_of_a_job_that_the_owner_declines_is_declined(tmp_path):
+    device = Device(tmp_path, policy={"min_devices": 3, "max_epsilon_per_job": 0.1}).knows(PLAN)
+    assert isinstance(released(device, final_model()), fx.WorkFailed)
     assert not in_use(device)
-    assert device.restarted().store.load().release_sequence == -1
-
-
-def test_a_release_is_of_the_owners_data_set_and_of_a_job_that_the_owner_takes(tmp_path):
-    device = Device(tmp_path / "a")
-    for data_set in ("other", ""):
-        assert isinstance(released(device, final_model(), data_set), fx.WorkFailed)
-    assert not in_use(device)
-    assert released(device, final_model()) == Installation()
-    declining = Device(tmp_path / "b", policy={"min_devices": 3, "max_epsilon_per_job": 0.1})
-    assert isinstance(released(declining.knows(PLAN), final_model()), fx.WorkFailed)
-    assert not in_use(declining)
 
 
 @pytest.mark.parametrize("accepts", ["none", "joined"])

@@ -9,16 +9,8 @@ from edge_kit import CENTRE, FIRST, PLAN, Device, Round
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.privacy.policy import INFER
+from edgeveil.protocol import device_round as work
 from edgeveil.protocol.device import JobClosed
-from edgeveil.protocol.device_round import (
-    LateRecord,
-    ManifestMark,
-    OutboxDrop,
-    OutboxHeld,
-    OutboxPut,
-    SealDummies,
-    SealedAnswer,
-)
 from edgeveil.protocol.messages import RoundId, Signer, Upload
 from edgeveil.protocol.transfer import describe
 from edgeveil_edge.store import DeviceStore
@@ -33,7 +25,7 @@ HASHES = tuple(hashlib.sha256(segment).digest() for segment in SEGMENTS)
 def item(number=1, *, job=JOB, dummy=False):
     at, data = RoundId(job, number, 1), b"".join(SEGMENTS)
     upload = Upload(at, (0, 1), describe(data, 1024))
-    return OutboxPut(at, SIGNER.header(upload), upload, HASHES, data, dummy)
+    return work.OutboxPut(at, SIGNER.header(upload), upload, HASHES, data, dummy)
 
 
 @pytest.fixture
@@ -57,17 +49,17 @@ def test_the_outbox_holds_one_upload_of_each_job_over_a_crash(store, path):
     for one in (item(3), other, newer):
         store.store(one)
     assert reopened(path).uploads == {JOB: newer, OTHER: other}
-    store.store(OutboxHeld(other.at))
+    store.store(work.OutboxHeld(other.at))
     held = replace(other, held=True)
     assert reopened(path).uploads == {JOB: newer, OTHER: held}
-    store.store(OutboxDrop(newer.at, "dropped"))
+    store.store(work.OutboxDrop(newer.at, "dropped"))
     assert reopened(path).uploads == {OTHER: held}
 
 
 def test_a_closed_job_is_forgotten_but_for_its_end(store, path):
     for job in (JOB, OTHER):
         store.put_job(job, b"canonical", b"graph")
-        store.store(ManifestMark(RoundId(job, 1, 1), bytes(32)))
+        store.store(work.ManifestMark(RoundId(job, 1, 1), bytes(32)))
     store.store(JobClosed(JOB, "completed"))
     memory = reopened(path)
     assert (memory.closed, memory.jobs, set(memory.seen)) == ({JOB: None}, {OTHER: None}, {OTHER})
@@ -96,9 +88,9 @@ ENDS = [
 def test_what_was_acknowledged_is_never_called_refused_or_dropped(store, held, outcome, said):
     store.store(item())
     if held:
-        store.store(OutboxHeld(item().at))
+        store.store(work.OutboxHeld(item().at))
     assert store.was_taken(JOB, [1]) and not store.was_taken(JOB, range(2, 9))
-    store.store(OutboxDrop(item().at, outcome))
+    store.store(work.OutboxDrop(item().at, outcome))
     assert state(store) == said
     assert not store.load().uploads
     assert store.was_taken(JOB, [1]) is (said not in ("late", "refused"))
@@ -107,20 +99,20 @@ def test_what_was_acknowledged_is_never_called_refused_or_dropped(store, held, o
 @pytest.mark.parametrize("outcome", ["counted", "dropped"])
 def test_a_promise_is_never_replaced(store, outcome):
     store.store(item())
-    store.store(OutboxDrop(item().at, outcome))
+    store.store(work.OutboxDrop(item().at, outcome))
     store.store(replace(item(), marks=(b"o" * 32,)))
     expected = HASHES if outcome == "counted" else (b"o" * 32,)
     assert [receipt.segment_hashes for receipt in store.receipts()] == [expected]
 
 
 def test_a_dropped_upload_settles_its_attempt_on_the_disk(store):
-    store.store(ManifestMark(item().at, b"m" * 32))
+    store.store(work.ManifestMark(item().at, b"m" * 32))
     store.store(item())
     assert not store.load().seen[JOB].settled
-    store.store(OutboxDrop(item().at, "counted"))
+    store.store(work.OutboxDrop(item().at, "counted"))
     assert store.load().seen[JOB].settled
-    store.store(ManifestMark(item(2).at, b"n" * 32))
-    store.store(OutboxDrop(item().at, "dropped"))
+    store.store(work.ManifestMark(item(2).at, b"n" * 32))
+    store.store(work.OutboxDrop(item().at, "dropped"))
     assert not store.load().seen[JOB].settled
 
 
@@ -128,18 +120,18 @@ def test_a_dropped_upload_settles_its_attempt_on_the_disk(store):
 def test_a_late_record_tells_what_became_of_an_upload_that_was_given_up(store, outcome, said):
     """The acknowledgement was lost, or the upload was too late: only the record tells."""
     store.store(item())
-    store.store(OutboxDrop(item().at, "dropped"))
+    store.store(work.OutboxDrop(item().at, "dropped"))
     assert store.was_taken(JOB, [1])
-    store.store(LateRecord(item().at, outcome))
+    store.store(work.LateRecord(item().at, outcome))
     assert state(store) == said
     assert store.was_taken(JOB, [1]) is (outcome == "counted")
 
 
 def test_a_dummy_has_no_receipt_and_stays_a_dummy(store):
     store.store(item(dummy=True))
-    store.store(OutboxHeld(item().at))
+    store.store(work.OutboxHeld(item().at))
     assert store.load().uploads[JOB].dummy
-    store.store(OutboxDrop(item().at, "missing"))
+    store.store(work.OutboxDrop(item().at, "missing"))
     assert store.receipts() == []
 
 
@@ -157,12 +149,12 @@ def test_receipt_and_outbox_change_together_or_not_at_all(store):
 def test_a_dummy_has_the_form_of_an_answer_and_opens_for_nobody(tmp_path, role, index):
     device = Device(tmp_path, role=role).knows(PLAN)
     sealed = Round(PLAN, index, device.keys())
-    dummy, other = (device.host.perform(SealDummies(sealed.manifest)) for _ in range(2))
+    dummy, other = (device.host.perform(work.SealDummies(sealed.manifest)) for _ in range(2))
     assert dummy.dummy and dummy.data != other.data
     assert device.load.reads == device.ledger.spent().epsilon == 0
     assert device.ledger.spent(purpose=INFER).epsilon == 0
     answer = device.answer(sealed)
-    if isinstance(answer, SealedAnswer):  # an infer-only device has no answer to every round
+    if isinstance(answer, work.SealedAnswer):  # an infer-only device has no answer to every round
         assert (dummy.groups, dummy.sizes) == (answer.groups, answer.sizes)
         assert not answer.dummy
     with pytest.raises(AssertionError):

@@ -11,13 +11,7 @@ import edgeveil
 from edgeveil import plugins
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError, UsageError
-from edgeveil_edge.compute_worker import (
-    AddDevice,
-    ComputeServer,
-    ReadRecords,
-    encode,
-    records_bytes,
-)
+from edgeveil_edge import compute_worker as wire
 from tests.unit.edgeveil_edge.edge_kit import own_site
 
 X = np.arange(40, dtype=np.float64).reshape(10, 4)
@@ -92,10 +86,12 @@ def test_records_are_checked_before_anything_starts(own, found):
 def test_the_computing_process_reads_them_and_not_the_site_s_source(own):
     absent = {"source": "csv", "path": own.state_dir / "absent.csv", "header": True}
     there = own.model_copy(update={"data": own.data.model_copy(update=absent)})
-    raw = records_bytes(Records(X.astype(np.float32), Y.astype(np.int64)))
-    server = ComputeServer()
-    server.change_state(encode(AddDevice("box", there.model_dump_json().encode(), bytes(32), raw)))
-    server.change_state(encode(ReadRecords("box", 0.5)))
+    raw = wire.records_bytes(Records(X.astype(np.float32), Y.astype(np.int64)))
+    server = wire.ComputeServer()
+    server.change_state(
+        wire.encode(wire.AddDevice("box", there.model_dump_json().encode(), bytes(32), raw))
+    )
+    server.change_state(wire.encode(wire.ReadRecords("box", 0.5)))
     _, computer = server._devices["box"]
     training, evaluation = computer.records(0.5)
     assert len(training) + len(evaluation) == len(X)

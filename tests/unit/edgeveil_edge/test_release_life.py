@@ -7,25 +7,10 @@ from edge_kit import JOB_ID, PLAN, Device, final_model
 
 from edgeveil.crypto.keys import OpeningKey, SealingKey
 from edgeveil.errors import DataError, UsageError
+from edgeveil.protocol import device as machine
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import (
-    AdoptRelease,
-    ApplyStatement,
-    InstallRelease,
-    MadeReport,
-    ReportDue,
-    ReportSettled,
-    SealReport,
-    StatementApplied,
-)
+from edgeveil.protocol import messages
 from edgeveil.protocol.device_round import OpenPackage
-from edgeveil.protocol.messages import (
-    HEALTH,
-    REPORT_BYTES,
-    ReleaseOutcome,
-    ReleaseStatement,
-    RoundId,
-)
 from edgeveil.protocol.sealed import (
     ReleasePackage,
     Terms,
@@ -43,19 +28,19 @@ class SealingCloud:
     """Seals releases to a device, and opens what it reports."""
 
     def __init__(self):
-        self.opening = OpeningKey.generate()
-        self.tags = {}
+        self.opening, self.tags = OpeningKey.generate(), {}
 
     def seal(self, keys, package, sequence):
+        at, own = messages.RoundId(JOB_ID, 0, sequence), self.opening.public().to_bytes()
         terms = Terms(
             kind="release",
-            at=RoundId(JOB_ID, 0, sequence),
+            at=at,
             sequence=sequence,
             job_digest=PLAN.job.digest(),
             phase="release",
             deadline_s=10.0,
-            groups=(HEALTH,),
-            cloud_key=self.opening.public().to_bytes(),
+            groups=(messages.HEALTH,),
+            cloud_key=own,
         )
         recipients = [SealingKey(key) for key in keys]
         manifest, blob, tag = seal_broadcast(terms, encode_package(package), recipients, 4096)
@@ -63,12 +48,11 @@ class SealingCloud:
         return manifest, blob
 
     def read(self, manifest, made):
-        assert isinstance(made, MadeReport)
-        assert len(made.sealed) == REPORT_BYTES
-        opened = open_segment(
-            self.opening, manifest.at, manifest.job_digest, HEALTH, self.tags[manifest], made.sealed
-        )
-        return ReleaseOutcome.from_bytes(opened) if opened is not None else None
+        assert isinstance(made, machine.MadeReport)
+        assert len(made.sealed) == messages.REPORT_BYTES
+        where = manifest.at, manifest.job_digest, messages.HEALTH, self.tags[manifest]
+        opened = open_segment(self.opening, *where, made.sealed)
+        return messages.ReleaseOutcome.from_bytes(opened) if opened is not None else None
 
 
 @pytest.fixture
@@ -82,17 +66,17 @@ def brought(device, cloud, graph, sequence, *, data_set="bench", expires_s=0.0):
     manifest, blob = cloud.seal(device.keys(), sent, sequence)
     opened = device.host.perform(OpenPackage(manifest, blob))
     assert opened.package == sent
-    device.host.perform(InstallRelease(manifest, sent))
+    device.host.perform(machine.InstallRelease(manifest, sent))
     return manifest
 
 
 def outcome(device, cloud, manifest):
-    return cloud.read(manifest, device.host.perform(SealReport(manifest)))
+    return cloud.read(manifest, device.host.perform(machine.SealReport(manifest)))
 
 
 def stated(device, number, renewed=(), withdrawn=(), expires_s=0.0):
-    statement = ReleaseStatement(number, expires_s, tuple(renewed), tuple(withdrawn))
-    return device.host.perform(ApplyStatement(statement))
+    statement = messages.ReleaseStatement(number, expires_s, tuple(renewed), tuple(withdrawn))
+    return device.host.perform(machine.ApplyStatement(statement))
 
 
 def in_use(device):
@@ -107,21 +91,34 @@ def model(turn=0):
     return bytes(made.SerializeToString())
 
 
+OTHER_OPERATOR = final_model().replace(b"Softmax", b"Hardmax")
+
+
 def test_a_report_tells_what_became_of_a_release_and_outlives_the_process(device):
     cloud = SealingCloud()
     for number, (sent, data_set, found) in enumerate(
         [
-            (model(), "bench", ReleaseOutcome.IN_USE),
-            (b"no model", "bench", ReleaseOutcome.REFUSED_BY_CHECK),
-            (model(1), "other", ReleaseOutcome.REFUSED_BY_POLICY),
+            *(
+                (bad, "bench", messages.ReleaseOutcome.REFUSED_BY_CHECK)
+                for bad in (b"no model", b"")
+            ),
+            (OTHER_OPERATOR, "bench", messages.ReleaseOutcome.REFUSED_BY_CHECK),
+            (final_model(1), "bench", messages.ReleaseOutcome.REFUSED_BY_CHECK),
+            *(
+                (model(), other, messages.ReleaseOutcome.REFUSED_BY_POLICY)
+                for other in ("other", "")
+            ),
+            (model(), "bench", messages.ReleaseOutcome.IN_USE),
+            (model(1), "other", messages.ReleaseOutcome.REFUSED_BY_POLICY),
         ]
     ):
         manifest = brought(device, cloud, sent, number, data_set=data_set)
-        device.host.store(ReportDue(manifest))
+        device.host.store(machine.ReportDue(manifest))
         device = device.restarted()
         assert device.store.load().report_due == manifest
         assert outcome(device, cloud, manifest) is found
-        device.host.store(ReportSettled(number))
+        assert in_use(device) == ("" if number < 6 else "0001-boxed")
+        device.host.store(machine.ReportSettled(number))
         memory = device.store.load()
         assert (memory.report_due, memory.reported) == (None, number)
 
@@ -132,10 +129,10 @@ def test_that_an_owner_went_back_is_nobody_else_s_business_and_is_not_undone(dev
     brought(device, cloud, model(), 1)
     manifest = brought(device, cloud, model(1), 2)
     ReleaseStore(device.folder / RELEASES).rollback()
-    assert outcome(device, cloud, manifest) is ReleaseOutcome.IN_USE
+    assert outcome(device, cloud, manifest) is messages.ReleaseOutcome.IN_USE
     again = brought(device, cloud, model(1), 3)
-    assert outcome(device, cloud, again) is ReleaseOutcome.IN_USE
-    device.host.perform(AdoptRelease(again))
+    assert outcome(device, cloud, again) is messages.ReleaseOutcome.IN_USE
+    device.host.perform(machine.AdoptRelease(again))
     stated(device, 1, [], [3])
     assert in_use(device) == "0001-boxed"
 
@@ -153,10 +150,10 @@ def test_a_withdrawn_release_makes_room_for_the_one_before_and_does_not_come_bac
     brought(device, cloud, model(), 1)
     manifest = brought(device, cloud, model(1), 2)
     assert in_use(device) == "0002-boxed"
-    assert stated(device, 1, [1], [2]) == StatementApplied(left=True)
+    assert stated(device, 1, [1], [2]) == machine.StatementApplied(left=True)
     assert in_use(device) == "0001-boxed"
-    assert stated(device, 2, [1], [2]) == StatementApplied(left=False)
-    again = InstallRelease(manifest, ReleasePackage("boxed", model(1), "bench"))
+    assert stated(device, 2, [1], [2]) == machine.StatementApplied(left=False)
+    again = machine.InstallRelease(manifest, ReleasePackage("boxed", model(1), "bench"))
     assert device.host.perform(again) == fx.WorkFailed("withdrawn_release")
     assert device.restarted().store.load().statement == 2
 
@@ -197,4 +194,4 @@ def test_a_release_that_stops_to_run_makes_room_for_the_one_before(device, monke
         with pytest.raises(DataError):
             predict(device.folder, x)
     assert predict(device.folder, x).model == "0001-boxed"
-    assert outcome(device, cloud, manifest) is ReleaseOutcome.ROLLED_BACK
+    assert outcome(device, cloud, manifest) is messages.ReleaseOutcome.ROLLED_BACK

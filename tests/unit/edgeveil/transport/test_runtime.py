@@ -141,16 +141,29 @@ FRAMES = {
 
 
 async def test_bad_frames_are_counted_by_reason_and_never_raise():
-    script, diary = Script(), Diary()
-    async with fed(script, diary) as runtime:
-        for frame in (frame for frames in FRAMES.values() for frame in frames):
-            await runtime.receive(fx.CloudAddress(), frame)
-        assert not runtime.takes(None, encode(NEED))
-        await runtime.receive(fx.CloudAddress(), encode(NEED))
-        await until(lambda: script.seen)
+    """Prometheus reads these counts, and how much waits in the inbox."""
+    script, diary, metrics = Script(), Diary(), Metrics()
+    runtime = Runtime(script, diary, diary.publish, None, LOG, LIMIT)
+    metrics.registry.register(Linked(runtime, {}))
+    for frame in (frame for frames in FRAMES.values() for frame in frames):
+        await runtime.receive(fx.CloudAddress(), frame)
+    assert not runtime.takes(None, encode(NEED))
+    await runtime.receive(fx.CloudAddress(), encode(NEED))
+    counted = {reason: len(frames) for reason, frames in FRAMES.items()} | {"foreign_topic": 1}
+    assert runtime.refusals.counts == counted
+    page = metrics.shown()
+    assert page.content_type.startswith("text/plain; version=")
+    families = text_string_to_metric_families(page.body.decode())
+    found = {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
+    assert found["edgeveil_inbox_events",] == 1
+    assert found["edgeveil_inbox_bytes",] == len(encode(NEED))
+    shown = {name[1]: n for name, n in found.items() if name[0] == "edgeveil_refused_total"}
+    assert {reason: n for reason, n in shown.items() if n} == counted
+    assert shown["forged"] == 0  # the first one is an increase
+    feeding = asyncio.create_task(runtime.run())
+    await until(lambda: script.seen)
+    feeding.cancel()
     assert script.seen == [fx.MessageReceived(fx.CloudAddress(), NEED)]
-    wanted = {reason: len(frames) for reason, frames in FRAMES.items()} | {"foreign_topic": 1}
-    assert runtime.refusals.counts == wanted
 
 
 async def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on():
@@ -415,24 +428,6 @@ async def test_lines_name_job_and_round_until_the_jobs_end(capsys):
         *(("begun", job, 1), ("task", job, 1), ("begun", job, 2), ("task", job, 2)),
         *(("begun", job, 2), ("task", None, None), ("outside", None, None)),
     ]
-
-
-async def test_prometheus_reads_the_inbox_and_refusals():
-    diary, frame = Diary(), encode(NEED)
-    runtime = Runtime(Script(), diary, diary.publish, None, LOG, LIMIT)
-    metrics = Metrics()
-    metrics.registry.register(Linked(runtime, {}))
-    await runtime.receive(fx.CloudAddress(), frame)
-    await runtime.receive(fx.CloudAddress(), b"nonsense")
-    page = metrics.shown()
-    assert page.content_type.startswith("text/plain; version=")
-    families = text_string_to_metric_families(page.body.decode())
-    found = {(s.name, "".join(s.labels.values())): s.value for f in families for s in f.samples}
-    assert found["edgeveil_inbox_events", ""] == 1
-    assert found["edgeveil_inbox_bytes", ""] == len(frame)
-    refused = {k[1]: v for k, v in found.items() if k[0] == "edgeveil_refused_total"}
-    assert sum(refused.values()) == 1
-    assert refused["forged"] == 0  # the first one is an increase
 
 
 def test_reasons_from_outside_stay_few_and_of_known_form():
