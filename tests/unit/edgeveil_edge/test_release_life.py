@@ -103,7 +103,7 @@ def test_a_report_tells_what_became_of_a_release_and_outlives_the_process(device
                 for bad in (b"no model", b"")
             ),
             (OTHER_OPERATOR, "bench", messages.ReleaseOutcome.REFUSED_BY_CHECK),
-            (final_model(1), "bench", messages.ReleaseOutcome.REFUSED_BY_CHECK),
+            (final_model(1), "bench", messages.ReleaseOutcome.FAILED_TRIAL),
             *(
                 (model(), other, messages.ReleaseOutcome.REFUSED_BY_POLICY)
                 for other in ("other", "")
