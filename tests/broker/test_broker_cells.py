@@ -44,10 +44,13 @@ async def test_a_proxy_is_of_one_cell_and_a_device_in_a_foreign_one_in_its_own_n
             (north, NORTH.all_down, ada_ear),
             (south, SOUTH.all_down, bob_ear),  # which every device may hear
         ):
-            assert ada_ear.messages.empty()
             await speaker.publish(topic, b"true")
             assert await ear.message() == (topic, b"true")
         assert all(ear.messages.empty() for ear in (north_ear, south_ear, bob_ear))
+        left = []
+        while not ada_ear.messages.empty():  # its own, repeated by overlapping filters
+            left.append(await ada_ear.message())
+        assert set(left) <= {(topics.all_down, b"true") for topics in (NORTH, SOUTH)}
 
 
 @pytest.mark.parametrize("side", ["cloud"])

@@ -235,9 +235,9 @@ async def test_each_topic_keeps_its_order_also_once_the_link_is_up_again(broker)
     running = asyncio.ensure_future(link.run())
     said = [number.to_bytes(2, "big") for number in range(200)]
     for connections in (1, 2):
-        while not (await ear.state())[0]:
-            pass
-        assert (link.connected, link.connections) == (True, connections)
+        while not link.connected:
+            await ear.state()
+        assert link.connections >= connections
         async with (
             linked(broker, "ada", [DOWN.format("ada")]) as (ada, to_ada),
             linked(broker, "bob", [DOWN.format("bob")]) as (_, to_bob),
@@ -254,7 +254,8 @@ async def test_each_topic_keeps_its_order_also_once_the_link_is_up_again(broker)
             assert ear.messages.empty()
         if connections == 1:
             await asyncio.to_thread(broker.stop)
-            assert not (await ear.state())[0]
+            while link.connected:
+                await ear.state()
             await asyncio.to_thread(broker.start)
     await link.close()
     await running
