@@ -68,7 +68,7 @@ MUTANTS = (
         where="edgeveil.privacy.sampler:_laplace_candidates",
         find="signed[~minus_zero]",
         put="signed",
-        killed_by="tests/unit/edgeveil/privacy/test_privacy_sampler.py::test_the_discrete_gaussian_has_its_exact_probabilities",
+        killed_by="tests/unit/edgeveil/privacy/test_privacy_sampler.py::test_discrete_noise_has_its_exact_probabilities",
     ),
     Mutant(
         name="gaussian-sampler-wrong-peak",
@@ -76,7 +76,7 @@ MUTANTS = (
         where="edgeveil.privacy.sampler:_gaussian_law",
         find="float(variance / scale)",
         put="0.0",
-        killed_by="tests/unit/edgeveil/privacy/test_privacy_sampler.py::test_the_discrete_gaussian_has_its_exact_probabilities",
+        killed_by="tests/unit/edgeveil/privacy/test_privacy_sampler.py::test_discrete_noise_has_its_exact_probabilities",
     ),
     Mutant(
         name="sampled-half-noise",
@@ -628,7 +628,7 @@ MUTANTS = (
         where="edgeveil.jobs.compile:_groups",
         find="job.round.min_batch < 2 * groups",
         put="False",
-        killed_by="tests/unit/edgeveil/jobs/test_config_secure.py::test_groups_of_no_use_or_too_small_are_refused",
+        killed_by="tests/unit/edgeveil/jobs/test_config_secure.py::test_what_cannot_be_summed_is_refused_with_its_key",
     ),
     Mutant(
         name="groups-below-the-floor",

@@ -70,33 +70,6 @@ def insert(file, value):
         db.execute("INSERT INTO t VALUES (?)", (value,))
 
 
-def test_a_full_disk_is_told_and_survived(path):
-    file = SqliteFile(path, "the file", SCHEMA)
-    insert(file, b"small")
-    pages = file.db.execute("PRAGMA page_count").fetchone()[0]
-    file.db.execute(f"PRAGMA max_page_count={pages}")  # the same code as a disk without room
-    with pytest.raises(StorageError, match=r"cannot be written.*full.*free some space") as caught:
-        insert(file, bytes(100_000))
-    assert caught.value.where == str(path)
-    assert not file.db.in_transaction
-    insert(file, b"also small")
-    assert rows(path) == [b"small", b"also small"]
-    file.close()
-
-
-def test_a_lock_of_another_process_is_told(path):
-    file = SqliteFile(path, "the file", SCHEMA)
-    file.db.execute("PRAGMA busy_timeout=0")
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StorageError, match=r"locked.*end the other process"):
-        insert(file, b"a")
-    other.execute("ROLLBACK")
-    insert(file, b"a")
-    file.close()
-    other.close()
-
-
 def test_damage_is_told_with_the_owners_own_fix(path):
     file = SqliteFile(path, "the file", SCHEMA)
     insert(file, bytes(50_000))

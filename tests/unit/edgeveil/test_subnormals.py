@@ -68,20 +68,13 @@ def alone(script):
     return done.stdout.strip()
 
 
-def test_a_thread_flushes_inside_and_not_afterwards():
-    assert not subnormals_flushed()
+def test_a_thread_and_those_that_it_starts_flush_inside_and_not_afterwards():
+    assert not subnormals_flushed() and not in_thread(subnormals_flushed)
     with flushed():
-        assert subnormals_flushed()
         with flushed():
             assert subnormals_flushed()
-        assert subnormals_flushed()
+        assert subnormals_flushed() and in_thread(subnormals_flushed)
     assert not subnormals_flushed()
-
-
-def test_threads_flush_as_the_one_that_starts_them():
-    assert not in_thread(subnormals_flushed)
-    with flushed():
-        assert in_thread(subnormals_flushed)
 
 
 def test_a_later_session_flushes_in_the_thread_that_opens_it_and_in_another():
@@ -136,16 +129,15 @@ print(*products())
 """
 
 
-def test_torch_flushes_in_every_thread_that_it_starts():
-    inside, after = alone(TORCH.format(before="")).splitlines()
-    assert inside == f"0 {1 << 20} 2 True"
-    assert after == f"{1 << 19} {1 << 20} 2"  # the thread that torch started keeps flushing
-
-
-def test_torch_works_in_one_thread_where_its_others_started_without():
-    inside, after = alone(TORCH.format(before="products()")).splitlines()
-    assert inside == f"0 {1 << 20} 1 True"
-    assert after == f"{1 << 20} {1 << 20} 2"
+@pytest.mark.parametrize(
+    ("before", "threads", "afterwards"),
+    [("", 2, 1 << 19), ("products()", 1, 1 << 20)],
+    ids=["its threads start flushing", "its threads started without"],
+)
+def test_torch_flushes_in_every_thread_that_it_uses(before, threads, afterwards):
+    inside, after = alone(TORCH.format(before=before)).splitlines()
+    assert inside == f"0 {1 << 20} {threads} True"
+    assert after == f"{afterwards} {1 << 20} 2"  # a thread that torch started keeps flushing
 
 
 def test_a_trial_of_an_own_model_leaves_torch_with_threads_that_flush():

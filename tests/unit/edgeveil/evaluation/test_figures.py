@@ -72,36 +72,23 @@ def test_figures_are_those_of_scikit_learn(seed, classes, n, coarse):
     json.dumps(told, allow_nan=False)
 
 
-def test_calibration_tells_confidence_from_accuracy():
+def test_calibration_compares_confidence_with_accuracy():
     found = np.array([[0.95, 0.05]] * 8 + [[0.55, 0.45]] * 2, np.float32)
-    labels = np.array([0] * 4 + [1] * 4 + [0, 0])
-    told = classification_figures(found, labels)["calibration"]
-    assert [one["records"] for one in told["bins"]] == [2, 8]
-    assert [one["accuracy"] for one in told["bins"]] == [1.0, 0.5]
-    assert told["error"] == pytest.approx(0.2 * 0.45 + 0.8 * 0.45, abs=1e-6)
+    told = classification_figures(found, np.array([0] * 4 + [1] * 4 + [0, 0]))["calibration"]
+    assert [(one["records"], one["accuracy"]) for one in told["bins"]] == [(2, 1.0), (8, 0.5)]
+    assert told["error"] == pytest.approx(0.45, abs=1e-6)
 
 
-def test_a_record_whose_probabilities_are_not_finite_is_wrong_everywhere():
+def test_unusable_records_are_wrong_and_labels_of_no_class_are_left_out():
     found = np.array([[0.9, 0.1], [np.nan, 0.2], [0.2, 0.8], [0.1, 0.9]], np.float32)
     told = classification_figures(found, np.array([0, 0, 1, 1]))
-    assert told["unusable"] == 1
-    assert told["per_class"][0] == {
-        "class": 0,
-        "precision": 1.0,
-        "recall": 0.5,
-        "f1": pytest.approx(2 / 3, abs=1e-6),
-        "records": 2,
-    }
-    assert told["auc"] == pytest.approx(((1 + 0) / 2 + (1 + 0) / 2) / 2)
-    assert told["confusion"] == [[1, 0], [0, 2]]
-
-
-def test_labels_that_are_none_of_the_classes_are_left_out():
-    found = np.array([[0.9, 0.1], [0.3, 0.7], [0.2, 0.8]], np.float32)
-    assert classification_figures(found, np.array([0, -1, 5])) == classification_figures(
-        found[:1], np.array([0])
-    )
-    assert classification_figures(found, np.array([-1, 2, 9])) == {}
+    first = told["per_class"][0]
+    assert (told["unusable"], told["confusion"]) == (1, [[1, 0], [0, 2]])
+    assert (first["precision"], first["recall"], first["records"]) == (1.0, 0.5, 2)
+    assert told["auc"] == pytest.approx(1 / 2)
+    labelled = classification_figures(found[2:], np.array([1, 5]))
+    assert labelled == classification_figures(found[2:3], np.array([1]))
+    assert classification_figures(found, np.array([-1, 2, 9, 3])) == {}
 
 
 def test_an_rmse_stands_beside_always_saying_the_mean():
@@ -119,18 +106,15 @@ TARGET = TargetRange(-50.0, 150.0)
 RNG = np.random.default_rng(0)
 
 
-def test_they_are_those_of_scikit_learn():
+def test_errors_are_those_of_scikit_learn_over_labelled_records():
     labels = RNG.integers(0, LABELS, 300)
-    values = TARGET.values(labels) + RNG.normal(0, 20, 300)
-    found = regression_figures(values, labels, TARGET)
     wanted = TARGET.values(labels)
+    values = wanted + RNG.normal(0, 20, 300)
+    found = regression_figures(values, labels, TARGET)
     assert found["mae"] == pytest.approx(metrics.mean_absolute_error(wanted, values), rel=1e-5)
     assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(wanted, values), rel=1e-5)
     assert found["r2"] == pytest.approx(metrics.r2_score(wanted, values), abs=1e-5)
     assert found["unusable"] == 0
-
-
-def test_records_without_a_label_are_left_out_and_an_unusable_value_is_far_off():
     labels, values = np.array([4096, -1, LABELS, 4096]), np.array([50.0, 0, 0, np.nan])
     found = regression_figures(values, labels, TARGET)
     assert (found["mae"], found["unusable"], found["r2"]) == (100.0, 1, None)
@@ -189,21 +173,14 @@ def test_what_has_no_label_is_left_out_and_what_has_no_score_is_wrong():
     scores = np.array([0.1, 0.2, np.nan, np.inf, 0.9, 5.0])
     labels = np.array([0, 1, 1, 0, -1, -2])
     found = anomaly_figures(scores, labels, alarms=True)
-    assert found["unusable"] == 2
-    assert found["auc"] == pytest.approx(1 / 4)  # of four pairs one is in order
-    assert found["detection_rate"] == 0.0
-    assert found["false_alarm_rate"] == 0.5
+    shares = (found["detection_rate"], found["false_alarm_rate"])
+    assert (found["unusable"], found["auc"], *shares) == (2, 1 / 4, 0.0, 0.5)  # of 4 pairs, 1
     assert anomaly_figures(scores[4:], labels[4:], alarms=True) == {}
-
-
-def test_of_one_kind_alone_there_is_no_order():
-    found = anomaly_figures(np.array([1.0, 2.0]), np.array([0, 0]), alarms=False)
-    assert found["auc"] is None
-    assert found["average_precision"] is None
-    assert "false_alarm_rate" not in found
-    found = anomaly_figures(np.array([1.0, 2.0]), np.array([1, 3]), alarms=True)
-    assert (found["auc"], found["average_precision"], found["false_alarm_rate"]) == (None,) * 3
-    assert found["detection_rate"] == 0.5
+    normal = anomaly_figures(np.array([1.0, 2.0]), np.array([0, 0]), alarms=False)
+    assert (normal["auc"], normal["average_precision"]) == (None, None)
+    assert "false_alarm_rate" not in normal
+    odd = anomaly_figures(np.array([1.0, 2.0]), np.array([1, 3]), alarms=True)
+    assert (odd["auc"], odd["false_alarm_rate"], odd["detection_rate"]) == (None, None, 0.5)
 
 
 def test_a_record_counts_by_its_score_and_its_label():

@@ -86,38 +86,33 @@ def test_values_never_become_whole_numbers(to):
     assert "whole numbers" in refused(node("Cast", ["x"], ["probabilities"], to=to))
 
 
+GATHER = node("Gather", ["x", "ints"], ["probabilities"])
+SHAPE, BY_SHAPE = node("Shape", ["x"], ["s"]), node("Reshape", ["x", "s"], ["probabilities"])
+FED = {"inputs": ("x", "ints")}
+
+
 @pytest.mark.parametrize(
-    "steered",
+    ("nodes", "parts"),
     [
-        node("Gather", ["x", "x"], ["probabilities"]),
-        node("Reshape", ["x", "x"], ["probabilities"]),
-        node("Pad", ["x", "pads", "", "x"], ["probabilities"]),
-        node("Slice", ["x", "ints", "x"], ["probabilities"]),
-        node("Slice", ["x", "ints", "axes", "axes", "x"], ["probabilities"]),
-        node("ReduceSum", ["x", "x"], ["probabilities"]),
-        node("Squeeze", ["x", "x"], ["probabilities"]),
-        node("Unsqueeze", ["x", "nowhere"], ["probabilities"]),
+        ([node("Gather", ["x", "x"], ["probabilities"])], {}),
+        ([node("Reshape", ["x", "x"], ["probabilities"])], {}),
+        ([node("Pad", ["x", "pads", "", "x"], ["probabilities"])], {}),
+        ([node("Slice", ["x", "ints", "x"], ["probabilities"])], {}),
+        ([node("Slice", ["x", "ints", "axes", "axes", "x"], ["probabilities"])], {}),
+        ([node("ReduceSum", ["x", "x"], ["probabilities"])], {}),
+        ([node("Squeeze", ["x", "x"], ["probabilities"])], {}),
+        ([node("Unsqueeze", ["x", "nowhere"], ["probabilities"])], {}),
+        # a constant that is fed or computed beside
+        ([GATHER], FED),
+        ([node("Abs", ["x"], ["ints"]), GATHER], {}),
+        # of shapes and of values, too late, or twice
+        ([SHAPE, node("Mul", ["s", "x"], ["m"]), node("Reshape", ["x", "m"], ["y"])], {}),
+        ([BY_SHAPE, SHAPE], {}),
+        ([SHAPE, node("Abs", ["x"], ["s"]), BY_SHAPE], {}),
     ],
-    ids=lambda one: one.op_type,
 )
-def test_places_and_shapes_come_from_constants(steered):
-    assert "no constant" in refused(steered)
-
-
-def test_a_constant_that_is_fed_or_computed_beside_is_none():
-    gather = node("Gather", ["x", "ints"], ["probabilities"])
-    assert "no constant" in refused(gather, inputs=("x", "ints"))
-    assert "no constant" in refused(node("Abs", ["x"], ["ints"]), gather)
-
-
-def test_what_is_made_of_shapes_and_values_is_no_constant():
-    shape = node("Shape", ["x"], ["s"])
-    mixed = node("Mul", ["s", "x"], ["m"])
-    assert "no constant" in refused(shape, mixed, node("Reshape", ["x", "m"], ["probabilities"]))
-    late = [node("Reshape", ["x", "s"], ["probabilities"]), shape]
-    assert "no constant" in refused(*late)
-    twice = [shape, node("Abs", ["x"], ["s"]), node("Reshape", ["x", "s"], ["probabilities"])]
-    assert "no constant" in refused(*twice)
+def test_places_and_shapes_come_from_constants(nodes, parts):
+    assert "no constant" in refused(*nodes, **parts)
 
 
 @pytest.mark.parametrize("mode", [{}, {"training_mode": 0}, {"training_mode": 1}], ids=str)
@@ -242,35 +237,28 @@ FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 POWER = node("Pow", ["x", "p"], ["probabilities"])
 
 
-@pytest.mark.parametrize("exponent", [2, 3])
 @pytest.mark.parametrize("kind", [FLOAT, INT32, INT64, TensorProto.DOUBLE])
-def test_squares_and_cubes_pass(exponent, kind):
-    check_graph(model(given("p", kind, [exponent]), POWER).SerializeToString())
-    raw = model(POWER)
-    raw.graph.initializer.append(constant("p", kind, [exponent]))
-    check_graph(raw.SerializeToString())
+def test_squares_and_cubes_pass(kind):
+    for exponent in (2, 3):
+        check_graph(model(given("p", kind, [exponent]), POWER).SerializeToString())
+        raw = model(POWER)
+        raw.graph.initializer.append(constant("p", kind, [exponent]))
+        check_graph(raw.SerializeToString())
 
 
-@pytest.mark.parametrize("exponent", [[0.5], [-1], [2.5], [1], [2, 3], [float("nan")], []])
-def test_other_powers_are_refused(exponent):
-    assert "another power" in refused(given("p", FLOAT, exponent), POWER)
-
-
-def test_an_exponent_that_is_computed_is_refused():
-    assert "another power" in refused(node("Pow", ["x", "x"], ["probabilities"]))
-    computed = node("Neg", ["q"], ["p"])
-    assert "another power" in refused(given("q", FLOAT, [-2]), computed, POWER)
-    assert "another power" in refused(node("Constant", [], ["p"], value_float=2.0), POWER)
-
-
-def test_a_constant_may_have_any_power():
-    check_graph(
-        model(
-            given("p", FLOAT, [0.5]),
-            node("Pow", ["p", "p"], ["q"]),
-            node("Mul", ["x", "q"], ["probabilities"]),
-        ).SerializeToString()
-    )
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        *([given("p", FLOAT, [one])] for one in (0.5, -1, 2.5, 1, float("nan"))),
+        [given("p", FLOAT, [2, 3])],
+        [given("p", FLOAT, [])],
+        [node("Identity", ["x"], ["p"])],
+        [given("q", FLOAT, [-2]), node("Neg", ["q"], ["p"])],
+        [node("Constant", [], ["p"], value_float=2.0)],
+    ],
+)
+def test_other_powers_are_refused(nodes):
+    assert "another power" in refused(*nodes, POWER)
 
 
 DIVISION = [
@@ -278,29 +266,38 @@ DIVISION = [
     node("Cast", ["c"], ["d"], to=FLOAT),
     node("Add", ["x", "d"], ["probabilities"]),
 ]
+LEAST = {INT32: -(2**31), INT64: -(2**63)}
 
 
-@pytest.mark.parametrize("divisor", [[-1], [0], [2, 0], []])
-@pytest.mark.parametrize("kind", [INT32, INT64])
-def test_whole_numbers_are_divided_by_what_is_plainly_above_zero(divisor, kind):
-    least = -(2**31) if kind == INT32 else -(2**63)
-    nodes = [given("a", kind, [least]), given("b", kind, divisor), *DIVISION]
-    if divisor:
-        assert "divides whole numbers" in refused(*nodes)
-    check_graph(
-        model(given("a", kind, [least]), given("b", kind, [2]), *DIVISION).SerializeToString()
-    )
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        *(
+            [given("a", kind, [LEAST[kind]]), given("b", kind, divisor)]
+            for kind in LEAST
+            for divisor in ([-1], [0], [2, 0])
+        ),
+        [given("a", INT64, [7]), given("n", INT64, [2]), node("Neg", ["n"], ["b"])],
+        [node("Shape", ["x"], ["a"]), node("Shape", ["x"], ["b"])],
+    ],
+)
+def test_whole_numbers_are_divided_by_constants_above_zero_alone(nodes):
+    assert "divides whole numbers" in refused(*nodes, *DIVISION)
 
 
-def test_a_computed_divisor_of_whole_numbers_is_refused():
-    nodes = given("a", INT64, [7]), given("n", INT64, [2]), node("Neg", ["n"], ["b"]), *DIVISION
-    assert "divides whole numbers" in refused(*nodes)
-    sizes = node("Shape", ["x"], ["a"]), node("Shape", ["x"], ["b"]), *DIVISION
-    assert "divides whole numbers" in refused(*sizes)
+ROOT = [given("p", FLOAT, [0.5]), node("Pow", ["p", "p"], ["q"])]
+HALVES = [given("a", FLOAT, [7]), given("n", FLOAT, [2]), node("Sqrt", ["n"], ["b"])]
 
 
-def test_constant_fractions_may_be_divided():
-    nodes = given("a", FLOAT, [7]), given("n", FLOAT, [2]), node("Sqrt", ["n"], ["b"]), *DIVISION
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        *([given("a", kind, [LEAST[kind]]), given("b", kind, [2]), *DIVISION] for kind in LEAST),
+        [*ROOT, node("Mul", ["x", "q"], ["probabilities"])],
+        [*HALVES, *DIVISION],
+    ],
+)
+def test_constants_may_be_divided_and_have_any_power(nodes):
     check_graph(model(*nodes).SerializeToString())
 
 

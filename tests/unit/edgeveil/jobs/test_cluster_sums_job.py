@@ -148,6 +148,5 @@ def test_a_device_answers_no_package_without_sound_centroids(tensors):
 def test_impossible_jobs_are_refused_by_name(changes, key, what):
     with pytest.raises(ImpossibleMixError) as caught:
         plan_of(**changes)
-    assert any(key in mix.paths and what in mix.text for mix in caught.value.mixes), [
-        (mix.paths, mix.text) for mix in caught.value.mixes
-    ]
+    found = [(mix.paths, mix.text) for mix in caught.value.mixes]
+    assert any(key in paths and what in text for paths, text in found), found

@@ -6,9 +6,8 @@ from itertools import pairwise
 import pytest
 
 from edgeveil.config.yaml_tree import TEXT_BYTES
-from edgeveil.errors import ConfigError, ProtocolError
+from edgeveil.errors import ConfigError
 from edgeveil.jobs import parse_job
-from edgeveil.jobs.job import Job
 
 LAUGHS = "a: &a [x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghi")
@@ -19,10 +18,10 @@ TEXTS = {
     "a billion laughs": (LAUGHS, "anchors and aliases"),
     "an anchor of itself": ("a: &a [*a]\n", "anchors and aliases"),
     "a merge": ("a: &a {b: 1}\nc: {<<: *a}\n", "anchors and aliases"),
-    "deep lists": ("a: " + "[" * 10_000, "more than 32 levels"),
+    "deep lists": ("a: " + "[" * 1_000, "more than 32 levels"),
     "deep blocks": ("\n".join(" " * n + "a:" for n in range(200)), "more than 32 levels"),
-    "deep keys": ("? " * 5_000 + "a", "more than 32 levels"),
-    "a flood of values": ("a: [" + "1," * 40_000 + "]", "more than 20000 values"),
+    "deep keys": ("? " * 1_000 + "a", "more than 32 levels"),
+    "a flood of values": ("a: [" + "1," * 20_001 + "]", "more than 20000 values"),
     "a text too long": ("a" * (TEXT_BYTES + 1), "must be at most"),
     "a number too long": ("a: " + "9" * 5_000, "more than 64 characters"),
     "a number that is none": ("a: 1.0e+99999", "finite number"),
@@ -45,28 +44,3 @@ def test_a_costly_text_is_refused(text, said):
         tracemalloc.stop()
     assert all(problem.startswith("(posted):") for problem in caught.value.problems)
     assert str(caught.value).replace("\n", "").isprintable()
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"[" * 60_000,
-        b'{"a":' * 10_000,
-        b'{"job":"' + b"\\u0000" * 10_000 + b'"}',
-        b"1" * 60_000,
-        b"9" * 400 + b"e999999",
-        b'{"job": "a", "job": "b"}',
-        b"\xff\xfe{}",
-        b"null",
-        b"",
-    ],
-    ids=range(9),
-)
-def test_a_job_of_the_wire_that_is_none_is_refused(raw):
-    tracemalloc.start()
-    try:
-        with pytest.raises(ProtocolError, match=r"not a job|more than|not in canonical"):
-            Job.from_canonical(raw)
-        assert tracemalloc.get_traced_memory()[1] < ROOM
-    finally:
-        tracemalloc.stop()

@@ -26,7 +26,6 @@ LOCAL_PCA, LDP_PCA = (
 LAPLACE = "train: {method: fm, rounds: 2, noise: laplace}\n"
 NINE, OF_55 = "selection: {devices: 9}\n", "selection: {devices: 50, over_select: 1.1}\n"
 TOP, GAUSSIAN = "{name: upload_top_k}", "{name: gradient_gaussian}"
-FEW = "privacy: {epsilon: 8, max_participations: 9}\n"
 WISHART = PCA.replace("0.5", "0.5, noise: wishart")
 PARTITION, EACH = "local_run.partition", "classes_per_device: "
 DELM, EVALUATED = "preset: delm_enhanced\n", "federated_evaluation: {epsilon: 1}\n"
@@ -51,7 +50,6 @@ def rule(name, **more):
         ("aggregation.k: .* 21 up", TRAINED + WHOLE + rule("krum", k=18, malicious=3) + run()),
         ("aggregation.malicious: .* 21 up", TRAINED + WHOLE + rule("krum", malicious=9) + run()),
         ("aggregation.k: .* 20 .* 19", TRAINED + rule("min_divergence", k=20) + run(infer_only=1)),
-        ("round.min_batch: a batch needs 21", TRAINED + "round: {min_batch: 21}\n" + run()),
         ("round.min_batch: .* 56 .* only 55", TRAINED + OF_55 + "round: {min_batch: 56}\n"),
         ("aggregation.k: .* needs 56 .* 55", TRAINED + WHOLE + OF_55 + rule("secprobe", k=56)),
         ("local_run.test_records", TRAINED + WHOLE + rule("secprobe", k=5) + run(test_records=100)),
@@ -79,19 +77,16 @@ def rule(name, **more):
         ("update: .* of its own", CLOSED + MLP + DP_SGD + f"update: [{GAUSSIAN}]\n"),
         ("features: no guarantee is proven", CLOSED + IDENTITY + FM_PAPER),
         ("privacy.delta: .* nobody", "privacy: {epsilon: 8, delta: 0.1}\n" + FM + IDENTITY),
-        ("privacy.epsilon", "privacy: {epsilon: 1.0e-9}\n" + FM + IDENTITY),
         ("features: no guarantee is proven", CLOSED + FM + WISHART),
         ("features: no guarantee is proven", CLOSED + FM + LOCAL_PCA),
         ("federated_evaluation: .* no basis", OPEN + FM + LOCAL_PCA + EVALUATED),
         ("selection.devices: .* first answer", CLOSED + FM + LDP_PCA + NINE),
         ("privacy.epsilon: .* cannot be met", "privacy: {epsilon: 0.00001}\n" + LAPLACE + IDENTITY),
-        ("privacy.max_participations: 9 is more", FEW + FM + IDENTITY),
         # the fleet
         (
             f"{PARTITION}.classes_per_device: 11",
             TRAINED + run(partition=f"{{kind: n_class, {EACH}11}}"),
         ),
-        ("local_run.partition.lq_user", TRAINED + run(partition="{lq_user: 0.3}")),
         (f"{PARTITION}.classes_per_device", TRAINED + run(partition=f"{{kind: iid, {EACH}1}}")),
         ("local_run.partition.alpha", TRAINED + run(partition="{kind: n_class, alpha: 0.1}")),
         ("features: no guarantee is proven", DELM),

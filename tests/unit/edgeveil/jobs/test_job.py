@@ -1,6 +1,7 @@
 """A job's canonical bytes, digest and derived numbers."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -46,28 +47,37 @@ def test_digest_follows_the_job_and_nothing_else():
     assert small("selection: {devices: 9}\n").digest() != job.digest()
 
 
+RAW = small().canonical()
+EPSILON, ROUNDS = b'"epsilon":2.0', b'"rounds":12'
+
+
 @pytest.mark.parametrize(
-    "spoil",
+    "raw",
     [
-        lambda raw: raw[:-1],
-        lambda raw: raw + b" ",
-        lambda raw: raw.replace(b'"epsilon":2.0', b'"epsilon":2'),
-        lambda raw: raw.replace(b'"epsilon":2.0', b'"epsilon":NaN'),
-        lambda raw: raw.replace(b'"epsilon":2.0', b'"epsilon":-1.0'),
-        lambda raw: raw.replace(b'"epsilon":2.0', b'"epsilon":"2.0"'),
-        lambda raw: raw.replace(b'"rounds":12', b'"rounds":12,"surprise":1'),
-        lambda raw: raw.replace(b'"rounds":12', b'"rounds":12,"rounds":13'),
-        lambda raw: raw.replace(b'"shift":0.0', b'"shift":1e999'),
-        lambda raw: raw.replace(b'"rounds":12', b'"rounds":12.0'),
-        lambda raw: raw[:-1] + b',"local_run":{"devices":3}}',
-        lambda raw: raw + b" " * (1 << 16),
+        RAW[:-1],
+        RAW + b" ",
+        *(RAW.replace(EPSILON, b'"epsilon":' + one) for one in (b"2", b"NaN", b"-1.0", b'"2.0"')),
+        *(RAW.replace(ROUNDS, ROUNDS + one) for one in (b".0", b',"surprise":1', b',"rounds":13')),
+        RAW.replace(b'"shift":0.0', b'"shift":1e999'),
+        RAW[:-1] + b',"local_run":{"devices":3}}',
+        RAW + b" " * (1 << 16),
+        b"[" * 60_000,
+        b"9" * 400 + b"e999999",
+        b"\xff\xfe{}",
+        b"null",
+        b"",
     ],
+    ids=range(17),
 )
-def test_anything_but_canonical_bytes_is_a_bad_job(spoil):
-    raw = small().canonical()
-    assert spoil(raw) != raw
-    with pytest.raises(ProtocolError) as caught:
-        Job.from_canonical(spoil(raw))
+def test_anything_but_canonical_bytes_is_a_bad_job_and_cheap_to_refuse(raw):
+    assert raw != RAW
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError) as caught:
+            Job.from_canonical(raw)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
     assert caught.value.reason == "bad_job"
 
 

@@ -55,30 +55,19 @@ def test_the_whole_price_is_what_the_job_says():
     assert by_purpose == {"train": ROUNDS + 2, "infer": 3}
 
 
-def test_an_early_end_has_spent_the_whole_training_price_and_the_uploads_so_far():
+def test_the_price_by_plan_grows_from_nothing_and_an_early_end_has_spent_the_whole_training():
     plan = compile_job(job())
+    planned = [plan.quote(until) for until in range(ROUNDS + 3)]
+    training = [quote.training.epsilon for quote in planned]
+    assert training[0] == 0 and training == sorted(set(training))
+    assert [round(q.inference.epsilon) for q in planned] == [0, 0, 0, 0, 10, 10, 20, 20, 30]
     spent = [plan.spent(until) for until in range(ROUNDS + 3)]
     assert spent[0].training.epsilon == 0
     assert {quote.training for quote in spent[1:]} == {plan.quote().training}
-    assert [q.inference for q in spent] == [plan.quote(k).inference for k in range(ROUNDS + 3)]
-    assert plan.spent() == plan.quote()
-
-
-def test_an_early_end_of_pure_noise_has_spent_what_was_released():
-    train = {"method": "fm", "rounds": ROUNDS, "noise": "laplace"}
-    plan = compile_job(job(train=train))
-    assert plan.spent(2) == plan.quote(2)
-    assert plan.spent(2).training.epsilon < plan.quote().training.epsilon
-
-
-def test_the_price_by_plan_grows_with_the_rounds_from_nothing_to_the_whole():
-    plan = compile_job(job())
-    spent = [plan.quote(until) for until in range(ROUNDS + 3)]
-    training = [quote.training.epsilon for quote in spent]
-    assert training[0] == 0
-    assert training == sorted(set(training))
-    assert spent[-1] == plan.quote()
-    assert [round(q.inference.epsilon) for q in spent] == [0, 0, 0, 0, 10, 10, 20, 20, 30]
+    assert [q.inference for q in spent] == [q.inference for q in planned]
+    assert planned[-1] == plan.spent() == plan.quote()
+    pure = compile_job(job(train={"method": "fm", "rounds": ROUNDS, "noise": "laplace"}))
+    assert pure.spent(2) == pure.quote(2) != pure.quote()
 
 
 def test_an_inference_only_device_is_asked_for_inferences_alone():

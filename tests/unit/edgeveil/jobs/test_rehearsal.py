@@ -27,7 +27,16 @@ def rehearsed(plan, **changes):
     rehearse_device(plan, plan.graph(), **options)
 
 
-@pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
+SLOW = {"pictures", "cifar10_shared"}  # `tests/e2e/test_pictures.py` plays their kind
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW))
+        for path in sorted(JOBS.glob("*.yaml"))
+    ],
+)
 @pytest.mark.usefixtures("encoders")
 def test_every_job_of_ours_can_be_done(path):
     rehearsed(plan_of(path.name))

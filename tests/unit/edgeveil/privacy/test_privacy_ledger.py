@@ -1,12 +1,13 @@
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.events import ClaimedEvent, LaplaceEvent, UnprotectedEvent
+from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
-from edgeveil.privacy.laplace_mechanism import softmax_event
+from edgeveil.privacy.laplace_mechanism import laplace_event, softmax_event
 from edgeveil.privacy.ledger import Ledger, Receipt
 from edgeveil.privacy.policy import INFER, JobRequest, Limits, price
 
@@ -49,28 +50,22 @@ def test_what_was_committed_survives_a_new_process(path, ledger):
     assert other.spent().epsilon == ledger.spent().epsilon > 0
 
 
-def test_the_file_is_written_through_before_commit_returns(ledger):
-    assert ledger._file.db.execute("PRAGMA synchronous").fetchone() == (2,)
-    assert ledger._file.db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-
-
 def test_the_release_past_the_reserved_participations_is_refused(ledger):
     ledger.open_job(request(rounds=2), WIDE)
-    ledger.commit("j1", 1, [LINEAR], b"a")
-    ledger.commit("j1", 2, [LINEAR], b"b")
-    with pytest.raises(PrivacyError, match="reserved 2 times"):
-        ledger.admit("j1", [LINEAR])
-    with pytest.raises(PrivacyError, match="reserved 2 times"):
-        ledger.commit("j1", 3, [LINEAR], b"c")
+    for number in (1, 2):
+        ledger.commit("j1", number, [LINEAR], b"a")
+    for refused in (
+        lambda: ledger.admit("j1", [LINEAR]),
+        lambda: ledger.commit("j1", 3, [LINEAR], b"c"),
+        lambda: ledger.commit("j1", 3, [replace(LINEAR, what="more")], b"c"),
+        lambda: ledger.commit("j2", 1, [LINEAR], b"c"),
+        lambda: ledger.open_job(request(rounds=3), WIDE),  # another job under its name
+    ):
+        with pytest.raises(PrivacyError):
+            refused()
     assert ledger.recall("j1", 3) is None
-
-
-def test_an_event_that_was_not_reserved_is_refused(ledger):
-    ledger.open_job(request(), WIDE)
-    with pytest.raises(PrivacyError, match="reserved 0 times"):
-        ledger.commit("j1", 1, [replace(LINEAR, what="more")], b"a")
-    with pytest.raises(PrivacyError, match="not open"):
-        ledger.commit("j2", 1, [LINEAR], b"a")
+    ledger.open_job(request(rounds=2), WIDE)
+    assert len(ledger._account()["j1"].answers) == 2
 
 
 def test_a_receipt_comes_only_from_the_ledger():
@@ -121,15 +116,7 @@ def test_a_job_closed_early_counts_its_whole_training_price_for_good(ledger):
 
 
 def test_of_several_kinds_of_noise_the_pure_ones_alone_count_as_released(ledger):
-    sums = LaplaceEvent(
-        what="sum",
-        unit="record",
-        sensitivity_steps=1,
-        scale_numerator=2,
-        scale_denominator=1,
-        coordinates=1,
-        grid_bits=0,
-    )
+    sums = laplace_event("sum", 1, 1, Fraction(1, 2), 1, 0)
     for job in ("pure", "both"):
         ledger.open_job(request(job, rounds=3, extra=(sums,) * 4), WIDE)
         ledger.commit(job, 1, [sums], b"")
@@ -167,13 +154,6 @@ def test_noise_that_hides_a_device_from_none_is_priced_anew_for_a_record_among_o
     assert ledger.spent("updates").record_epsilon > 2 * alone.epsilon
     with pytest.raises(PrivacyError, match="would take"):
         ledger.check(request("next", rounds=1), replace(wide, lifetime_epsilon=both.epsilon + 1))
-
-
-def test_a_changed_request_under_the_same_name_is_refused(ledger):
-    ledger.open_job(request(rounds=2), WIDE)
-    ledger.open_job(request(rounds=2), WIDE)
-    with pytest.raises(PrivacyError, match="differs"):
-        ledger.open_job(request(rounds=3), WIDE)
 
 
 def test_unproven_events_need_consent_and_taint_the_data_set_for_good(ledger):

@@ -2,8 +2,6 @@
 
 import shutil
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 
@@ -52,70 +50,132 @@ def restore(path, frm, *suffixes):
         shutil.copy(frm.with_suffix(suffix), path.with_suffix(suffix))
 
 
-def refused(path, match):
-    """Refused by the device and by the reader, for the same reason, with a fix."""
-    with pytest.raises(PrivacyError, match=match) as caught:
-        Ledger(path, "digits")
-    assert caught.value.fix
-    assert str(path.parent) in caught.value.where
-    with pytest.raises(PrivacyError, match=match):
-        read_ledger(path)
-    return caught.value.fix
+def refused(path, place):
+    """Refused by the device and by the reader, with the same place and a fix."""
+    for read in (lambda: Ledger(path, "digits"), lambda: read_ledger(path)):
+        with pytest.raises(PrivacyError, match=place) as caught:
+            read()
+        assert str(path.parent) in caught.value.where and caught.value.fix
+
+
+def links(number, statement):
+    return lambda path: change(path, statement), f"link {number} "
+
+
+def removed(suffix):
+    return lambda path: path.with_suffix(suffix).unlink(), f"{suffix[1:]} is gone"
+
+
+def damaged(suffix, text):
+    return lambda path: path.with_suffix(suffix).write_text(text), f"{suffix[1:]} .*(used|damaged)"
+
+
+def with_another_key(path):
+    other = path.parent / "other" / "ledger.sqlite"
+    other.parent.mkdir()
+    Ledger(other, "digits").close()
+    restore(path, other, ".key")
+
+
+def with_a_head_of_before(path):
+    older = copy(path, path.parent / "backup")
+    ledger = Ledger(path, "digits")
+    ledger.commit("j2", 2, [LINEAR], b"four")
+    ledger.close_job("j2")
+    ledger.close()
+    restore(path, older, ".head")
 
 
 MAC = "(SELECT mac FROM links WHERE number = 1)"
-EDITS = {
-    "cheaper events": (4, "UPDATE links SET body = replace(body, '16777216', '16') WHERE number=4"),
-    "another data set": (1, "UPDATE links SET dataset = 'other' WHERE job = 'j1'"),
-    "another round": (3, "UPDATE links SET exchange = 9 WHERE number = 3"),
-    "another job": (6, "UPDATE links SET job = 'j1', exchange = 7 WHERE number = 6"),
-    "closed in place of released": (6, "UPDATE links SET kind = 'closed' WHERE number = 6"),
-    "opened again": (5, "UPDATE links SET kind = 'opened' WHERE number = 5"),
-    "another mac": (2, f"UPDATE links SET mac = {MAC} WHERE number = 2"),
-    "a mac of another type": (2, "UPDATE links SET mac = 'x' WHERE number = 2"),
-    "a body of another type": (5, "UPDATE links SET body = CAST(body AS BLOB) WHERE number = 5"),
-    "the first gone": (1, "DELETE FROM links WHERE number = 1"),
-    "one gone from the middle": (3, "DELETE FROM links WHERE number = 3"),
-    "a job gone": (1, "DELETE FROM links WHERE job = 'j1'"),
-    "one put in": (7, f"INSERT INTO links SELECT 7, dataset, kind, job, 3, body, {MAC} "
-                      "FROM links WHERE number = 6"),
-}  # fmt: skip
+SWAP = "UPDATE links SET number = CASE number WHEN 3 THEN -4 ELSE -3 END WHERE number IN (3, 4)"
+DAMAGE = {
+    "cheaper events": links(
+        4, "UPDATE links SET body = replace(body, '16777216', '16') WHERE number = 4"
+    ),
+    "another data set": links(1, "UPDATE links SET dataset = 'other' WHERE job = 'j1'"),
+    "another round": links(3, "UPDATE links SET exchange = 9 WHERE number = 3"),
+    "another job": links(6, "UPDATE links SET job = 'j1', exchange = 7 WHERE number = 6"),
+    "closed in place of released": links(6, "UPDATE links SET kind = 'closed' WHERE number = 6"),
+    "opened again": links(5, "UPDATE links SET kind = 'opened' WHERE number = 5"),
+    "another mac": links(2, f"UPDATE links SET mac = {MAC} WHERE number = 2"),
+    "a mac of another type": links(2, "UPDATE links SET mac = 'x' WHERE number = 2"),
+    "a body as bytes": links(5, "UPDATE links SET body = CAST(body AS BLOB) WHERE number = 5"),
+    "one gone from the middle": links(3, "DELETE FROM links WHERE number = 3"),
+    "a job gone": links(1, "DELETE FROM links WHERE job = 'j1'"),
+    "one put in": links(
+        7,
+        f"INSERT INTO links SELECT 7, dataset, kind, job, 3, body, {MAC} "
+        "FROM links WHERE number = 6",
+    ),
+    "another order": (
+        lambda path: change(path, SWAP, "UPDATE links SET number = -number WHERE number < 0"),
+        "link 3 ",
+    ),
+    **{
+        f"cut behind {kept}": (
+            lambda path, kept=kept: change(path, f"DELETE FROM links WHERE number > {kept}"),
+            f"ends at link {kept} of 6",
+        )
+        for kept in (0, 3, 5)
+    },
+    "no links": (lambda path: change(path, "DROP TABLE links"), "table links"),
+    "no payloads": (lambda path: change(path, "DROP TABLE payloads"), "table payloads"),
+    "no database": (lambda path: path.unlink(), "database is gone"),
+    "no key": removed(".key"),
+    "no head": removed(".head"),
+    "another key": (with_another_key, "link 1 "),
+    "an old head": (with_a_head_of_before, "head, link 6"),
+    "a key cut off": damaged(".key", "edgeveil-ledger-key-1 0"),
+    "an empty head": damaged(".head", ""),
+    "a key open to all": (lambda path: path.with_suffix(".key").chmod(0o644), "other users"),
+}
 
 
-@pytest.mark.parametrize("case", EDITS.values(), ids=EDITS)
-def test_an_edit_is_found_at_the_link_it_was_made_in(path, case):
-    number, statement = case
-    change(path, statement)
-    refused(path, f"link {number} ")
+@pytest.mark.parametrize(("damage", "place"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_found_by_device_and_reader_and_not_mended(path, damage, place):
+    damage(path)
+    refused(path, place)
+    refused(path, place)  # the first refusal made nothing anew
 
 
-def test_another_order_is_found(path):
-    swap = "UPDATE links SET number = {} WHERE number = {}"
-    change(path, swap.format(99, 3), swap.format(3, 4), swap.format(4, 99))
-    refused(path, "link 3 ")
-
-
-@pytest.mark.parametrize("kept", [0, 3, 5])
-def test_links_cut_from_the_end_are_found(path, kept):
-    change(path, f"DELETE FROM links WHERE number > {kept}")
-    refused(path, f"ends at link {kept} of 6")
-
-
-def test_a_database_that_is_gone_does_not_begin_anew(path):
-    path.unlink()
-    with pytest.raises(PrivacyError, match="database is gone"):
-        read_ledger(path)
-    assert not path.exists()
-    refused(path, "database is gone")  # the device has left an empty one there
-
-
-@pytest.mark.parametrize("beside", [".key", ".head"])
-def test_a_key_or_head_alone_tells_of_a_database(path, beside):
+@pytest.mark.parametrize("left", [".key", ".head"])
+def test_a_reader_of_a_key_or_head_alone_makes_no_database(path, left):
     path.write_bytes(b"")
-    path.with_suffix(".head" if beside == ".key" else ".key").unlink()
+    path.with_suffix(".head" if left == ".key" else ".key").unlink()
     with pytest.raises(PrivacyError, match="database is gone"):
         read_ledger(path)
     assert path.read_bytes() == b""
+
+
+def test_a_head_one_link_behind_is_moved_forward_by_the_device_alone(path, tmp_path):
+    older = copy(path, tmp_path / "backup")
+    ledger = Ledger(path, "digits")
+    ledger.commit("j2", 2, [LINEAR], b"four")
+    ledger.close()
+    newest = path.with_suffix(".head").read_bytes()
+    restore(path, older, ".head")
+    assert read_ledger(path).links == 7
+    assert path.with_suffix(".head").read_bytes() != newest
+    Ledger(path, "digits")
+    assert path.with_suffix(".head").read_bytes() == newest
+
+
+# The table's own rule is taken out by hand for a payload of NULL, as a damaged file may lack it.
+NULL_ALLOWED = (
+    "PRAGMA writable_schema=ON",
+    "UPDATE sqlite_master SET sql = replace(sql, 'BLOB NOT NULL', 'BLOB') WHERE name = 'payloads'",
+    "PRAGMA schema_version=99",
+)
+FORGED = {value: f"UPDATE payloads SET payload = {value}" for value in ("'forged'", "7", "NULL")}
+
+
+@pytest.mark.parametrize("forgery", [*FORGED.values(), "DELETE FROM payloads"])
+def test_tensors_that_are_forged_or_gone_are_found_and_not_drawn_again(path, forgery):
+    change(path, *NULL_ALLOWED * ("NULL" in forgery), f"{forgery} WHERE number = 6")
+    with pytest.raises(PrivacyError, match="tensors of link 6"):
+        read_ledger(path)
+    with pytest.raises(PrivacyError, match=r"forgotten|tensors of link 6"):
+        Ledger(path, "digits").recall("j2", 1)
 
 
 def test_the_tables_are_durable_before_the_key(tmp_path, monkeypatch):
@@ -126,13 +186,6 @@ def test_the_tables_are_durable_before_the_key(tmp_path, monkeypatch):
     assert path.with_suffix(".key").exists()
     Ledger(path, "digits").close()
     assert read_ledger(path).links == 0
-
-
-@pytest.mark.parametrize("table", ["links", "payloads"])
-def test_a_table_that_is_gone_is_not_made_anew(path, table):
-    change(path, f"DROP TABLE {table}")
-    refused(path, f"table {table} is gone")
-    refused(path, f"table {table} is gone")
 
 
 def test_a_head_without_key_and_links_begins_anew_only_before_the_first_link(path, tmp_path):
@@ -150,90 +203,6 @@ def test_a_head_without_key_and_links_begins_anew_only_before_the_first_link(pat
         Ledger(path, "digits")
 
 
-def test_an_older_head_than_a_crash_can_leave_is_found(path, tmp_path):
-    older = copy(path, tmp_path / "backup")
-    ledger = Ledger(path, "digits")
-    ledger.commit("j2", 2, [LINEAR], b"four")
-    ledger.close_job("j2")
-    ledger.close()
-    restore(path, older, ".head")
-    refused(path, "head, link 6, is not")
-
-
-def test_a_head_one_link_behind_is_moved_forward_by_the_device_alone(path, tmp_path):
-    older = copy(path, tmp_path / "backup")
-    ledger = Ledger(path, "digits")
-    ledger.commit("j2", 2, [LINEAR], b"four")
-    ledger.close()
-    newest = path.with_suffix(".head").read_bytes()
-    restore(path, older, ".head")
-    assert read_ledger(path).links == 7
-    assert path.with_suffix(".head").read_bytes() != newest
-    Ledger(path, "digits")
-    assert path.with_suffix(".head").read_bytes() == newest
-
-
-@pytest.mark.parametrize("suffix", [".key", ".head"])
-def test_a_key_or_head_that_is_gone_is_not_made_anew(path, suffix):
-    path.with_suffix(suffix).unlink()
-    refused(path, f"its {suffix[1:]} is gone")
-    assert not path.with_suffix(suffix).exists()
-
-
-def test_the_key_and_head_of_another_device_are_refused(path, tmp_path):
-    other = tmp_path / "other" / "ledger.sqlite"
-    other.parent.mkdir()
-    Ledger(other, "digits").close()
-    restore(path, other, ".key")
-    refused(path, "link 1 is not as this device wrote it")
-
-
-def test_a_damaged_key_or_head_is_named(path):
-    for suffix, match in ((".key", "key cannot be used"), (".head", "head is damaged")):
-        kept = path.with_suffix(suffix).read_text()
-        for damaged in (kept[:-20] + "\n", "", "garbage"):
-            path.with_suffix(suffix).write_text(damaged)
-            assert "put back the newest copies" in refused(path, match)
-        path.with_suffix(suffix).write_text(kept)
-
-
-def test_a_key_that_everybody_may_read_is_refused(path):
-    path.with_suffix(".key").chmod(0o644)
-    refused(path, "other users of this machine")
-
-
-@pytest.mark.parametrize("forged", ["'forged'", "7", "NULL"])
-def test_other_tensors_than_those_stored_are_found(path, forged):
-    if forged == "NULL":  # the table's own rule is taken out by hand, as a damaged file may lack it
-        change(
-            path,
-            "PRAGMA writable_schema=ON",
-            "UPDATE sqlite_master SET sql = replace(sql, 'BLOB NOT NULL', 'BLOB')"
-            " WHERE name = 'payloads'",
-            "PRAGMA schema_version=99",
-        )
-    change(path, f"UPDATE payloads SET payload = {forged} WHERE number = 6")
-    with pytest.raises(PrivacyError, match="tensors of link 6"):
-        read_ledger(path)
-    with pytest.raises(PrivacyError, match="tensors of link 6"):
-        Ledger(path, "digits").recall("j2", 1)
-
-
-def test_tensors_that_are_gone_are_found_and_not_drawn_again(path):
-    change(path, "DELETE FROM payloads")
-    with pytest.raises(PrivacyError, match="tensors of link 6"):
-        read_ledger(path)
-    with pytest.raises(PrivacyError, match="forgotten"):
-        Ledger(path, "digits").recall("j2", 1)
-
-
-def test_a_ledger_without_a_chain_is_refused(tmp_path):
-    path = tmp_path / "ledger.sqlite"
-    change(path, "CREATE TABLE jobs (dataset)", "CREATE TABLE releases (dataset)")
-    with pytest.raises(PrivacyError, match="earlier version"):
-        Ledger(path, "digits")
-
-
 @pytest.mark.parametrize("step", ["admit", "check", "commit", "recall", "close_job", "spent"])
 def test_a_device_at_work_notices_that_its_newest_link_is_gone(path, step):
     ledger = Ledger(path, "digits")
@@ -248,31 +217,6 @@ def test_a_device_at_work_notices_that_its_newest_link_is_gone(path, step):
     }
     with pytest.raises(PrivacyError, match="link 6 is gone"):
         getattr(ledger, step)(*arguments[step])
-
-
-WRITER = """
-import sys
-from test_privacy_ledger_chain import LINEAR, WIDE, Ledger, JobRequest
-ledger = Ledger(sys.argv[1], "digits")
-ledger.open_job(JobRequest(sys.argv[2], 1e-5, (LINEAR,) * 20), WIDE)
-for round in range(20):
-    ledger.commit(sys.argv[2], round, [LINEAR], sys.argv[2].encode())
-"""
-
-
-def test_two_processes_write_one_chain(tmp_path):
-    path = tmp_path / "ledger.sqlite"
-    folder = __file__.rpartition("/")[0]
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), job], cwd=folder, stderr=subprocess.PIPE
-        )
-        for job in ("a", "b")
-    ]
-    assert [(p.communicate()[1], p.returncode) for p in both] == [(b"", 0), (b"", 0)]
-    book = read_ledger(path)
-    assert book.links == 42
-    assert [len(entry.answers) for entry in book.account("digits").values()] == [20, 20]
 
 
 @pytest.mark.parametrize("step", ["commit", "recall", "close_job"])

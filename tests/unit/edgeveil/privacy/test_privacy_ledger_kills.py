@@ -107,15 +107,6 @@ def check_and_go_on(ledger, stands):
     assert ledger.spent("j") == price(REQUEST.events, REQUEST.delta).training
 
 
-def test_a_release_is_in_the_head_before_it_can_be_published(tmp_path):
-    path = tmp_path / "ledger.sqlite"
-    killed(path, "second", "before the head")
-    lagging = path.with_suffix(".head").read_bytes()
-    ledger = Ledger(path, "digits")
-    assert path.with_suffix(".head").read_bytes() != lagging
-    assert ledger.recall("j", 2) is not None
-
-
 def test_a_release_whose_head_could_not_be_written_is_in_it_before_it_is_recalled(
     tmp_path, monkeypatch
 ):

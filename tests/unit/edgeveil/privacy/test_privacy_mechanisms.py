@@ -19,7 +19,7 @@ from edgeveil.privacy.events import (
     event_from_dict,
     to_dict,
 )
-from edgeveil.privacy.gaussian_mechanism import gaussian, gaussian_event
+from edgeveil.privacy.gaussian_mechanism import gaussian, gaussian_event, sampled_gaussian_event
 from edgeveil.privacy.laplace_mechanism import (
     SOFTMAX_BITS,
     _probability_steps,
@@ -31,34 +31,39 @@ from edgeveil.privacy.laplace_mechanism import (
     softmax_laplace,
 )
 from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.privacy.selection_mechanism import selection_event
 
-EVENTS = [
-    gaussian_event("a", 2**24, 0.3, 7, grid_bits=24),
-    gaussian_event("b", 2**24, 0.3, 6, grid_bits=24, layout="symmetric"),
-    softmax_event(10, 230260.0),
-    softmax_event(10, None),
-    ClaimedEvent(what="c", unit="record", claimed_epsilon=1.5),
-]
+GAUSSIAN = gaussian_event("a", 2**24, 0.3, 7, grid_bits=24)
+SAMPLED = sampled_gaussian_event("s", 0.1, 1, 2**30, 1, grid_bits=30, noise_multiplier=1)
+SELECTION = selection_event("c", 9, 5, 1)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("event", "key", "values"),
     [
-        {"kind": "magic"},
-        {"kind": None},
-        {"extra": 1},
-        {"coordinates": "7"},
-        {"coordinates": True},
-        {"unit": "town"},
-        {"neighbours": "replace"},
-        {"sigma_squared": "x"},
-        {"sigma_squared": "0"},
-        {"status": "sure"},
+        (GAUSSIAN, "kind", ["magic", None]),
+        (GAUSSIAN, "extra", [1]),
+        (GAUSSIAN, "coordinates", ["7", True]),
+        (GAUSSIAN, "unit", ["town"]),
+        (GAUSSIAN, "neighbours", ["replace"]),
+        (GAUSSIAN, "sigma_squared", ["x", "0"]),
+        (GAUSSIAN, "status", ["sure"]),
+        (SAMPLED, "sampling_probability", [0.0, 1.5, math.nan]),
+        (SAMPLED, "steps", [0, 1.5]),
+        (SAMPLED, "sigma_squared", [0]),
+        (SAMPLED, "coordinates", [-1]),
+        (SAMPLED, "finest_sigma_squared", ["1"]),
+        (SAMPLED, "event", [{}]),
+        (SELECTION, "monotonic", [1, "true"]),
+        (SELECTION, "mechanism", ["best"]),
+        (SELECTION, "candidates", [True]),
     ],
 )
-def test_what_is_not_an_event_is_refused(change):
-    with pytest.raises(PrivacyError):
-        event_from_dict({**to_dict(EVENTS[0]), **change})
+def test_an_event_of_another_form_is_refused(event, key, values):
+    assert event_from_dict(to_dict(event)) == event
+    for value in values:
+        with pytest.raises(PrivacyError):
+            event_from_dict({**to_dict(event), key: value})
 
 
 def test_a_release_without_noise_cannot_call_itself_proven():

@@ -12,7 +12,7 @@ from scipy.stats import norm
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy import accountant
 from edgeveil.privacy.accountant import SampledSteps, discreteness_tv, epsilon, mixture_curve
-from edgeveil.privacy.events import PoissonSampled, event_from_dict, to_dict
+from edgeveil.privacy.events import PoissonSampled
 from edgeveil.privacy.gaussian_mechanism import (
     calibrated,
     gaussian_event,
@@ -131,25 +131,6 @@ def test_the_discreteness_of_every_step_is_charged():
         epsilon([steps(0.1, 2, 100, sensitivity=4)], DELTA)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"sampling_probability": 0.0},
-        {"sampling_probability": 1.5},
-        {"sampling_probability": math.nan},
-        {"steps": 0},
-        {"steps": 1.5},
-        {"sigma_squared": 0},
-        {"coordinates": -1},
-        {"finest_sigma_squared": "1"},
-        {"event": {}},
-    ],
-)
-def test_an_impossible_event_is_refused(change):
-    with pytest.raises(PrivacyError):
-        event_from_dict({**to_dict(steps(0.1, 1, 1)), **change})
-
-
 # --- what is drawn ----------------------------------------------------------------------------
 
 
@@ -165,7 +146,7 @@ def test_noise_has_the_deviation_that_is_priced():
     event = steps(0.1, 1.5, 1, coordinates=20_000)
     out = noised_step(np.zeros(20_000, np.int64), event, SeededRandom(1))
     assert np.std(out * 2.0**-30) == pytest.approx(1.5, rel=0.03)
-    with pytest.raises(PrivacyError, match="priced as"):
+    with pytest.raises(PrivacyError):
         noised_step(np.zeros(3, np.int64), event)
 
 
@@ -174,11 +155,6 @@ def test_calibrated_noise_meets_the_budget_and_hardly_more():
     event = calibrated(asked, 5, 4.0, DELTA)
     assert isinstance(event, PoissonSampled)
     assert 3.95 < epsilon([event] * 5, DELTA).epsilon <= 4.0
-
-
-def test_a_budget_that_no_noise_meets_is_told():
-    with pytest.raises(PrivacyError, match="meets ε") as caught:
-        calibrated(
-            sampled_gaussian_event("s", 1.0, 10_000, 2**30, 1, grid_bits=30), 10_000, 0.001, DELTA
-        )
-    assert caught.value.fix
+    most = sampled_gaussian_event("s", 1.0, 10_000, 2**30, 1, grid_bits=30)
+    with pytest.raises(PrivacyError, match="meets ε"):  # no noise does
+        calibrated(most, 10_000, 0.001, DELTA)

@@ -44,22 +44,26 @@ def derived(number):
     return DerivedRandom(number.to_bytes(32, "big")).bound("law", np.zeros(1, np.int64))
 
 
-@pytest.mark.parametrize("source", [SeededRandom, derived])
-@pytest.mark.parametrize("variance", [Fraction(1, 10), Fraction(1), Fraction(7, 3), Fraction(400)])
-def test_the_discrete_gaussian_has_its_exact_probabilities(variance, source):
-    cells = int(3 * math.sqrt(variance)) + 1
-    probabilities = exact_probabilities(lambda k: math.exp(-k * k / (2 * variance)), cells)
-    sample = discrete_gaussian(variance, (300_000,), source(1))
-    assert p_value(sample, probabilities, cells) > 1e-4
+def gaussian_law(variance):
+    return lambda k: math.exp(-k * k / (2 * variance)), int(3 * math.sqrt(variance)) + 1
+
+
+def laplace_law(scale):
+    return lambda k: math.exp(-abs(k) / scale), int(4 * scale) + 1
 
 
 @pytest.mark.parametrize("source", [SeededRandom, derived])
-@pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(1), Fraction(13, 2), Fraction(40)])
-def test_the_discrete_laplace_has_its_exact_probabilities(scale, source):
-    cells = int(4 * scale) + 1
-    probabilities = exact_probabilities(lambda k: math.exp(-abs(k) / scale), cells)
-    sample = discrete_laplace(scale, (300_000,), source(2))
-    assert p_value(sample, probabilities, cells) > 1e-4
+@pytest.mark.parametrize(
+    ("draw", "law", "size"),
+    [
+        *((discrete_gaussian, gaussian_law, Fraction(*of)) for of in ((1, 10), (7, 3), (400, 1))),
+        *((discrete_laplace, laplace_law, Fraction(*of)) for of in ((1, 3), (13, 2), (40, 1))),
+    ],
+)
+def test_discrete_noise_has_its_exact_probabilities(draw, law, size, source):
+    weight, cells = law(size)
+    sample = draw(size, (300_000,), source(1))
+    assert p_value(sample, exact_probabilities(weight, cells), cells) > 1e-4
 
 
 @pytest.mark.parametrize("sigma", [1, 50, 2**26, 2**40])
@@ -91,25 +95,6 @@ def test_the_bracket_holds_exp_between_neighbouring_integers(gamma, bits):
     value = mp.exp(-mp.mpf(gamma.numerator) / gamma.denominator) * mp.mpf(2) ** bits
     assert low <= value <= high
     assert high - low <= 2
-
-
-def test_bits_that_do_not_decide_are_extended():
-    gamma = Fraction(1, 2)
-    mp.prec = 300
-    digits = int(mp.exp(-mp.mpf("0.5")) * mp.mpf(2) ** 128)
-    leading, following = digits >> 64, digits & (2**64 - 1)
-
-    def then(value):
-        return lambda count: value.to_bytes(count, "little")
-
-    assert LazyUniform(leading, 64, then(following - 5)).less_than_exp(gamma)
-    assert not LazyUniform(leading, 64, then(following + 5)).less_than_exp(gamma)
-
-
-def test_a_uniform_of_64_zero_bits_is_continued_not_clipped():
-    words = iter([0, 1 << 63])
-    draw = LazyUniform(next(words), 64, lambda n: next(words).to_bytes(n, "little"))
-    assert draw.geometric(Fraction(10)) == math.floor(10 * 65 * math.log(2))
 
 
 class CountedUniform(LazyUniform):

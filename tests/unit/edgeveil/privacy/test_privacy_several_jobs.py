@@ -12,21 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.events import LaplaceEvent
+from edgeveil.privacy.laplace_mechanism import laplace_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
 from edgeveil.privacy.ledger_chain import next_refusal
 from edgeveil.privacy.policy import JobRequest, Limits
 
 JOBS = ("j1", "j2", "j3")
-ROUND = LaplaceEvent(
-    what="sum",
-    unit="record",
-    sensitivity_steps=1,
-    scale_numerator=2,
-    scale_denominator=1,
-    coordinates=1,
-    grid_bits=0,
-)
+ROUND = laplace_event("sum", 1, 1, Fraction(1, 2), 1, 0)
 EPSILON = ROUND.epsilon  # 1/2: pure, so that what was not released is free again
 PLANNED = {"j1": 4, "j2": 6, "j3": 3}  # releases; 2, 3 and 1.5 of ε
 RELEASES = 40
@@ -106,7 +98,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(1, 3))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_whatever_the_order_no_more_is_reserved_or_spent_than_the_owner_allows(plan, max_jobs):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.sqlite"

@@ -91,38 +91,30 @@ def test_expired_metadata_are_refused_and_what_expires_later_is_believed_no_more
     assert "root expired" in trusted.problem(NOW + timedelta(days=366))
 
 
+NEW = [SigningKey(bytes([n]) * 32) for n in (4, 5)]
+
+
 def test_a_root_follows_the_one_before_and_needs_both_signatures():
-    new = [SigningKey(bytes([n]) * 32) for n in (4, 5)]
-    theirs_alone = root(2, keys=new, by=new)
-    assert refused(held(), (theirs_alone,)) == "too_few_signatures"
-    ours_alone = root(2, keys=new, by=ROOT[:2])
-    assert refused(held(), (ours_alone,)) == "too_few_signatures"
-    second = root(2, keys=new, by=[*ROOT[:2], *new])
-    third = root(3, keys=new, by=new)
+    for by in (NEW, ROOT[:2]):
+        assert refused(held(), (root(2, keys=NEW, by=by),)) == "too_few_signatures"
+    second = root(2, keys=NEW, by=[*ROOT[:2], *NEW])
+    third = root(3, keys=NEW, by=NEW)
     assert refused(held(), (third,)) == "metadata_gap"
     trusted = held()
-    assert trusted.take((second, third), said(2, by=new), NOW)
+    assert trusted.take((second, third), said(2, by=NEW), NOW)
     assert (trusted.root_version, trusted.version) == (3, 2)
     assert refused(trusted, (), said(9, by=ROOT)) == "too_few_signatures", "the old keys are out"
 
 
-def test_delegations_of_keys_that_a_new_root_no_longer_names_are_believed_no_more():
-    new = [SigningKey(bytes([4]) * 32)]
-    trusted = held()
-    trusted.take((root(2, keys=new, threshold=1, by=[*ROOT[:2], *new]),), b"", NOW)
-    assert trusted.delegated is None and trusted.problem(NOW)
-    trusted.take((), said(1, by=new), NOW)
-    assert trusted.problem(NOW) == "", "a fast-forwarded version is repaired by a new root"
-
-
-def test_a_new_root_with_delegations_of_before_is_refused_as_a_whole():
-    new = [SigningKey(bytes([4]) * 32)]
-    second = root(2, keys=new, threshold=1, by=[*ROOT[:2], *new])
+def test_delegations_end_with_the_root_that_signed_them():
+    second = root(2, keys=NEW[:1], threshold=1, by=[*ROOT[:2], NEW[0]])
     assert refused(held(), (second,), said(2)) == "too_few_signatures"
-    same_keys = root(2, days=400)
-    assert refused(held(3), (same_keys,), said(2)) == "metadata_rollback"
+    assert refused(held(3), (root(2, days=400),), said(2)) == "metadata_rollback"
     trusted = held()
-    trusted.take((second,), said(2, by=new), NOW)
+    trusted.take((second,), b"", NOW)
+    assert trusted.delegated is None and trusted.problem(NOW)
+    trusted.take((), said(1, by=NEW[:1]), NOW)
+    assert trusted.problem(NOW) == "", "a fast-forwarded version is repaired by a new root"
     for version in (1, 2, 3):
         assert refused(trusted, (), said(version)) == "too_few_signatures"
 
@@ -213,24 +205,20 @@ def cells(**changed):
 
 
 def test_each_cell_has_a_proxy_a_registry_and_an_authority_of_its_own():
-    trusted = held(
-        cells=cells(), site=RoleKey(SITE, 2), authorities={"edge": "A", "edge-north": "B"}
-    )
-    found = trusted.delegated
-    assert found.cells == cells() and found.site == RoleKey(SITE, 2)
-    assert found.authorities == {"edge": "A", "edge-north": "B"}
+    both = {"edge": "A", "edge-north": "B"}
+    found = held(cells=cells(), site=RoleKey(SITE, 2), authorities=both).delegated
+    assert (found.cells, found.site, found.authorities) == (cells(), RoleKey(SITE, 2), both)
     assert found.proxy_of("").rosters.key == ROLE_KEYS["proxy-rosters"]
     owners = [found.cell_of(key) for key in (SOUTH, found.proxy_of("").rosters.key, SITE)]
     assert owners == ["south", "", None]
-    with pytest.raises(TrustError, match="names no cell 'east'; it names north, south") as caught:
+    with pytest.raises(TrustError) as caught:
         found.proxy_of("east")
     assert caught.value.reason == "unknown_cell"
 
 
-def test_without_cells_the_document_is_the_one_of_before():
+def test_parties_of_before_read_a_document_with_cells():
     plain = json.loads(said())["signed"]
     assert "cells" not in plain and "site" not in plain
-    # What parties of before read of a fleet with cells: roles and authorities, all they know of.
     signed = json.loads(said(cells=cells(), site=RoleKey(SITE)))["signed"]
     assert [one["name"] for one in signed["delegations"]["roles"]] == list(ROLES)
 
@@ -289,40 +277,32 @@ def party(tmp_path, given, now=NOW):
     return HeldTrust(tmp_path / "state", given, lambda: now)
 
 
-def test_a_party_keeps_what_it_verified_and_never_goes_back(tmp_path, given):
+def test_a_party_keeps_what_it_verified_and_takes_newer_files_while_it_runs(tmp_path, given):
     first = party(tmp_path, given)
-    assert first.take((), said(5))
-    again = party(tmp_path, given)
-    assert again.metadata.version == 5 and "do not follow" in again.complaint
+    assert first.take((), said(5)) and first.look() is False
+    again = party(tmp_path, given)  # its file is older than what it holds
+    assert again.metadata.version == 5 and again.complaint
     assert (tmp_path / "state" / "trust.json").stat().st_mode & 0o077 == 0
-
-
-def test_the_file_of_another_root_is_refused_by_name(tmp_path, given):
-    party(tmp_path, given)
+    bundle(given, root(), document=said(6))
+    assert again.look() is True and again.metadata.version == 6
+    bundle(given, root(), document=said(7, by=ROOT[:1]))
+    assert again.look() is False and "too few signatures" in again.complaint
     bundle(given, root(keys=[OTHER], threshold=1, by=[OTHER]), document=said(9, by=[OTHER]))
     assert "another root" in party(tmp_path, given).complaint
     given.write_text("{}")
-    assert "edgeveil-trust-1" in party(tmp_path, given).complaint
-
-
-def test_a_newer_file_is_taken_while_it_runs(tmp_path, given):
-    running = party(tmp_path, given)
-    assert running.look() is False
-    bundle(given, root(), document=said(2))
-    assert running.look() is True and running.metadata.version == 2
-    bundle(given, root(), document=said(3, by=ROOT[:1]))
-    assert running.look() is False and "too few signatures" in running.complaint
+    assert party(tmp_path, given).complaint and party(tmp_path, given).metadata.version == 6
 
 
 def test_a_first_start_needs_a_file_that_holds(tmp_path):
-    with pytest.raises(TrustError, match="cannot be read"):
-        party(tmp_path, tmp_path / "nowhere.json")
-    with pytest.raises(TrustError, match="expired"):
-        party(tmp_path, bundle(tmp_path / "old.json", root(), document=said(1, days=0)))
+    for path in (
+        tmp_path / "nowhere.json",
+        bundle(tmp_path / "old.json", root(), document=said(1, days=0)),
+    ):
+        with pytest.raises(TrustError):
+            party(tmp_path, path)
 
 
-def test_what_expired_is_kept_and_told(tmp_path, given):
-    party(tmp_path, given)
-    later = party(tmp_path, given, NOW + timedelta(days=70))
-    assert later.problem == "" and later.warning == "the trust delegations will expire in 20 days"
-    assert "expired" in party(tmp_path, given, NOW + timedelta(days=100)).problem
+def test_an_end_is_announced_and_what_expired_is_kept(tmp_path, given):
+    ages = [party(tmp_path, given, NOW + timedelta(days=days)) for days in (0, 70, 100)]
+    assert [bool(one.warning) for one in ages[:2]] == [False, True]
+    assert [bool(one.problem) for one in ages] == [False, False, True]
