@@ -211,15 +211,6 @@ def test_lists_are_one_text_and_gaps_among_them_are_empty(tmp_path):
     assert found == [["\ufffd", "\ufffd", "x"], ["", "", ""], ["\ufffd", "\ufffd", "x"]]
 
 
-@pytest.mark.parametrize("gone", range(len(ROWS)))
-def test_each_record_is_encoded_and_placed_alone(gone, tmp_path):
-    whole = read("csv", written(tmp_path / "a.csv"))
-    rest = read("csv", written(tmp_path / "b.csv", ROWS[:gone] + ROWS[gone + 1 :]))
-    for name in ("x", "y", "places"):
-        kept = np.delete(getattr(whole, name), gone, axis=0)
-        assert getattr(rest, name).tobytes() == kept.tobytes()
-
-
 @pytest.mark.parametrize("kind", PARTITIONS.names())
 def test_two_schemas_split_and_deal_alike_where_labels_are_alike(kind, tmp_path):
     rng = np.random.default_rng(3)

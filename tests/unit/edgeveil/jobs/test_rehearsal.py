@@ -58,36 +58,37 @@ def test_scales_that_the_graph_can_hold_are_played_without_a_warning(name, key, 
     assert f"{key}.input_scale: must be" in str(caught.value)
 
 
-def test_each_kind_of_round_is_answered_once(monkeypatch):
-    plan = plan_of("digits_pca.yaml")
-    asked = []
-    real = plan.device.answer
+@pytest.fixture
+def watched(monkeypatch):
+    """A plan whose device notes (phase, records, names that it was given) of each answer."""
 
-    def answer(round, tensors, records, *rest):
-        asked.append((round.phase, len(records)))
-        return real(round, tensors, records, *rest)
+    def watch(name):
+        plan, answers = plan_of(name), []
+        real = plan.device.answer
 
-    monkeypatch.setattr(plan.device, "answer", answer)
+        def answer(round, tensors, records, *rest):
+            answers.append((round.phase, len(records), {n for n in tensors if n.startswith(KEPT)}))
+            return real(round, tensors, records, *rest)
+
+        monkeypatch.setattr(plan.device, "answer", answer)
+        return plan, answers
+
+    return watch
+
+
+def test_each_kind_of_round_is_answered_once(watched):
+    plan, answers = watched("digits_pca.yaml")
     rehearsed(plan)
     phases = [round.phase for round in plan.all_rounds if round.phase != TRAIN]
     assert phases
-    assert asked == [(phase, 12) for phase in [*phases, TRAIN]]
+    assert [one[:2] for one in answers] == [(phase, 12) for phase in [*phases, TRAIN]]
 
 
-def test_what_a_device_keeps_reaches_its_second_round(monkeypatch):
-    plan = plan_of("digits_stages.yaml")
-    given = []
-    real = plan.device.answer
-
-    def answer(round, tensors, *rest):
-        given.append({name for name in tensors if name.startswith(KEPT)})
-        return real(round, tensors, *rest)
-
-    monkeypatch.setattr(plan.device, "answer", answer)
+def test_what_a_device_keeps_reaches_its_second_round(watched):
+    plan, answers = watched("digits_stages.yaml")
     rehearsed(plan)
-    assert len(given) == len(training_kinds(plan)) == 2
-    assert not given[0]
-    assert given[1]
+    assert [bool(one[2]) for one in answers] == [False, True]
+    assert len(training_kinds(plan)) == 2
     with pytest.raises(PrivacyError, match="would keep"):
         rehearsed(plan, memory_bytes=10)
 

@@ -76,8 +76,7 @@ def page(tmp_path_factory):
     return path.as_uri()
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+@pytest.mark.parametrize(("size", "dark"), [(PHONE, True), (DESK, False)], ids=["phone", "desk"])
 def test_it_is_readable_whole_and_without_barriers(chromium, page, size, dark):
     chromium.open(page, size, dark=dark)
     chromium.wait("document.querySelectorAll('.drawn, canvas').length > 8")

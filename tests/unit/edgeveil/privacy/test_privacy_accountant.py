@@ -14,9 +14,8 @@ from edgeveil.privacy.accountant import (
     gaussian_delta,
     mu_for,
     pure_epsilon,
-    total_mu,
 )
-from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
+from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian_event, update_event
 from edgeveil.privacy.laplace_mechanism import laplace_event
 
@@ -50,13 +49,6 @@ def test_calibration_and_accounting_are_inverse(eps, delta):
     assert found <= eps
 
 
-def test_gaussian_events_add_up_in_mu_squared():
-    parts = [gauss(0.3), gauss(0.4)]
-    assert total_mu(parts) == pytest.approx(0.5)
-    one = epsilon([gauss(0.5, 20)], 1e-5).epsilon
-    assert epsilon(parts, 1e-5).epsilon == pytest.approx(one, rel=1e-6)
-
-
 def test_pure_epsilon_is_summed_exactly():
     third = [laplace_event("l", 1, 1, Fraction(1, 3), 1, 0)] * 3
     assert pure_epsilon(third) == Fraction(1)
@@ -78,16 +70,6 @@ def test_units_are_not_mixed():
     device = UnprotectedEvent(what="u", unit="device")
     with pytest.raises(PrivacyError, match="units"):
         epsilon([gauss(1.0), device], 1e-5)
-
-
-def test_claims_leave_no_guarantee():
-    claim = ClaimedEvent(what="c", unit="record", claimed_epsilon=0.1)
-    raw = UnprotectedEvent(what="u", unit="record")
-    claimed = epsilon([gauss(1.0), claim], 1e-5)
-    assert claimed.status == "claimed"
-    assert str(claimed) == "no proven guarantee"
-    naked = epsilon([gauss(1.0), claim, raw], 1e-5)
-    assert (naked.status, naked.epsilon) == ("none", math.inf)
 
 
 @pytest.mark.parametrize(("eps", "delta"), [(0, 1e-5), (-1, 1e-5), (1, 0), (1, 1), (1e9, 1e-5)])

@@ -132,13 +132,6 @@ def test_a_draw_is_bound_to_law_values_shape_and_type(other):
     assert stream().bound(*other)(64) != stream().bound("law", TOTAL)(64)
 
 
-def test_a_draw_does_not_follow_from_how_the_values_lie_in_memory():
-    spread, big = np.zeros((SIZE, 2), np.int64), TOTAL.astype(">i8")
-    spread[:, 0] = TOTAL
-    drawn = {stream().bound("law", v)(64) for v in (TOTAL, spread[:, 0], big)}
-    assert len(drawn) == 1
-
-
 def test_streams_of_neighbouring_sums_and_draws_are_independent():
     """Pairs of Gaussians and of bits, among draws and among sums one step apart."""
     one, count = stream(), 200_000

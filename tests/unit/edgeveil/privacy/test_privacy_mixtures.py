@@ -92,6 +92,7 @@ def test_thousands_of_events_stay_tight_and_keep_to_the_slack(mu, groups):
     assert truth <= epsilon(events, DELTA).epsilon <= 1.01 * truth
 
 
+@pytest.mark.slow
 def test_the_error_of_millions_of_compositions_is_charged():
     """Steps that take every record are a Gaussian of μ·√n; an FFT's error grows with n."""
     steps, mu = 3_000_000, 5e-4
