@@ -7,9 +7,9 @@ node = helper.make_node
 
 
 def model(nodes, inputs, outputs, constants=None, opset=17, ir_version=8):
-    """Build an ONNX model; inputs and outputs are {name: shape}, all float32."""
+    """Build an ONNX model; inputs and outputs are {name: shape or None}, all float32."""
     values = [
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s)) for n, s in part.items()]
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in part.items()]
         for part in (inputs, outputs)
     ]
     tensors = [numpy_helper.from_array(np.asarray(v), n) for n, v in (constants or {}).items()]

@@ -7,7 +7,6 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 from edgeveil import subnormals
 from edgeveil.errors import PrivacyError
@@ -21,22 +20,15 @@ from edgeveil.subnormals import (
     set_flushing,
     subnormals_flushed,
 )
-
-FLOAT = TensorProto.FLOAT
+from tests.kits.backbone_files import model, node
 
 
 def through_subnormals():
     """y (n,) = x · 1e-20 · 1e-20 · 1e20 · 1e20, and as large where the middle is no 0."""
     steps = [("x", "small", "a"), ("a", "small", "b"), ("b", "large", "c"), ("c", "large", "y")]
-    nodes = [helper.make_node("Mul", [one, two], [out]) for one, two, out in steps]
-    constants = [
-        helper.make_tensor("small", FLOAT, [1], [1e-20]),
-        helper.make_tensor("large", FLOAT, [1], [1e20]),
-    ]
-    x, y = (helper.make_tensor_value_info(name, FLOAT, ["n"]) for name in "xy")
-    graph = helper.make_graph(nodes, "g", [x], [y], constants)
-    opset = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    nodes = [node("Mul", [one, two], [out]) for one, two, out in steps]
+    constants = {"small": np.float32([1e-20]), "large": np.float32([1e20])}
+    return model(nodes, {"x": ("n",)}, {"y": ("n",)}, constants)
 
 
 def run(session):

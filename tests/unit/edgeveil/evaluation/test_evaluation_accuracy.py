@@ -10,6 +10,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.features.pictures import PicturesParameters
 from edgeveil.parts.models.heads import build_graph
+from tests.kits.backbone_files import model, node
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 17, (150, 64)).astype(np.float32)
@@ -74,27 +75,16 @@ def test_what_does_not_fit_is_a_data_error():
 @pytest.mark.parametrize(("twice", "joint"), [(False, "phi"), (True, "x")])
 def test_constants_join_nothing_and_a_graph_that_meets_twice_is_not_cut(twice, joint):
     """phi = x + 1 and, `twice`, x itself meet the weight; 1 comes from a node without inputs."""
-    from onnx import TensorProto, helper
-
-    def value(name, shape):
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-    one = helper.make_tensor("one", TensorProto.FLOAT, [], [1.0])
     nodes = [
-        helper.make_node("Constant", [], ["one"], value=one),
-        helper.make_node("Add", ["x", "one"], ["phi"]),
-        helper.make_node("MatMul", ["phi", "weight"], ["first"]),
-        helper.make_node("MatMul", ["x" if twice else "phi", "weight"], ["second"]),
-        helper.make_node("Add", ["first", "second"], ["sum"]),
-        helper.make_node("Mul", ["sum", "one"], ["logits"]),
-        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+        node("Constant", [], ["one"], value_float=1.0),
+        node("Add", ["x", "one"], ["phi"]),
+        node("MatMul", ["phi", "weight"], ["first"]),
+        node("MatMul", ["x" if twice else "phi", "weight"], ["second"]),
+        node("Add", ["first", "second"], ["sum"]),
+        node("Mul", ["sum", "one"], ["logits"]),
+        node("Softmax", ["logits"], ["probabilities"], axis=1),
     ]
-    ends = [value("x", ["N", 4]), value("weight", [4, 3])], [value("probabilities", ["N", 3])]
-    made = helper.make_model(
-        helper.make_graph(nodes, "g", *ends),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    ).SerializeToString()
+    made = model(nodes, {"x": ("N", 4), "weight": (4, 3)}, {"probabilities": ("N", 3)})
     assert cut(made)[2] == joint
     x, weight = RNG.normal(size=(20, 4)).astype(np.float32), RNG.normal(size=(4, 3))
     y = OnnxModel(made).probabilities(x, {"weight": weight}).argmax(axis=1)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from onnx import TensorProto, helper
 
 from edgeveil.data.split import EMPTY
 from edgeveil.errors import DataError, ProtocolError
@@ -17,6 +16,7 @@ from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import build_graph, head_probabilities
 from edgeveil.privacy.laplace_mechanism import RECORD_BITS
+from tests.kits.backbone_files import model, node
 
 FEATURES = Identity(IdentityParameters(input_scale=16, shift=-0.3))
 GRAPH = build_graph(FEATURES, (4,), 3)
@@ -32,13 +32,9 @@ def session(graph=GRAPH, classes=3):
     return InferenceSession(graph, sha256(graph).digest(), classes=classes)
 
 
-def raw(nodes, inputs, shape=("N", 3), initializers=()):
+def raw(nodes, inputs):
     """A small graph of our own with output `probabilities`."""
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()]
-    output = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, list(shape))
-    graph = helper.make_graph(nodes, "g", values, [output], list(initializers))
-    opset = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    return model(nodes, inputs, {"probabilities": ("N", 3)})
 
 
 def summed(one, x, weights):
@@ -75,7 +71,7 @@ def test_a_bad_package_fails_the_same_with_and_without_records(rows):
 
 
 def test_outputs_that_are_no_distribution_count_zero():
-    identity = raw([helper.make_node("Identity", ["x"], ["probabilities"])], {"x": ["N", 3]})
+    identity = raw([node("Identity", ["x"], ["probabilities"])], {"x": ["N", 3]})
     x = np.array([[0.2, 0.3, 0.5], [1, 1, 1], [-1, 1, 1], [0, 0, 1]], np.float32)
     assert np.allclose(summed(session(identity), x, {}), [0.2, 0.3, 1.5])
     assert session(identity, classes=4).summed_softmax(x, {}).tolist() == [0] * 4
@@ -117,7 +113,7 @@ def test_bytes_that_are_no_graph_are_refused():
     for content in (b"", b"\x00" * 50, GRAPH[:-20]):
         with pytest.raises(DataError, match="ONNX graph"):
             session(content)
-    nameless = raw([helper.make_node("Identity", ["z"], ["probabilities"])], {"z": ["N", 3]})
+    nameless = raw([node("Identity", ["z"], ["probabilities"])], {"z": ["N", 3]})
     with pytest.raises(DataError, match="data input 'x'"):
         session(nameless)
 

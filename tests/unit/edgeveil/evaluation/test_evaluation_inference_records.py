@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from edgeveil.data.split import sample_slots
 from edgeveil.evaluation import inference
@@ -12,6 +12,7 @@ from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import build_graph
 from edgeveil.privacy.laplace_mechanism import RECORD_BITS
+from tests.kits.backbone_files import model, node
 
 FEATURES, KEY = Identity(IdentityParameters()), b"k" * 32
 WEIGHTS = {
@@ -23,26 +24,19 @@ WEIGHTS = {
 
 def steered():
     """Answers [0.9, 0.1] by indexing a table with the record's own value; fails for all but 0."""
-    node = helper.make_node
-    table = helper.make_tensor("table", TensorProto.FLOAT, [1, 2], [0.9, 0.1])
-    zero = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
     nodes = [
         node("Squeeze", ["x", "axes"], ["value"]),
         node("Cast", ["value"], ["index"], to=TensorProto.INT64),
         node("Gather", ["table", "index"], ["probabilities"], axis=0),
     ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 1])
-    out = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", 2])
-    graph = helper.make_graph(nodes, "g", [x], [out], [table, zero])
-    opset = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    constants = {"table": np.array([[0.9, 0.1]], np.float32), "axes": np.array([1])}
+    return model(nodes, {"x": ("N", 1)}, {"probabilities": ("N", 2)}, constants)
 
 
 def order_of_sums(values):
     """Answers [1, 0] where a record's sum is the same as that of its copy, else [0, 1]. The copy
     lies where ONNX Runtime puts it, the record where it is handed over; both have the same bits, so
     nothing but the order in which they are summed can tell them apart."""
-    node, number = helper.make_node, TensorProto.FLOAT
     nodes = [
         node("ReduceSum", ["x", "axes"], ["sum"], keepdims=1),
         node("Add", ["x", "zero"], ["copy"]),
@@ -55,14 +49,10 @@ def order_of_sums(values):
         node("Concat", ["down", "up"], ["logits"], axis=1),
         node("Softmax", ["logits"], ["probabilities"], axis=1),
     ]
-    constants = [helper.make_tensor("axes", TensorProto.INT64, [1], [1])]
-    for name, value in {"zero": 0.0, "huge": 1e12, "half": 50.0}.items():
-        constants.append(helper.make_tensor(name, number, [], [value]))
-    x = helper.make_tensor_value_info("x", number, ["N", values])
-    out = helper.make_tensor_value_info("probabilities", number, ["N", 2])
-    graph = helper.make_graph(nodes, "g", [x], [out], constants)
-    opset = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    scalars = {"zero": 0.0, "huge": 1e12, "half": 50.0}
+    constants = {name: np.float32(value) for name, value in scalars.items()}
+    constants["axes"] = np.array([1])
+    return model(nodes, {"x": ("N", values)}, {"probabilities": ("N", 2)}, constants)
 
 
 def session(graph):

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 from edgeveil.evaluation.onnx_session import OnnxModel, aligned, open_session
 from edgeveil.jobs import parse_plan
 from edgeveil.jobs.rehearsal import rehearse_device
-
-node = helper.make_node
+from tests.kits.backbone_files import model, node
 
 
 def at(values, offset):
@@ -37,20 +35,8 @@ def summing(values):
         node("ReduceSum", ["weight", "axes"], ["right"], keepdims=1),
         node("Concat", ["left", "right"], ["probabilities"], axis=1),
     ]
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in (
-            ("x", ["N", values]),
-            ("weight", [1, values]),
-            ("probabilities", ["N", 2]),
-        )
-    ]
-    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
-    graph = helper.make_graph(nodes, "g", ends[:2], ends[2:], [axes])
-    opset = [helper.make_opsetid("", 17)]
-    return OnnxModel(
-        helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
-    )
+    inputs, output = {"x": ("N", values), "weight": (1, values)}, {"probabilities": ("N", 2)}
+    return OnnxModel(model(nodes, inputs, output, {"axes": np.array([1])}))
 
 
 @pytest.mark.parametrize("values", [30, 31, 65])
@@ -65,32 +51,22 @@ def test_neither_a_records_nor_a_weights_place_in_memory_changes_a_bit(values):
     assert len(found) == 1
 
 
+SCALE = {"one": np.ones(3, np.float32), "zero": np.zeros(3, np.float32)}
 OPERATORS = {
-    "ReduceSum": {},
-    "ReduceMean": {},
-    "Softmax": {"axis": 1},
-    "InstanceNormalization": {},
-    "GlobalAveragePool": {},
+    "ReduceSum": node("ReduceSum", ["x"], ["y"]),
+    "ReduceMean": node("ReduceMean", ["x"], ["y"]),
+    "Softmax": node("Softmax", ["x"], ["y"], axis=1),
+    "InstanceNormalization": node("InstanceNormalization", ["x", "one", "zero"], ["y"]),
+    "GlobalAveragePool": node("GlobalAveragePool", ["x"], ["y"]),
 }
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("side", [5, 6, 7, 9])
 def test_operators_that_add_give_the_same_bits_wherever_the_record_was(operator, side):
-    more = ["one", "zero"] if operator == "InstanceNormalization" else []
-    one_node = node(operator, ["x", *more], ["y"], **OPERATORS[operator])
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in (("x", ["N", 3, side, side]), ("y", None))
-    )
-    constants = [
-        helper.make_tensor(name, TensorProto.FLOAT, [3], [value] * 3)
-        for name, value in (("one", 1.0), ("zero", 0.0))
-    ]
-    graph = helper.make_graph([one_node], "g", [x], [y], constants[: len(more)])
-    opset = [helper.make_opsetid("", 17)]
-    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
-    session = open_session(model.SerializeToString())
+    constants = SCALE if operator == "InstanceNormalization" else {}
+    inputs = {"x": ("N", 3, side, side)}
+    session = open_session(model([OPERATORS[operator]], inputs, {"y": None}, constants))
     record = (np.random.default_rng(side).normal(size=(1, 3, side, side)) * 100).astype(np.float32)
     found = {session.run(["y"], {"x": aligned(at(record, i))})[0].tobytes() for i in range(48)}
     assert len(found) == 1
