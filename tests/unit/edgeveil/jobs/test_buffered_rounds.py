@@ -18,7 +18,8 @@ PLAIN = {
     "job": "late",
     "data": {"source": "bench", "classes": 3, "input_shape": (4,), "nominal_records": 30},
     "model": {"name": "mlp", "hidden": ()},
-    "train": {"method": "dp_sgd", "rounds": 8},
+    "train": {"method": "sgd", "rounds": 8},
+    "update": ({"name": "gradient_gaussian"},),
     "privacy": {"epsilon": 2.0},
     "round": BUFFERED,
 }
@@ -70,7 +71,12 @@ def test_a_fast_box_has_a_time_of_its_own():
 
 ENCRYPT = {"laplace_eval": {"laplace_eval_eps": 1}}
 INFERRING = {"unsupervised": {"every_rounds": 2}, "encrypt": ENCRYPT}
-SUMS = {"model": None, "features": ({"name": "identity"},), "train": {"method": "fm"}}
+SUMS = {
+    "model": None,
+    "features": ({"name": "identity"},),
+    "train": {"method": "fm"},
+    "update": (),
+}
 PARALLEL = {
     "train": {"method": "sgd"},
     "update": ({"name": "ldp_fl", "composition": "parallel"},),

@@ -36,7 +36,8 @@ SHARED = {
 BUFFERED = {
     "features": (),
     "model": {"name": "mlp", "hidden": ()},
-    "train": {"method": "dp_sgd", "rounds": 6},
+    "train": {"method": "sgd", "rounds": 6},
+    "update": ({"name": "gradient_gaussian"},),
     "round": {"mode": "buffered", "buffer": 6, "min_batch": 3},
 }
 

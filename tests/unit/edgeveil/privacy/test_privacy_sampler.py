@@ -157,6 +157,7 @@ def test_a_comparison_ends_where_the_bits_follow_exp_for_ever():
     assert Fraction(3, 2**MOST_BITS) < Fraction(1, 2**1000)  # as likely as bits so near are
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_agrees_with_opendp(noise):
     dp = pytest.importorskip("opendp.prelude")
