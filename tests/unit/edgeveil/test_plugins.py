@@ -105,27 +105,11 @@ def test_two_plugins_of_one_name_leave_it_to_neither(good):
 
 
 def test_a_device_imports_what_its_owner_allows_and_nothing_else(good):
-    """The device, the process that computes for it, and the owner's consent."""
     found = play(
         good,
         """
-        import json
-        from edgeveil.config.edge import EdgeSite
-        from edgeveil_edge import compute_worker as wire
-        from edgeveil_edge.consent import judge
-        plan = parse_plan(named("midrange"))
-        raw, digest = plan.job.canonical(), plugins.digest("good-parts")
-        server = wire.ComputeServer()
-        for allowed in ((), (("good-parts", digest),)):
-            know = wire.LoadJob(b"1", raw, b"", (), True, allowed)
-            reply = wire.decode_reply(server.change_state(wire.encode(know)))
-            print(wire.error_of(reply) if isinstance(reply, wire.Refusal) else "taken")
-        for allowed in ([], [{"distribution": "good-parts", "sha256": digest}]):
-            site = EdgeSite.model_validate_json(json.dumps({
-                "name": "box", "broker": {"url": "mqtt://localhost"}, "cloud_key_file": "a",
-                "proxy_key_file": "b", "data": {"name": "digits", "source": "digits"},
-                "policy": {"allowed_plugins": allowed}}))
-            said(lambda: judge(site, plan))
+        raw = parse_plan(named("midrange")).job.canonical()
+        digest = plugins.digest("good-parts")
         del sys.modules["good_parts.midrange"], sys.modules["good_parts"]
         plugins.admit(())
         said(lambda: Job.from_canonical(raw))
@@ -138,10 +122,51 @@ def test_a_device_imports_what_its_owner_allows_and_nothing_else(good):
         print("good_parts" in sys.modules)
         """,
     )
-    not_allowed = (found[0], found[2], found[4], found[6])
-    assert all("policy.allowed_plugins" in one for one in not_allowed)
-    assert (found[1], found[3], found[5]) == ("taken", "fine", "fine")
-    assert found[7:] == ["False", "fine", "True"]
+    assert (
+        "'midrange' of plug-in good-parts 1.0 is not allowed by policy.allowed_plugins" in found[0]
+    )
+    assert found[1] == "fine"
+    assert "has other files here than policy.allowed_plugins allows" in found[2]
+    assert found[3:] == ["False", "fine", "True"]
+
+
+def test_the_process_that_computes_holds_to_the_same_list(good):
+    found = play(
+        good,
+        """
+        from edgeveil_edge import compute_worker as wire
+        raw = parse_plan(named("midrange")).job.canonical()
+        digest = plugins.digest("good-parts")
+        server = wire.ComputeServer()
+        for allowed in ((), (("good-parts", digest),)):
+            know = wire.TeachJob(b"1", raw, b"", (), True, allowed)
+            reply = wire.decode_reply(server.learn(wire.encode(know)))
+            print(wire.error_of(reply) if isinstance(reply, wire.Refusal) else "taken")
+        """,
+    )
+    assert "is not allowed by policy.allowed_plugins" in found[0]
+    assert found[1] == "taken"
+
+
+def test_an_owner_declines_a_job_of_a_plugin_not_allowed(good):
+    found = play(
+        good,
+        """
+        import json
+        from edgeveil.config.edge import EdgeSite
+        from edgeveil_edge.consent import judge
+        plan = parse_plan(named("midrange"))
+        digest = plugins.digest("good-parts")
+        for allowed in ([], [{"distribution": "good-parts", "sha256": digest}]):
+            site = EdgeSite.model_validate_json(json.dumps({
+                "name": "box", "broker": {"url": "mqtt://localhost"}, "cloud_key_file": "a",
+                "proxy_key_file": "b", "data": {"name": "digits", "source": "digits"},
+                "policy": {"allowed_plugins": allowed}}))
+            said(lambda: judge(site, plan))
+        """,
+    )
+    assert "policy.allowed_plugins" in found[0] and "may not run here" in found[0]
+    assert found[1] == "fine"
 
 
 def test_a_site_names_a_source_only_with_its_owners_word(tmp_path):

@@ -83,6 +83,7 @@ DEALT = "partition: {kind: n_class, classes_per_device: 2}"
 SIZED = "source: images\n    path: .\n    images: {size: [9, 9]} "
 FOLD = OWN + "\n    test_share: 0.2\n    test_fold: 5 "
 KEEP = "\n    keepalive_s: 10 "
+HTTP_PASSWORD = "broker.http_proxy_password_file"
 SECOND = "password_file: ../site/passwords/proxy-cloud\n"
 
 
@@ -96,7 +97,7 @@ SECOND = "password_file: ../site/passwords/proxy-cloud\n"
         ("cloud", "# ca_file", "ca_file", "broker.ca_file", "write mqtts://"),
         ("cloud", "  username: cloud\n", "\n", "broker.password_file", "needs a user name"),
         ("cloud", "# http_proxy: ", "http_proxy: socks5://a:1 #", "broker.http_proxy", "http://"),
-        ("cloud", "# http_proxy_password", "http_proxy_password", "broker.http_proxy", "user name"),
+        ("cloud", "# http_proxy_password", "http_proxy_password", HTTP_PASSWORD, "user name"),
         ("cloud", "profile: default ", "profile: aws ", "broker.profile", "aws_iot"),
         ("cloud", "store_url: null", "store_url: mysql://x", "store_url", "postgresql"),
         ("cloud", "packet_bytes: 65536", "packet_bytes: 10", "limits.packet_bytes", "[4096"),

@@ -19,7 +19,6 @@ NOISELESS = {
 }
 NOISED = {
     "fm": {"train": {"method": "fm"}, "features": [{"name": "identity"}]},
-    "dp_sgd": {"model": MLP, "train": {"method": "dp_sgd", "rounds": 2}},
     "a stage": {
         "model": MLP,
         "train": {"method": "sgd", "rounds": 2},
