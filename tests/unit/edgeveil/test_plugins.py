@@ -139,8 +139,8 @@ def test_the_process_that_computes_holds_to_the_same_list(good):
         digest = plugins.digest("good-parts")
         server = wire.ComputeServer()
         for allowed in ((), (("good-parts", digest),)):
-            know = wire.TeachJob(b"1", raw, b"", (), True, allowed)
-            reply = wire.decode_reply(server.learn(wire.encode(know)))
+            know = wire.LoadJob(b"1", raw, b"", (), True, allowed)
+            reply = wire.decode_reply(server.change_state(wire.encode(know)))
             print(wire.error_of(reply) if isinstance(reply, wire.Refusal) else "taken")
         """,
     )
