@@ -20,7 +20,7 @@ def at(round_=1, attempt=1, job=JOB):
     return RoundId(job, round_, attempt)
 
 
-def manifest(kind, where, data, data_set=b""):
+def manifest(kind, where, data):
     return Manifest(
         kind=kind,
         at=where,
@@ -39,7 +39,6 @@ def manifest(kind, where, data, data_set=b""):
         commitment=bytes(32),
         cloud_key=bytes(32),
         blob=describe(data, 1024),
-        data_set=data_set,
     )
 
 
@@ -53,16 +52,10 @@ def put(spool, header, data):
     return item
 
 
-def keep(
-    spool,
-    kind="round",
-    where=None,
-    data=b"model",
-    data_set=b"",
-):
+def keep(spool, kind="round", where=None, data=b"model"):
     where = where or at()
     data += bytes((where.round, where.attempt)) + where.job_id + kind.encode()
-    return put(spool, manifest(kind, where, data, data_set), data)
+    return put(spool, manifest(kind, where, data), data)
 
 
 def keep_commit(spool, where):

@@ -61,69 +61,53 @@ def masked_of(slots):
     return b"".join(segment(slot, group) for slot in slots for group in sorted(MASKED))
 
 
-def whole(done):
-    return done.data[0 : len(done.data)]
+def whole(data):
+    return data[0 : len(data)]
 
 
 ONLY = tuple(sorted(MASKED))
 
 
+def started(folder, slots, groups=ONLY):
+    """A stream, and uploads in the order in which they came."""
+    uploads = [(slot, groups) for slot in slots]
+    return MaskedStream(written(folder, dict(uploads))), uploads
+
+
 def test_each_lot_has_an_order_of_its_own_behind_those_before(tmp_path):
-    slots = [3, 0, 1, 4, 2, 5]  # in the order in which they came
-    uploads = [(slot, ONLY) for slot in slots]
-    stream = MaskedStream(written(tmp_path, dict(uploads)))
+    slots = [3, 0, 1, 4, 2, 5]
+    stream, uploads = started(tmp_path, slots)
+    late = lot(uploads, 0, 2)
     first = stream.add(lot(uploads, 0, 2), backwards)
-    assert first.data[0 : len(first.data)] == masked_of([0, 3])
+    assert whole(first.data) == masked_of([0, 3])
     second = stream.add(lot(uploads, 2, 4), backwards)
     assert second.name == first.name
     assert len(first.data) == 100, "what was told does not change"
-    assert second.data[0 : len(second.data)] == masked_of([0, 3, 4, 1])
+    assert whole(second.data) == masked_of([0, 3, 4, 1])
     done = stream.finish(closing(uploads), tmp_path / "batch", backwards)
-    assert whole(done) == masked_of([0, 3, 4, 1, 5, 2])
+    assert whole(done.data) == masked_of([0, 3, 4, 1, 5, 2])
     assert [slots[index] for index in done.order] == [0, 3, 4, 1, 5, 2]
-    assert done.digest == hashlib.sha256(whole(done)).digest()
-    assert done.counts == (6, 0, 6)
-    assert done.stream == first.name
+    assert done.digest == hashlib.sha256(whole(done.data)).digest()
+    assert (done.counts, done.stream) == ((6, 0, 6), first.name)
     assert not (tmp_path / "batch").exists(), "nothing was copied"
+    stream.add(late, backwards)  # after the batch it changes nothing
+    assert whole(done.data) == masked_of([0, 3, 4, 1, 5, 2])
 
 
 def test_other_groups_wait_are_permuted_alone_and_stand_apart(tmp_path):
     """No order and no place says which of them came with which masked segment."""
     slots = [1, 0, 2, 3]
-    uploads = [(slot, ALL) for slot in slots]
-    stream = MaskedStream(written(tmp_path, dict(uploads)))
+    stream, uploads = started(tmp_path, slots, ALL)
     so_far = stream.add(lot(uploads, 0, 3), backwards)
-    for slot in slots:
-        assert segment(slot, 1) not in so_far.data[0 : len(so_far.data)]
-    done = stream.finish(closing(uploads), tmp_path / "batch", backwards)
-    others = b"".join(segment(slot, 1) for slot in reversed(slots))
-    assert whole(done) == masked_of([2, 0, 1, 3]) + others
-    assert done.counts == (4, 4, 4)
-    assert done.pieces == (), "a file of its own, so that the uploads can go"
-    assert (tmp_path / "batch").read_bytes() == whole(done)
-    assert done.digest == hashlib.sha256(whole(done)).digest()
-
-
-def test_the_batch_made_twice_is_the_same(tmp_path):
-    """The first try may have failed when it wrote the others."""
-    uploads = [(slot, ALL) for slot in range(4)]
-    stream = MaskedStream(written(tmp_path, dict(uploads)))
-    stream.add(lot(uploads, 0, 2), backwards)
-    with pytest.raises(OSError, match="No such file"):
+    assert not [slot for slot in slots if segment(slot, 1) in whole(so_far.data)]
+    with pytest.raises(OSError, match="No such file"):  # made twice it is the same
         stream.finish(closing(uploads), tmp_path / "gone" / "batch", backwards)
     done = stream.finish(closing(uploads), tmp_path / "batch", backwards)
-    assert whole(done)[: 4 * 50] == masked_of([1, 0, 3, 2])
-
-
-def test_a_lot_that_comes_after_the_batch_changes_nothing(tmp_path):
-    uploads = [(slot, ONLY) for slot in range(4)]
-    stream = MaskedStream(written(tmp_path, dict(uploads)))
-    late = lot(uploads, 0, 2)
-    done = stream.finish(closing(uploads), tmp_path / "batch", backwards)
-    before = whole(done)
-    stream.add(late, backwards)
-    assert whole(done) == before
-    assert done.digest == hashlib.sha256(before).digest()
+    others = b"".join(segment(slot, 1) for slot in reversed(slots))
+    assert whole(done.data) == masked_of([2, 0, 1, 3]) + others
+    assert (done.counts, done.pieces) == ((4, 4, 4), ()), "a file of its own: the uploads can go"
+    assert (tmp_path / "batch").read_bytes() == whole(done.data)
+    assert done.digest == hashlib.sha256(whole(done.data)).digest()
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 10)), max_size=12), st.data())
@@ -167,12 +151,11 @@ def streamed(path, groups=ONLY):
 @pytest.mark.parametrize("groups", [ONLY, ALL], ids=["masked alone", "with others"])
 def test_a_streamed_batch_is_there_after_a_restart(path, groups):
     spool, kept = streamed(path, groups)
-    content_ = kept.data[0 : len(kept.data)]
-    assert content_.startswith(masked_of([4, 3, 2, 1, 0, 8, 7, 6, 5]))
+    assert whole(kept.data).startswith(masked_of([4, 3, 2, 1, 0, 8, 7, 6, 5]))
     again = reopened(path).batches[at()]
     assert again.batch == kept.batch
     assert again.seeds == kept.seeds
-    assert again.data[0 : len(again.data)] == content_
+    assert whole(again.data) == whole(kept.data)
     for upload in reopened(path).uploads:
         assert (upload.held.slot, upload.held.digest, upload.held.seed) == (-1, b"", None)
     spool.close()

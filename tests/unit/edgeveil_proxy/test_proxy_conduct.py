@@ -12,18 +12,11 @@ NEED, PART = encode(Need(b"b" * 32, (1,))), encode(BlobPart(b"b" * 32, 1, 0, b"x
 A, B = fx.DeviceAddress("a" * 16), fx.DeviceAddress("b" * 16)
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
-
 class Scene:
     """Devices that speak to a proxy whose clock is the test's; `admitted` None: everybody is."""
 
-    def __init__(self, asked=lambda _: None, **limits):
-        self.clock, self.admitted, self.set_aside = Clock(), None, []
+    def __init__(self, clock, asked=lambda _: None, **limits):
+        self.clock, self.admitted, self.set_aside = clock, None, []
         self.conduct = DeviceConduct(
             ConductLimits(**limits),
             lambda device: self.admitted is None or device in self.admitted,
@@ -31,9 +24,6 @@ class Scene:
             self.set_aside.append,
             self.clock,
         )
-
-    admitted: set[str] | None
-    set_aside: list[str]
 
     @property
     def known(self):
@@ -49,101 +39,82 @@ class Scene:
         for _ in range(times):
             self.conduct.refused(device, reason)
 
-
-def cooling(scene, device=A):
-    """Seconds for which a device's frames are dropped from now on."""
-    shown = {one["device"]: one["cooling_down_s"] for one in scene.conduct.refused_by_device()}
-    return shown.get(device.id, 0.0)
-
-
-STRICT = {
-    "refusals": 3,
-    "window_s": 10,
-    "cool_down_s": 20,
-    "cool_down_cap_s": 60,
-}
+    def cooling(self):
+        """Seconds for which A's frames are dropped from now on."""
+        shown = {one["device"]: one["cooling_down_s"] for one in self.conduct.refused_by_device()}
+        return shown.get(A.id, 0.0)
 
 
-def test_a_burst_then_the_rate_and_nobody_elses_matter():
-    scene = Scene(messages_per_s=10, refusals=10**6)
+@pytest.fixture
+def strict(clock):
+    return Scene(clock, refusals=3, window_s=10, cool_down_s=20, cool_down_cap_s=60)
+
+
+def test_a_burst_then_the_rate_and_nobody_elses_matter(clock):
+    scene = Scene(clock, messages_per_s=10, refusals=10**6)
     burst = round(10 * BURST_S)
-    assert scene.taken(A, 100) == pytest.approx(burst, abs=1)
-    assert scene.taken(B, 5) == 5
-    scene.clock.now_s += 1.0
-    assert scene.taken(A, 100) == pytest.approx(10, abs=1)
-    scene.clock.now_s += 1000.0
-    assert scene.taken(A, 100) == pytest.approx(burst, abs=1)
+    for later_s, taken in ((0.0, burst), (1.0, 10), (1000.0, burst)):
+        clock.now_s += later_s
+        assert scene.taken(A, 100) == pytest.approx(taken, abs=1)
+        assert scene.taken(B, 1) == 1
+    cloud = fx.CloudAddress()
+    assert scene.taken(cloud, 1000) == 1000
+    scene.misbehave(cloud, 1000)
+    assert scene.takes(cloud)
 
 
-def test_parts_that_were_asked_for_and_the_cloud_are_not_counted():
-    scene = Scene({A.id: Asked(1, 1000)}.get, messages_per_s=0.1)
-    assert all(scene.takes(A, PART) for _ in range(1000))
-    assert scene.taken(fx.CloudAddress(), 1000) == 1000
-    scene.misbehave(fx.CloudAddress(), 1000)
-    assert scene.takes(fx.CloudAddress())
-
-
-def test_so_many_parts_as_were_asked_for_come_beside_the_rate_and_no_more():
+def test_so_many_parts_as_were_asked_for_come_beside_the_rate_and_no_more(clock):
     asked = {A.id: Asked(1, 16)}
-    scene = Scene(asked.get, messages_per_s=10, refusals=30)
+    scene = Scene(clock, asked.get, messages_per_s=10, refusals=30)
     burst = round(10 * BURST_S)
     assert sum(scene.takes(A, PART) for _ in range(30)) == 30, "parts that come twice have a rate"
     asked[A.id] = Asked(2, 16)
     assert sum(scene.takes(A, PART) for _ in range(30)) == pytest.approx(burst + 2, abs=1)
-    told = [scene.conduct.refusal(A, PART) for _ in range(1000)]
-    assert set(told) == {"rate", "cooling_down"} and scene.set_aside == [A.id]
+    reasons = {scene.conduct.refusal(A, PART) for _ in range(1000)}
+    assert reasons == {"rate", "cooling_down"} and scene.set_aside == [A.id]
 
 
-def test_a_misbehaving_device_is_dropped_for_a_while_and_no_other():
-    scene = Scene(**STRICT)
-    scene.misbehave(times=3)
-    assert scene.takes(A) and not scene.set_aside
-    scene.misbehave(times=1)
-    assert scene.conduct.refusal(A, NEED) == "cooling_down"
-    assert scene.conduct.refusal(A, PART) == "cooling_down"
-    assert scene.takes(B) and scene.set_aside == [A.id]
-    scene.clock.now_s += 20.0
-    assert scene.takes(A) and scene.conduct.cooling_down == 0
+def test_a_misbehaving_device_is_dropped_for_a_while_which_nothing_prolongs_and_no_other(strict):
+    strict.misbehave(times=3)
+    assert strict.takes(A) and not strict.set_aside
+    strict.misbehave(times=1)
+    assert strict.conduct.refusal(A, NEED) == strict.conduct.refusal(A, PART) == "cooling_down"
+    assert strict.takes(B) and strict.set_aside == [A.id]
+    strict.taken(A, 1000)
+    strict.misbehave(times=1000)  # of frames that were taken before it began
+    assert strict.cooling() == 20.0 and strict.set_aside == [A.id]
+    strict.clock.now_s += 20.0
+    assert strict.takes(A) and strict.conduct.cooling_down == 0
 
 
-def test_what_is_dropped_or_found_late_prolongs_nothing():
-    scene = Scene(**STRICT)
-    scene.misbehave()
-    scene.taken(A, 1000)
-    scene.misbehave(times=1000)  # of frames that were taken before it began
-    assert cooling(scene) == 20.0 and scene.set_aside == [A.id]
-    scene.clock.now_s += 20.0
-    assert scene.takes(A)
-
-
-def test_cool_downs_grow_to_the_cap_and_good_behaviour_resets_them():
-    scene, lengths = Scene(**STRICT), []
+def test_cool_downs_grow_to_the_cap_and_good_behaviour_resets_them(strict):
+    scene, lengths = strict, []
     for _ in range(4):
         scene.misbehave()
-        lengths.append(cooling(scene))
+        lengths.append(scene.cooling())
         scene.clock.now_s += lengths[-1]
     assert lengths == [20.0, 40.0, 60.0, 60.0]
     scene.clock.now_s += 59.0
     scene.misbehave()
-    assert cooling(scene) == 60.0
+    assert scene.cooling() == 60.0
     scene.clock.now_s += 60.0 + 60.0
     scene.misbehave()
-    assert cooling(scene) == 20.0
+    assert scene.cooling() == 20.0
 
 
 @pytest.mark.parametrize(
     "reason", ["closed_round", "spool_full", "unknown_blob", "hello_too_often", MISFIT]
 )
-def test_what_a_sound_device_can_meet_is_counted_and_not_held_against_it(reason):
-    scene = Scene(**STRICT)
+def test_what_a_sound_device_can_meet_is_counted_and_not_held_against_it(strict, reason):
+    scene = strict
     scene.misbehave(times=1000, reason=reason)
     assert scene.takes(A) and reason not in UNSOUND
     (shown,) = scene.conduct.refused_by_device()
     assert shown["refused"] == {reason: 1000}
 
 
-def test_identities_that_nobody_admitted_take_little_room_and_no_page():
-    scene = Scene()
+def test_identities_that_nobody_admitted_take_little_room_and_no_page(clock):
+    scene = Scene(clock)
     scene.admitted = {A.id}
     assert scene.takes(A)
     for number in range(3 * OTHERS):
@@ -152,8 +123,8 @@ def test_identities_that_nobody_admitted_take_little_room_and_no_page():
     assert len(scene.conduct.refused_by_device()) == SHOWN
 
 
-def test_who_is_admitted_begins_anew_and_who_is_revoked_is_forgotten():
-    scene = Scene(**STRICT)
+def test_who_is_admitted_begins_anew_and_who_is_revoked_is_forgotten(strict):
+    scene = strict
     scene.admitted = set()
     scene.misbehave()
     assert not scene.takes(A) and not scene.set_aside

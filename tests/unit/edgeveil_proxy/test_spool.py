@@ -8,31 +8,30 @@ import pytest
 import spool_kit as sk
 
 from edgeveil.crypto.keys import OpeningKey
+from edgeveil.errors import ProtocolError
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import proxy_broadcasts as br
 from edgeveil.protocol import proxy_rounds as pr
-from edgeveil.protocol.proxy import AnswersFrom, DeviceKnows
+from edgeveil.protocol.proxy import AnswersFrom, DeviceKnows, FindAnswered
+from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.storage import StorageError
+from edgeveil_proxy import spool as spool_module
 from edgeveil_proxy.spool import ENDED_KEPT, Spool
 
 
 def test_devices_of_an_earlier_version_stay_known(spool, path):
+    """Uploads with other seeds than a round commits to would be paid for in vain."""
     for number in range(3):
         spool.store(DeviceKnows(str(number) * 16, 0))
     spool.store(DeviceKnows("0" * 16, m.KNOWS_CHECKS))
     spool.store(DeviceKnows("1" * 16, m.KNOWS_BUCKETS))
     assert sk.reopened(path).earlier == {"1" * 16: m.KNOWS_BUCKETS, "2" * 16: 0}
-
-
-def test_devices_that_an_earlier_proxy_heard_are_of_before_until_they_say_otherwise(path):
-    """Uploads with other seeds than a round commits to would be paid for in vain."""
-    spool = Spool(path)
-    spool.store(AnswersFrom("0" * 16, 1))
-    spool.store(DeviceKnows("1" * 16, 0))
+    spool.store(AnswersFrom("3" * 16, 1))
     spool.close()
-    with closing(sqlite3.connect(path)) as db:
+    with closing(sqlite3.connect(path)) as db:  # all whom an earlier proxy heard
         db.executescript("ALTER TABLE earlier DROP COLUMN knows; PRAGMA user_version = 6;")
-    assert sk.reopened(path).earlier == {"0" * 16: m.KNOWS_BUCKETS, "1" * 16: 0}
+    known = dict.fromkeys(("1" * 16, "2" * 16), 0)
+    assert sk.reopened(path).earlier == {"3" * 16: m.KNOWS_BUCKETS, **known}
 
 
 def test_a_second_upload_of_a_device_or_batch_of_a_round_changes_nothing(spool, path):
@@ -117,33 +116,27 @@ def test_an_ended_job_leaves_its_release_and_its_end(path):
 
 
 MARK = b"ciphertext that must not stay "
+CLOSE = sk.CLOUD.note(m.Close(sk.JOB, "failed"))
+
+
+def uploaded(spool):
+    sk.upload(spool, 0, data=MARK)
+
+
+def batched(spool):
+    uploaded(spool)
+    sk.batch(spool, 1)
+
+
 UNUSED = {
-    "batch made": (lambda s: sk.upload(s, 0, data=MARK), lambda s: sk.batch(s, 0)),
-    "round dropped": (
-        lambda s: sk.upload(s, 0, data=MARK),
-        lambda s: s.store(pr.RoundDropped(sk.at())),
-    ),
-    "round short": (
-        lambda s: sk.upload(s, 0, data=MARK),
-        lambda s: s.store(pr.UploadsDropped(sk.at())),
-    ),
-    "delivered": (
-        lambda s: (sk.upload(s, 0, data=MARK), sk.batch(s, 1)),
-        lambda s: s.store(pr.BatchDelivered(sk.at())),
-    ),
-    "batch dropped": (
-        lambda s: (sk.upload(s, 0, data=MARK), sk.batch(s, 1)),
-        lambda s: s.store(pr.RoundDropped(sk.at())),
-    ),
-    "uploads overtaken": (
-        lambda s: sk.upload(s, 0, data=MARK),
-        lambda s: sk.keep(s, where=sk.at(2)),
-    ),
+    "batch made": (uploaded, lambda s: sk.batch(s, 0)),
+    "round dropped": (uploaded, lambda s: s.store(pr.RoundDropped(sk.at()))),
+    "round short": (uploaded, lambda s: s.store(pr.UploadsDropped(sk.at()))),
+    "delivered": (batched, lambda s: s.store(pr.BatchDelivered(sk.at()))),
+    "batch dropped": (batched, lambda s: s.store(pr.RoundDropped(sk.at()))),
+    "uploads overtaken": (uploaded, lambda s: sk.keep(s, where=sk.at(2))),
     "broadcast overtaken": (lambda s: sk.keep(s, data=MARK), lambda s: sk.keep(s, where=sk.at(2))),
-    "job ended": (
-        lambda s: (sk.upload(s, 0, data=MARK), sk.batch(s, 1)),
-        lambda s: s.store(br.JobEnded(sk.JOB, sk.CLOUD.note(m.Close(sk.JOB, "failed")))),
-    ),
+    "job ended": (batched, lambda s: s.store(br.JobEnded(sk.JOB, CLOSE))),
     "broadcast given up": (
         lambda s: s.store(br.BroadcastPart(b"b" * 32, 0, MARK)),
         lambda s: s.store(br.BroadcastDropped(b"b" * 32)),
@@ -200,3 +193,102 @@ def test_a_second_choice_for_a_round_ends_the_work_and_the_first_one_stays(path)
         spool.store(pr.RoundUnmasked(sk.at(), b"second"))
     assert sk.reopened(path).unmasked == {(sk.JOB, 1): first}
     spool.close()
+
+
+# --- files, durable together or not at all ---
+
+
+def test_a_broadcast_that_is_not_its_digest_is_not_kept(path):
+    spool, header = Spool(path), sk.manifest("round", sk.at(), bytes(100))
+    spool.store(br.BroadcastPart(header.blob.digest, 0, b"x" * 100))
+    with pytest.raises(ProtocolError, match="bad_digest"):
+        spool.keep(br.KeepBroadcast(sk.CLOUD.header(header), header))
+    spool.store(br.BroadcastDropped(header.blob.digest))
+    assert sk.names(path) == set()
+    item = sk.keep(spool, data=bytes(100))
+    spool.store(br.BroadcastDropped(item.header.blob.digest))  # of one under way
+    (found,) = sk.reopened(path).kept.values()
+    assert found.data[:] == item.data[:] and item.data[:100] == bytes(100)
+
+
+def test_what_a_killed_process_left_half_done_is_swept(spool, path):
+    sk.keep(spool, where=sk.at(9, job=sk.OTHER))
+    spool.store(br.BroadcastPart(b"b" * 32, 0, b"half a broadcast"))
+    spool.store(UploadPart(sk.at(job=sk.OTHER), 0, b"half an upload"))
+    for slot in range(3):
+        sk.upload(spool, slot)
+    sk.shuffled(spool)  # but the batch was not stored
+    assert sk.names(path) == {"arriving", "kept", "uploads", "batch"}
+    memory = sk.reopened(path)
+    assert [kept.held.slot for kept in memory.uploads] == [0, 1, 2]
+    files = path.with_suffix("").iterdir()
+    assert sorted(f.name.split("-")[0] for f in files) == ["kept", "uploads"]
+
+
+def test_a_write_that_fails_is_undone_as_a_whole(spool, path):
+    sk.upload(spool, 0)
+    spool._file.db.execute(
+        "CREATE TEMP TRIGGER full BEFORE UPDATE ON uploads BEGIN SELECT RAISE(ABORT, 'full'); END"
+    )
+    with pytest.raises(StorageError, match="full"):
+        sk.batch(spool, 1)  # the batch is written first, then the uploads' places are forgotten
+    memory = sk.reopened(path)
+    assert memory.batches == {} and [u.held.slot for u in memory.uploads] == [0]
+    assert sk.names(path) == {"uploads"}
+    spool._file.db.execute("DROP TRIGGER full")
+    sk.batch(spool, 1)
+    assert list(sk.reopened(path).batches) == [sk.at()]
+
+
+def test_several_items_are_durable_together_or_not_at_all(spool, path):
+    with pytest.raises(StorageError, match="nothing to write"), spool.together():
+        sk.upload(spool, 0)
+        raise StorageError("nothing to write")
+    assert sk.reopened(path).uploads == []
+    with spool.together():
+        items = [sk.upload(spool, slot) for slot in range(3)]
+        assert sqlite3.connect(path).execute("SELECT count(*) FROM uploads").fetchone() == (0,)
+    assert sk.reopened(path).uploads == items
+
+
+# --- devices' answers, for those that lost count of them ---
+
+
+FIRST = sk.DEVICES[0]
+
+
+def answer(spool, number, job, device=FIRST):
+    item = sk.upload(spool, 1, sk.at(number, job=job))
+    spool.store(replace(item, device=device, number=number, deposit=b"d%d" % number))
+
+
+def asked(spool, since, most=64):
+    return spool.answered(FindAnswered(FIRST, b"", since, 99, most))
+
+
+def test_each_job_answered_since_is_told_once_with_its_newest_deposit(spool, path):
+    spool.store(AnswersFrom(FIRST, 2))
+    for number, job in ((3, sk.JOB), (4, sk.OTHER), (5, sk.JOB)):
+        answer(spool, number, job)
+    answer(spool, 6, b"L" * 16, sk.DEVICES[2])
+    found = asked(spool, 3)
+    assert found.jobs == (m.JobDeposit(sk.OTHER, b"d4"), m.JobDeposit(sk.JOB, b"d5"))
+    assert (found.number, found.whole) == (99, True)
+    assert asked(spool, 5).jobs == ()
+    assert asked(spool, 2).whole and not asked(spool, 1).whole, "before it began to count"
+    spool.store(br.JobEnded(sk.JOB, sk.CLOUD.note(m.Close(sk.JOB, "completed"))))
+    assert sk.reopened(path).answered == {FIRST: 5}
+    assert asked(spool, 3) == found, "it outlives the job"
+
+
+def test_more_jobs_than_fit_are_told_in_turn_and_of_many_the_latest_are_kept(spool, monkeypatch):
+    spool.store(AnswersFrom(FIRST, 0))
+    for number in range(1, 6):
+        answer(spool, number, bytes((number,)) * 16)
+    found = asked(spool, 0, most=2)
+    assert [job.deposit for job in found.jobs] == [b"d1", b"d2"] and found.number == 2
+    assert [job.deposit for job in asked(spool, 2, most=3).jobs] == [b"d3", b"d4", b"d5"]
+    monkeypatch.setattr(spool_module, "ANSWERED_JOBS_KEPT", 3)
+    answer(spool, 6, b"L" * 16)
+    assert [job.deposit for job in asked(spool, 3).jobs] == [b"d4", b"d5", b"d6"]
+    assert asked(spool, 3).whole and not asked(spool, 2).whole

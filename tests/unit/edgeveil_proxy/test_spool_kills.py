@@ -54,11 +54,9 @@ def driver(path):
 
 
 def life(path, after_s):
-    """One process, killed after so long (None: not at all): whose it stored, how it ended."""
-    code = f"import {Path(__file__).stem} as t; t.driver({str(path)!r})"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE
-    )
+    """Kill a process after so long (None: not at all): whose upload it stored, how it ended."""
+    command = [sys.executable, "-c", f"import {Path(__file__).stem} as t; t.driver({str(path)!r})"]
+    process = subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE)
     told = os.read(process.stdout.fileno(), 1)  # it has come so far as to store one
     if after_s is not None:
         time.sleep(after_s)
@@ -69,33 +67,28 @@ def life(path, after_s):
 
 
 def check(path, stored):
-    """Whether the batch is there; nothing that was stored may be missing from it or before it."""
+    """Nothing that was stored is missing from the batch, or before it; whether there is one."""
     memory = sk.reopened(path)
     assert {name(number) for number in stored} <= {kept.device for kept in memory.uploads}
-    if memory.batches:
-        (kept,) = memory.batches.values()
-        data, names = kept.data, {"kept", "batch"}
-    else:
-        file = path.with_suffix("") / uploads_of(sk.at())
-        data, names = file.read_bytes() if file.exists() else b"", {"kept", "uploads"}
+    file = path.with_suffix("") / uploads_of(sk.at())
+    data = file.read_bytes() if file.exists() else b""
+    for kept in memory.batches.values():
+        data = kept.data
     size = sk.SEGMENT_BYTES
-    segments = [data[start : start + size] for start in range(0, len(data), size)]
-    assert {sealed(number) for number in stored} <= set(segments)
-    assert sk.names(path) <= names
+    segments = {data[start : start + size] for start in range(0, len(data), size)}
+    assert {sealed(number) for number in stored} <= segments
+    assert sk.names(path) <= {"kept", "batch" if memory.batches else "uploads"}
     return bool(memory.batches)
 
 
 def test_nothing_stored_is_lost_by_kills_at_random_moments(path):
-    chance, stored, killed = Random(7), set(), 0
-    for _ in range(KILLS):
+    chance, stored, ends = Random(7), set(), []
+    while len(ends) < KILLS and not (ends and check(path, stored)):
         told, code = life(path, chance.expovariate(1 / 0.06))
         stored |= told
-        killed += code == -signal.SIGKILL
-        if check(path, stored):
-            break
-    assert killed
+        ends.append(code)
+    assert -signal.SIGKILL in ends
     if not check(path, stored):
         told, code = life(path, None)
-        assert code == 0
-        assert check(path, stored | told)
+        assert code == 0 and check(path, stored | told)
     assert len(sk.reopened(path).uploads) == DEVICES
