@@ -1,49 +1,32 @@
-"""`python -m tests.fuzz`: hostile inputs for every decoder and parser, led by coverage."""
+"""`python -m tests.fuzz`: hostile inputs for every decoder and parser, led by coverage.
+
+Each target runs under libFuzzer in its own process, which ends with this one.
+"""
 
 import argparse
-import json
+import importlib.util
+import os
+import re
+import subprocess
 import sys
-from dataclasses import asdict
+import tempfile
+import time
 from pathlib import Path
 
 from edgeveil.errors import EdgeVeilError, UsageError
-from tests.fuzz.campaign import Bounds, fuzz, side_by_side
+from edgeveil_tools.lifeline import Lifeline
 from tests.fuzz.table import NAMES, target
 
-_EXAMPLES = """examples:
-  python -m tests.fuzz --runs 1000000          every target
-  python -m tests.fuzz frame job_yaml          two of them
-  python -m tests.fuzz --jobs 4                four targets side by side
-  python -m tests.fuzz --list
-  python -m tests.fuzz frame --replay FILE     one input again, with its traceback
-"""
+TIMEOUT_S, RSS_MB = 10, 1024  # more for one input is a finding
+LINES = 40  # of the log of a target with a finding
 
 
 def _parser():
-    made = argparse.ArgumentParser(
-        prog="python -m tests.fuzz",
-        description=__doc__,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     made.add_argument("targets", nargs="*", metavar="TARGET", help="names; none: all")
-    bounds = Bounds()
-
-    def number(name, default, about, unit="N"):
-        about = f"{about} (default %(default)s)"
-        made.add_argument(name, type=int, default=default, metavar=unit, help=about)
-
-    number("--runs", bounds.runs, "inputs per target")
-    number("--seconds", bounds.seconds, "at most so long per target; 0: until all are fed", "S")
-    number("--jobs", 1, "targets side by side")
-    number("--input-timeout", bounds.input_timeout_s, "longer for one input is a finding", "S")
-    number("--rss-mb", bounds.rss_mb, "more memory than this is a finding", "MB")
-    number("--seed", bounds.seed, "for the same inputs again; 0: others each time")
-    made.add_argument(
-        "--out", type=Path, default=Path("out/fuzz"), metavar="DIR",
-        help="where findings go (default %(default)s)",
-    )  # fmt: skip
-    made.add_argument("--json", action="store_true", help="print the outcomes as JSON")
+    made.add_argument("--runs", type=int, default=1_000_000, help="inputs per target")
+    made.add_argument("--seed", type=int, default=0, help="for the same inputs again; 0: others")
+    made.add_argument("--out", type=Path, default=Path("out/fuzz"), help="where findings go")
     made.add_argument("--list", action="store_true", help="name the targets and end")
     made.add_argument("--replay", type=Path, metavar="FILE", help="feed this input, no fuzzing")
     return made
@@ -60,39 +43,50 @@ def main(argv=None):
             taken = [target(name).feed(options.replay.read_bytes()) for name in options.targets]
             print(", ".join("taken" if one else "refused" for one in taken))
             return 0
-        outcomes = _all(options)
+        found = [_finds(name, options) for name in options.targets or NAMES]
+        return int(any(found))
     except EdgeVeilError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    if options.json:
-        print(json.dumps([asdict(one) for one in outcomes], indent=2))
-    return 0 if all(one.clean for one in outcomes) else 1
 
 
-def _all(options):
-    bounds = Bounds(
-        options.runs, options.seconds, options.input_timeout, options.rss_mb, options.seed
-    )
-    if options.jobs < 1:
-        raise UsageError("a number is too small", where="--jobs", fix="use 1 or more")
-    table = sys.stderr if options.json else sys.stdout
-
-    def told(name):
-        one = fuzz(name, bounds, options.out)
-        ended = ", ".join(one.crashes) or one.ended
-        row = (name, one.runs, one.runs_per_s, one.coverage, one.new_paths, one.peak_rss_mb, ended)
-        print(_row(*row), file=table, flush=True)
-        return one
-
-    print(_row("target", "runs", "runs/s", "edges", "new", "MB", "outcome"), file=table, flush=True)
-    return side_by_side(told, options.targets or NAMES, options.jobs)
-
-
-def _row(*cells):
-    name, *rest, ended = map(str, cells)
-    return f"{name:16}" + "".join(f"{cell:>11}" for cell in rest) + f"  {ended}"
+def _finds(name, options):
+    """Feed one target; whether it ended with a finding or too early."""
+    chosen = target(name)
+    if importlib.util.find_spec("atheris") is None:
+        raise UsageError("atheris is not installed", fix="pip install 'edgeveil[fuzz]'")
+    options.out.mkdir(parents=True, exist_ok=True)
+    lifeline, start_s = Lifeline(), time.monotonic()
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as made:
+        folder, corpus = Path(made), Path(made, "corpus")
+        corpus.mkdir()
+        for number, seed in enumerate(chosen.seeds()):
+            (corpus / f"seed-{number:03}").write_bytes(seed)
+        words = ("".join(f"\\x{byte:02x}" for byte in word) for word in chosen.words)
+        (folder / "words.dict").write_text("".join(f'"{word}"\n' for word in words))
+        command = [sys.executable, "-m", "tests.fuzz.child", name, f"-runs={options.runs}"]
+        command += [f"-timeout={TIMEOUT_S}", f"-rss_limit_mb={RSS_MB}", f"-seed={options.seed}"]
+        command += [f"-max_len={chosen.max_bytes}", f"-artifact_prefix={options.out}/{name}-"]
+        command += [f"-dict={folder / 'words.dict'}", "-keep_seed=1", "-close_fd_mask=1"]
+        environment = {**os.environ, "TMPDIR": made, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*command, str(corpus)],
+            env=environment | lifeline.environment,
+            pass_fds=[lifeline.child_fd],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    lifeline.close()
+    fed = re.findall(r"^#\d+\s+DONE.*", done.stderr, re.MULTILINE)
+    seconds = time.monotonic() - start_s
+    print(f"{name:16}{seconds:8.0f} s  {(fed or ['ended early'])[-1]}", flush=True)
+    if done.returncode or not fed:
+        print("\n".join(done.stderr.splitlines()[-LINES:]), file=sys.stderr)
+    return bool(done.returncode or not fed)
 
 
 if __name__ == "__main__":

@@ -98,20 +98,7 @@ def _words(kind):
     return tuple(f"{word}: ".encode() for word in sorted(set(within(schema(kind)))))
 
 
-_YAML = (
-    b": ",
-    b"- ",
-    b"&a ",
-    b"*a",
-    b"!!map ",
-    b"1e999",
-    b"-1",
-    b"null",
-    b"[",
-    b"{",
-    b"|\n ",
-    b"? ",
-)
+_YAML = tuple(b": ~- ~&a ~*a~!!map ~1e999~-1~null~[~{~|\n ~? ".split(b"~"))
 _SITE_WORDS = tuple(word for kind in ("cloud", "proxy", "edge") for word in _words(kind))
 
 TARGETS = {

@@ -109,12 +109,12 @@ def _bytes(data):
     """Any bytes, in any pieces: none of them is a request that the cloud trusts."""
     served, tape = _fresh(), Tape(data)
     jobs = len(served.store.jobs())
-    for status in _done(_answers(served, _pieces(tape))):
+    for status in _done(_answers(served, _pieces(tape), patience=20)):
         demand(status in (400, 401, 403, 404, 405, 408, 413, 431, 501, 200), "a known answer")
     demand(len(served.store.jobs()) == jobs, "a stranger changes nothing")
 
 
-async def _answers(served, pieces):
+async def _answers(served, pieces, patience=1000):
     """The status of each answer to these bytes, which a client sends and then leaves."""
     wire, connection = _Wire(), Connection(served.server)
     served.server.stopping = False
@@ -126,7 +126,7 @@ async def _answers(served, pieces):
         for _ in range(3):
             await asyncio.sleep(0)
     task = connection.task
-    for _ in range(1000):
+    for _ in range(patience):
         if task is None or task.done() or connection._data is not None:
             break
         await asyncio.sleep(0.001)
