@@ -51,11 +51,17 @@ def failing(attack):
 # --- the statistics ---------------------------------------------------------------------------
 
 
-def test_the_lower_bound_is_that_of_clopper_and_pearson():
+def test_the_lower_bound_is_that_of_clopper_and_pearson_in_any_direction_less_delta():
+    def bound(runs, without, present, delta=0.0, beta=BETA):
+        return st.lower_bound(st.EventCounts(runs, without, present), delta, beta)
+
     # One-sided at 0.05: 8 of 10 is at least 0.4931, 1 of 10 at most 0.3942.
-    assert st.lower_bound(st.EventCounts(10, 1, 8), 0.0, 0.2) == pytest.approx(
-        math.log(0.4931 / 0.3942), abs=1e-3
-    )
+    assert bound(10, 1, 8, beta=0.2) == pytest.approx(math.log(0.4931 / 0.3942), abs=1e-3)
+    one = bound(1000, 100, 300)
+    assert one == bound(1000, 300, 100) > 0
+    assert bound(1000, 900, 700) == pytest.approx(one)
+    assert bound(1000, 0, 0) == bound(10**6, 0, 1000, 0.01) == 0.0
+    assert bound(10**6, 0, 20_000, 0.01) > 5
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-12, 1e-3, 0.3, 1 - 1e-9, 1.0])
@@ -63,19 +69,6 @@ def test_the_lower_bound_is_that_of_clopper_and_pearson():
 def test_quantiles_of_counts_are_those_of_the_library(tail, p):
     for runs in (1, 7, 350, 400_000):
         assert st._quantile(tail, runs, p) == stats.binom.ppf(tail, runs, p)
-
-
-def test_both_directions_and_the_complement_are_tried():
-    one = st.lower_bound(st.EventCounts(1000, 100, 300), 0.0, BETA)
-    assert one > 0
-    assert st.lower_bound(st.EventCounts(1000, 300, 100), 0.0, BETA) == one
-    assert st.lower_bound(st.EventCounts(1000, 900, 700), 0.0, BETA) == pytest.approx(one)
-    assert st.lower_bound(st.EventCounts(1000, 0, 0), 0.0, BETA) == 0.0
-
-
-def test_delta_is_taken_off_what_is_found():
-    assert st.lower_bound(st.EventCounts(10**6, 0, 1000), 0.01, BETA) == 0.0
-    assert st.lower_bound(st.EventCounts(10**6, 0, 20_000), 0.01, BETA) > 5
 
 
 def test_a_sound_claim_is_hardly_ever_refuted_and_a_false_one_nearly_always():
@@ -110,13 +103,13 @@ def stage(name):
     return STAGES[name].build(STAGES[name].made(), update_attacks.CONTEXT)
 
 
-UNPROTECTED = {"sgd", "fedprox"}  # they claim nothing that could be refuted
+CLAIMING = set(METHODS) - {"sgd", "fedprox"}  # which claim nothing that could be refuted
 
 
 def test_every_registered_mechanism_and_method_is_attacked():
     attacked = {attack.mechanism for attack in audit.attacks(ma.QUICK)}
     noised = {name for name in STAGES if stage(name).protects}
-    assert noised and noised | set(MECHANISMS) | set(METHODS) - UNPROTECTED <= attacked
+    assert noised and noised | set(MECHANISMS) | CLAIMING <= attacked
     names = [attack.name for attack in audit.attacks(ma.FULL)]
     assert len(names) == len(set(names))
 
@@ -126,14 +119,10 @@ def test_every_registered_mechanism_and_method_is_attacked():
 def test_the_quick_audit_of_everything_passes(monkeypatch, capsys):
     # Timing guards are left to the audit itself.
     untimed = tuple(one for one in guards() if one.mechanism not in STOPWATCH)
-    assert len(untimed) == len(guards()) - len(STOPWATCH)
     monkeypatch.setattr(audit, "guards", lambda: untimed)
     assert main(["audit", "--quick", "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
-    assert plain["failed"] == 0
-    assert {row["mechanism"] for row in plain["findings"]} >= set(MECHANISMS) | set(
-        METHODS
-    ) - UNPROTECTED
+    assert {row["mechanism"] for row in plain["findings"]} >= set(MECHANISMS) | CLAIMING
     refuted = {row["mechanism"] for row in plain["findings"] if row["verdict"] == "refuted"}
     assert refuted >= {"softmax", "wishart", "local_pca", "output_perturbation"}
 
@@ -297,31 +286,25 @@ def test_a_method_that_spends_more_than_it_says_is_found():
 # --- the command ------------------------------------------------------------------------------
 
 
-def test_a_claim_that_fails_gives_exit_code_1_and_says_so(monkeypatch, capsys):
+def test_a_claim_that_fails_gives_exit_code_1(monkeypatch, capsys):
     broken = ma.gaussian_attack(60_000, quieter(0.7))
     played = np.stack([audit.count(broken, side, 60_000) for side in (False, True)])
     monkeypatch.setattr(audit, "attacks", lambda effort: (broken,))
     monkeypatch.setattr(audit, "guards", lambda: ())
     monkeypatch.setattr(audit, "spread", lambda *_: ({broken.name: played}, {}))
-    assert main(["audit"]) == 1
-    out = capsys.readouterr().out
-    assert "FAILS" in out
-    assert "1 failed" in out
+    assert main(["audit", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["failed"] == 1
 
 
 def test_one_mechanism_can_be_asked_for_and_must_be_there(capsys):
     assert main(["audit", "--mechanism", "laplace", "--runs", "2000", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["findings"]
     assert {(row["mechanism"], row["runs"]) for row in rows} == {("laplace", 2000)}
-    assert main(["audit", "--mechanism", "laplase"]) == 2
-    assert "laplace" in capsys.readouterr().err
-    assert main(["audit", "--runs", "0"]) == 2
-    assert "1 or more" in capsys.readouterr().err
+    assert main(["audit", "--mechanism", "laplase"]) == main(["audit", "--runs", "0"]) == 2
 
 
-@pytest.fixture
-def started():
-    """Start an audit of minutes in its own process group."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_workers_end_with_an_audit_that_is_stopped(sent):
     words = ["audit", "--mechanism", "fm", "--runs", "500000"]
     with subprocess.Popen(
         [sys.executable, "-m", "edgeveil_tools.cli", *words],
@@ -331,32 +314,18 @@ def started():
         start_new_session=True,
         # Tests that run in the background inherit an ignored SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        yield process
-
-
-def workers_of(started, count, every_s):
-    found, until = [], time.monotonic() + 60
-    while len(found) < count and time.monotonic() < until:
-        time.sleep(every_s)
-        children = psutil.Process(started.pid).children()
-        found = [p for p in children if "spawn_main" in str(p.cmdline())]
-    return found
-
-
-def test_workers_end_with_an_audit_that_is_killed(started):
-    workers = workers_of(started, os.cpu_count(), 0.2)
-    started.kill()
+    ) as started:
+        # Ctrl-C comes while the workers start.
+        count, workers = os.cpu_count() if sent == signal.SIGKILL else 1, []
+        until = time.monotonic() + 60
+        while len(workers) < count and time.monotonic() < until:
+            children = psutil.Process(started.pid).children()
+            workers = [p for p in children if "spawn_main" in str(p.cmdline())]
+        (os.killpg if sent == signal.SIGINT else os.kill)(started.pid, sent)
+        if sent == signal.SIGINT:
+            assert "Traceback" not in started.stderr.read()
+            assert started.wait() == 130
     _, left = psutil.wait_procs(workers, timeout=30)
     for one in left:
         one.kill()
-    assert workers
-    assert not left
-
-
-def test_ctrl_c_while_the_workers_start_is_quiet(started):
-    workers_of(started, 1, 0.001)
-    os.killpg(started.pid, signal.SIGINT)
-    said = started.stderr.read()
-    assert started.wait() == 130
-    assert "Traceback" not in said
+    assert workers and not left

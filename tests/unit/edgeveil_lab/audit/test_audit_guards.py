@@ -50,15 +50,14 @@ def test_the_mean_of_sixteen_fresh_answers_is_four_times_as_near_and_that_of_der
     assert [float(found[2]) for found in seen] == pytest.approx([1.0, 0.25], rel=0.25)
 
 
-def test_the_auc_is_the_share_of_pairs_in_order():
-    pairs = [([2, 3], [0, 1]), ([0, 1], [2, 3]), ([0, 2], [1]), ([math.inf, 1], [math.inf, 1])]
-    assert [timing.auc(*pair) for pair in pairs] == [1, 0, 0.5, 0.5]
-
-
 @pytest.mark.parametrize(
     ("area", "runs", "more"), [(0.61, 200, 1), (0.39, 200, 1), (0.59, 200, 0), (0.65, 40, 0)]
 )
-def test_more_than_chance_is_wider_for_fewer_runs(area, runs, more):
+def test_the_auc_is_the_share_of_pairs_in_order_and_chance_is_wider_for_fewer_runs(
+    area, runs, more
+):
+    pairs = [([2, 3], [0, 1]), ([0, 1], [2, 3]), ([0, 2], [1]), ([math.inf, 1], [math.inf, 1])]
+    assert [timing.auc(*pair) for pair in pairs] == [1, 0, 0.5, 0.5]
     assert timing.exceeds_chance(area, runs) == bool(more)
 
 

@@ -54,17 +54,25 @@ def losses_of(counters, *uploads, alone=True):
     return found["lost"], found["unanswered"]
 
 
-def test_acknowledged_and_not_in_the_record_is_lost(counters):
-    held(counters, "abcd", "abc")
-    assert (counters.counted, counters.missing) == (3, 1)
-    assert losses_of(counters, 3) == (1, 0)
-
-
-def test_without_a_record_here_it_is_lost_only_if_the_round_was_committed(counters):
-    for device in "abcd":
+def test_what_was_acknowledged_is_lost_only_if_its_round_was_committed_without_it(counters):
+    for device in "abc":
         counters.ack(AT, name(device), "held", "", 14.0)
-    assert losses_of(counters, 4)[0] == 4
-    assert losses_of(counters)[0] == 0
+    counters.ack(AT, name("d"), "closed", "", 21.0)  # late: refused, and not lost
+    assert counters.refused == {"upload: closed": 1}
+    assert (losses_of(counters, 3)[0], losses_of(counters)[0]) == (3, 0)
+    counters.commit(AT, name("a") + name("b"))
+    assert (counters.counted, counters.missing) == (2, 1)
+    assert losses_of(counters, 2)[0] == 1
+
+
+def test_what_is_counted_twice_or_first_held_and_then_refused_is_told(counters):
+    for said, contradictions in (("held", 0), ("held", 0), ("refused", 1)):
+        counters.ack(AT, name("a"), said, "", 14.0)
+        assert counters.contradicted == contradictions
+    assert totals(counters, UploadCounters()).counts["duplicated"] == 1
+    counters.commit(AT, name("a") * 2 + name("b"))
+    counters.commit(AGAIN, name("b") + name("c"))
+    assert counters.repeated == 2
 
 
 def test_an_answer_that_never_came_is_lost_while_the_device_was_there(counters):
@@ -94,29 +102,6 @@ def test_the_clouds_mean_is_that_of_what_was_sent(uploads, mean, matches):
         counters.offer(AT, name(device), (name(device),), 10.0, total)
     counters.commit(AT, name("a") + name("b"))
     assert sum_matches(totals(counters), run_log(uploads, mean=mean), values=4) is matches
-
-
-def test_a_late_upload_is_refused_and_not_lost(counters):
-    held(counters, "abc", "abc")
-    counters.ack(AT, name("d"), "closed", "", 21.0)
-    assert counters.refused == {"upload: closed": 1}
-    assert losses_of(counters, 3)[0] == 0
-
-
-def test_twice_in_a_record_or_in_two_of_them_is_counted_twice(counters):
-    counters.commit(AT, name("a") * 2 + name("b"))
-    assert counters.repeated == 1
-    counters.commit(AGAIN, name("b") + name("c"))
-    assert counters.repeated == 2
-
-
-def test_held_and_then_refused_is_a_contradiction(counters):
-    counters.ack(AT, name("a"), "held", "", 14.0)
-    counters.ack(AT, name("a"), "held", "", 15.0)  # repeated, as the offer was
-    assert counters.contradicted == 0
-    counters.ack(AT, name("a"), "refused", "wrong_size", 16.0)
-    assert counters.contradicted == 1
-    assert totals(counters, UploadCounters()).counts["duplicated"] == 1
 
 
 def test_several_generators_add_up_and_a_repetition_that_all_of_them_read_is_one(counters):
