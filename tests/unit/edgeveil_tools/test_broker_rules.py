@@ -1,6 +1,5 @@
 """Access rules and the users file, as both engines use them."""
 
-import shutil
 import subprocess
 import sys
 
@@ -45,73 +44,46 @@ def test_a_covered_filter_reaches_no_topic_beyond(allowed, requested, topic):
         assert matches(allowed.split("/"), topic)
 
 
-@pytest.mark.parametrize(
-    ("user", "access", "topic", "allowed"),
-    [
-        ("ada", "write", "edgeveil/v1/d/ada/up", True),
-        ("ada", "read", "edgeveil/v1/d/ada/down", True),
-        ("ada", "read", "edgeveil/v1/all/down", True),
-        ("ada", "write", "edgeveil/v1/d/bob/up", False),
-        ("ada", "read", "edgeveil/v1/d/ada/up", False),
-        ("ada", "write", "edgeveil/v1/all/down", False),
-        ("ada", "read", "edgeveil/v1/d/+/down", False),
-        ("ada", "read", "#", False),
-        ("+", "read", "edgeveil/v1/d/+/down", False),
-        ("#", "read", "edgeveil/v1/d/#/down", False),
-        ("a/b", "write", "edgeveil/v1/d/a/b/up", False),
-        ("", "write", "edgeveil/v1/d//up", False),
-        ("proxy", "read", "edgeveil/v1/d/+/up", True),
-        ("proxy", "write", "edgeveil/v1/d/ada/down", True),
-        ("proxy", "read", "edgeveil/v1/d/#", False),
-        ("wiretap", "read", "#", False),
-    ],
-)
-def test_the_edge_side(user, access, topic, allowed):
-    assert allows(rules_for("edge"), user, access, topic) is allowed
+# (side, cells, wiretap) of a broker: who may do what, and who may not.
+RULES = {
+    ("edge", ("",), False): (
+        """ada write d/ada/up, ada read d/ada/down, ada read all/down, proxy read d/+/up,
+        proxy write d/ada/down""",
+        """ada write d/bob/up, ada read d/ada/up, ada write all/down, ada read d/+/down,
+        + read d/+/down, # read d/#/down, a/b write d/a/b/up, proxy read d/#""",
+    ),
+    ("edge", ("north", "south"), False): (
+        """ada write c/north/d/ada/up, ada read c/north/all/down, ada read c/north/claim/down,
+        proxy-north read c/north/d/+/up, proxy-north write c/north/all/down""",
+        """ada write c/south/d/bob/up, ada read c/+/all/down, ada write c/east/d/ada/up,
+        ada write d/ada/up, proxy-north read c/south/d/+/up, proxy-north write c/south/all/down,
+        proxy-north write c/south/d/ada/down, proxy-north read c/south/claim/up,
+        proxy read d/+/up""",
+    ),
+    ("cloud", ("north", "south"), False): (
+        "proxy-north write c/north/cloud/in, cloud write c/south/cloud/out",
+        """proxy-north write c/south/cloud/in, proxy-north read c/south/cloud/out,
+        cloud read c/+/cloud/in""",
+    ),
+    ("edge", ("", "north"), True): (
+        "proxy read d/+/up, proxy-north read c/north/d/+/up",
+        "proxy read c/north/d/+/up, wiretap write all/down",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("acl", "user", "access", "topic", "allowed"),
-    [
-        ("edge", "ada", "write", "edgeveil/v1/c/north/d/ada/up", True),
-        ("edge", "ada", "read", "edgeveil/v1/c/north/all/down", True),
-        ("edge", "ada", "read", "edgeveil/v1/c/north/claim/down", True),
-        ("edge", "ada", "write", "edgeveil/v1/c/south/d/bob/up", False),
-        ("edge", "ada", "read", "edgeveil/v1/c/+/all/down", False),
-        ("edge", "ada", "write", "edgeveil/v1/c/east/d/ada/up", False),
-        ("edge", "ada", "write", "edgeveil/v1/d/ada/up", False),
-        ("edge", "proxy-north", "read", "edgeveil/v1/c/north/d/+/up", True),
-        ("edge", "proxy-north", "write", "edgeveil/v1/c/north/all/down", True),
-        ("edge", "proxy-north", "read", "edgeveil/v1/c/south/d/+/up", False),
-        ("edge", "proxy-north", "write", "edgeveil/v1/c/south/all/down", False),
-        ("edge", "proxy-north", "write", "edgeveil/v1/c/south/d/ada/down", False),
-        ("edge", "proxy-north", "read", "edgeveil/v1/c/south/claim/up", False),
-        ("edge", "proxy", "read", "edgeveil/v1/d/+/up", False),
-        ("cloud", "proxy-north", "write", "edgeveil/v1/c/north/cloud/in", True),
-        ("cloud", "proxy-north", "write", "edgeveil/v1/c/south/cloud/in", False),
-        ("cloud", "proxy-north", "read", "edgeveil/v1/c/south/cloud/out", False),
-        ("cloud", "cloud", "write", "edgeveil/v1/c/south/cloud/out", True),
-        ("cloud", "cloud", "read", "edgeveil/v1/c/+/cloud/in", False),
-    ],
-)
-def test_two_cells_at_one_broker(acl, user, access, topic, allowed):
-    assert allows(rules_for(acl, ("north", "south")), user, access, topic) is allowed
-
-
-@pytest.mark.parametrize(
-    ("user", "access", "topic", "allowed"),
-    [
-        ("proxy", "read", "edgeveil/v1/d/+/up", True),  # a cell without a name, beside others
-        ("proxy-north", "read", "edgeveil/v1/c/north/d/+/up", True),
-        ("proxy", "read", "edgeveil/v1/c/north/d/+/up", False),
-        ("wiretap", "read", "#", True),
-        ("wiretap", "read", "$SYS/#", False),
-        ("wiretap", "write", "edgeveil/v1/all/down", False),
-        ("ada", "read", "#", False),
-    ],
-)
-def test_an_unnamed_cell_and_a_wiretap(user, access, topic, allowed):
-    assert allows(rules_for("edge", ("", "north"), wiretap=True), user, access, topic) is allowed
+@pytest.mark.parametrize("broker", RULES)
+def test_who_may_read_and_write_what(broker):
+    side, cells, wiretap = broker
+    rules = rules_for(side, cells, wiretap=wiretap)
+    for lines, allowed in zip(RULES[broker], (True, False), strict=True):
+        for line in lines.split(","):
+            user, access, topic = line.split()
+            assert allows(rules, user, access, f"edgeveil/v1/{topic}") is allowed, line
+    assert not allows(rules, "", "write", "edgeveil/v1/d//up")
+    assert allows(rules, "wiretap", "read", "#") is wiretap
+    assert not any(allows(rules, "ada", "read", topic) for topic in ("#", "$SYS/#"))
+    assert not allows(rules, "wiretap", "read", "$SYS/#")
 
 
 # Without NUL: HMAC fills a short key up with zeros, so that "" and "\0" are the same key.
@@ -126,45 +98,32 @@ def test_only_the_password_itself_matches(password, other):
     assert hash_password(password) != hashed
 
 
-@pytest.mark.parametrize(
-    "hashed",
-    ["", "plain", "$7$x$y$z", "$7$0$AAAA$AAAA", "$6$AAAA$AAAA", "$7$99999999999$AA==$AA=="],
-)
-def test_a_hash_of_another_form_matches_nothing(hashed):
-    assert not password_matches(hashed, "plain")
-    assert not password_matches(hashed, "")
-
-
-def test_mosquitto_writes_the_same_form(tmp_path):
-    assert shutil.which("mosquitto_passwd"), "install mosquitto"
+def test_a_users_file_holds_plain_words_and_hashes_as_mosquitto_makes_them(tmp_path):
     path = tmp_path / "users"
-    subprocess.run(["mosquitto_passwd", "-c", "-b", path, "ada", "ada-word"], check=True)
-    assert password_matches(read_users(path)["ada"], "ada-word")
-    assert not password_matches(read_users(path)["ada"], "bob-word")
-
-
-def test_a_users_file_may_hold_plain_and_hashed_passwords(tmp_path):
-    path = tmp_path / "users"
-    path.write_text(users_text({"ada": "one"}) + "\n# a comment\nbob:two:with:colons\n")
+    subprocess.run(["mosquitto_passwd", "-c", "-b", path, "eve", "eve-word"], check=True)
+    text = path.read_text() + users_text({"ada": "one"})
+    path.write_text(text + "\n# a comment\nbob:two:with:colons\n")
     users = read_users(path)
-    assert password_matches(users["ada"], "one")
-    assert password_matches(users["bob"], "two:with:colons")
-    assert "two" not in users["bob"]
-
-
-@pytest.mark.parametrize("line", ["ada", "ada:", ":word", "a+b:word", "a/b:word", "a b:word"])
-def test_a_broken_line_is_named(tmp_path, line):
-    path = tmp_path / "users"
-    path.write_text(f"bob:word\n{line}\n")
-    with pytest.raises(BrokerError) as caught:
-        read_users(path)
-    assert caught.value.where == f"{path}:2"
-
-
-@pytest.mark.parametrize("name", ["", "a+", "#", "a/b", "a:b", "a b", "a\n", "$a"])
-def test_a_name_unfit_for_topics_is_refused(name):
-    with pytest.raises(UsageError, match="cannot stand in a topic"):
-        users_text({name: "word"})
+    for name, word in (("ada", "one"), ("bob", "two:with:colons"), ("eve", "eve-word")):
+        assert password_matches(users[name], word) and word not in users[name]
+        assert not password_matches(users[name], "another")
+    for hashed in (
+        "",
+        "plain",
+        "$7$x$y$z",
+        "$7$0$AAAA$AAAA",
+        "$6$AAAA$AAAA",
+        "$7$9999999999$A=$A=",
+    ):
+        assert not any(password_matches(hashed, word) for word in ("plain", ""))
+    for name in ("", "a+", "#", "a/b", "a:b", "a b", "a\n", "$a"):
+        with pytest.raises(UsageError):
+            users_text({name: "word"})
+    for line in ("ada", "ada:", ":word", "a+b:word", "a/b:word", "a b:word"):
+        path.write_text(f"bob:word\n{line}\n")
+        with pytest.raises(BrokerError) as caught:
+            read_users(path)
+        assert caught.value.where == f"{path}:2"
 
 
 # It listens, and opens and closes something else all the time, as a broker does that is starting.

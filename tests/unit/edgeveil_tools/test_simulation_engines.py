@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -133,29 +132,12 @@ def test_a_worker_that_dies_ends_the_run_with_its_name_and_none_outlives_it(tmp_
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "named"),
-    [
-        ("digits_buffered", ["--simulate"], "round.mode: buffered: .* leave out --simulate"),
-        ("quickstart", ["--simulate", "--keep"], "--keep: a simulation has no keys"),
-        ("quickstart", ["--ray", "127.0.0.1:6379"], "--ray: .* add --simulate"),
-        ("quickstart", ["--simulate", "--engine", "faithful"], "edgeveil run --engine is now: "),
-    ],
-)
-def test_what_a_simulation_cannot_play_is_refused_by_name(tmp_path, capsys, name, options, named):
-    path = job_file(tmp_path, name)
-    assert main(["run", str(path), "--out", str(tmp_path / "out"), *options]) == 2
-    said = capsys.readouterr().err
-    assert re.search(named, said), said
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_cluster_that_is_not_there_is_named_at_once(tmp_path, capsys):
     pytest.importorskip("ray")
     path = job_file(tmp_path, "quickstart")
     asked = ["--simulate", "--ray", "127.0.0.1:1", "--no-reference"]
     assert main(["run", str(path), "--out", str(tmp_path / "out"), *asked]) == 2
-    assert "no Ray cluster answers at 127.0.0.1:1" in capsys.readouterr().err
+    assert "127.0.0.1:1" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -91,42 +91,36 @@ def test_a_device_is_as_it_was_and_the_archive_is_its_owners_alone(edge, tmp_pat
 def test_an_older_ledger_never_comes_back_under_a_device_that_went_on(edge, tmp_path):
     back_up(edge, tmp_path / "old")
     pay(edge, "second")
-    before = contents(edge.state_dir)
-    for word in ({}, {"vouched": True}):
-        with pytest.raises(BackupError, match="continues to link 4"):
-            restore(edge, tmp_path / "old", replace=True, **word)
-    assert contents(edge.state_dir).items() >= before.items()
     back_up(edge, tmp_path / "new")
-    restore(edge, tmp_path / "new", replace=True)
+    for damage in (lambda: None, (edge.state_dir / "ledger.head").unlink):
+        damage()
+        before = contents(edge.state_dir)
+        for word in ({}, {"vouched": True}):
+            with pytest.raises(BackupError):
+                restore(edge, tmp_path / "old", replace=True, **word)
+        assert contents(edge.state_dir).items() >= before.items()
+    restore(edge, tmp_path / "new", replace=True, vouched=True)
     assert paid(edge) == pytest.approx(2)
-    kept = tmp_path / "edge-before-restore-1"
-    assert (kept / "identity.key").exists(), "what was there is kept"
+    assert (tmp_path / "edge-before-restore-1" / "identity.key").exists(), "what was there is kept"
 
 
-def test_without_a_ledger_it_takes_the_owners_word_or_the_proxys(edge, tmp_path):
+@pytest.mark.parametrize("left", ["a damaged ledger and head", "a damaged head", "nothing"])
+def test_where_no_ledger_can_be_read_it_takes_the_owners_word(edge, tmp_path, left):
     back_up(edge, tmp_path / "box.backup")
-    (edge.state_dir / "ledger.head").write_bytes(b"damaged")
-    with pytest.raises(BackupError, match="nobody knows what was paid"):
+    if left == "nothing":
+        shutil.rmtree(edge.state_dir)
+    else:
+        for name in ("ledger.head", *[LEDGER_FILE] * ("and" in left)):
+            (edge.state_dir / name).write_bytes(b"no database")
+    with pytest.raises(BackupError):
         restore(edge, tmp_path / "box.backup", replace=True)
-    shutil.rmtree(edge.state_dir)
-    with pytest.raises(BackupError, match="nobody knows what was paid"):
-        restore(edge, tmp_path / "box.backup")
-    assert not edge.state_dir.exists()
-    restore(edge, tmp_path / "box.backup", vouched=True)
+    assert edge.state_dir.exists() == (left != "nothing")
+    restore(edge, tmp_path / "box.backup", replace=True, vouched=True)
     assert paid(edge) == pytest.approx(1)
 
 
-def test_the_owners_word_does_not_count_against_the_ledger_in_place(edge, tmp_path):
-    back_up(edge, tmp_path / "old")
-    pay(edge, "second")
-    (edge.state_dir / "ledger.head").unlink()
-    before = contents(edge.state_dir)
-    with pytest.raises(BackupError, match="continues to link 4"):
-        restore(edge, tmp_path / "old", replace=True, vouched=True)
-    assert contents(edge.state_dir).items() >= before.items()
-    (edge.state_dir / LEDGER_FILE).write_bytes(b"no database")
-    restore(edge, tmp_path / "old", replace=True, vouched=True)
-    assert paid(edge) == pytest.approx(1)
+class _PowerFailure(BaseException):
+    pass
 
 
 @pytest.mark.parametrize("whole", [0, 1])
@@ -148,15 +142,11 @@ def test_a_restore_that_was_cut_short_is_done_again(edge, tmp_path, monkeypatch,
         patch.setattr("edgeveil_tools.site.state_backup.shutil.rmtree", lambda _path: None)
         with pytest.raises(_PowerFailure):
             restore(edge, back_up_now, replace=True)
-    with pytest.raises(BackupError, match="continues to link 4"):  # and not: nobody knows
-        restore(edge, tmp_path / "box.backup", replace=True)
+    with pytest.raises(BackupError):  # for the ledger is known, though its folder was moved away
+        restore(edge, tmp_path / "box.backup", replace=True, vouched=True)
     assert paid(edge) == pytest.approx(2)
     assert before.keys() <= contents(edge.state_dir).keys()
     assert not list(tmp_path.glob(".restore-*"))
-
-
-class _PowerFailure(BaseException):
-    pass
 
 
 @pytest.mark.parametrize("other", ["", "-2", "-b-c"])
@@ -173,7 +163,7 @@ def test_a_restore_leaves_those_beside_it_alone(edge, tmp_path, monkeypatch, oth
         if other:
             restore(edge, archive, vouched=True)
         else:
-            with pytest.raises(UsageError, match="another restore works there"):
+            with pytest.raises(UsageError):
                 restore(edge, archive, vouched=True)
         assert (scratch / "state").exists()
         return found
@@ -184,30 +174,9 @@ def test_a_restore_leaves_those_beside_it_alone(edge, tmp_path, monkeypatch, oth
     assert not list(tmp_path.glob(".restore-*"))
 
 
-def test_a_running_process_and_a_folder_in_use_are_left_alone(edge, tmp_path):
-    back_up(edge, tmp_path / "box.backup")
-    with pytest.raises(UsageError, match="is in use"):
-        restore(edge, tmp_path / "box.backup")
-    with OwnFolder(edge.state_dir), pytest.raises(UsageError, match="another process"):
-        restore(edge, tmp_path / "box.backup", replace=True)
-    with pytest.raises(UsageError, match="is there already"):
-        back_up(edge, tmp_path / "box.backup")
-    with pytest.raises(UsageError, match="holds no state"):
-        back_up(edge.model_copy(update={"state_dir": tmp_path / "none"}), tmp_path / "other")
-
-
-def test_another_partys_archive_is_refused(edge, proxy, tmp_path):
-    other = edge.model_copy(update={"state_dir": tmp_path / "other"})
-    DeviceIdentity.load_or_create(other.state_dir)
-    pay(other, "theirs")
-    back_up(other, tmp_path / "theirs")
-    with pytest.raises(BackupError, match="another party's"):
-        restore(edge, tmp_path / "theirs", replace=True)
-    with pytest.raises(BackupError, match="is a backup of the edge"):
-        restore(proxy, tmp_path / "theirs", replace=True)
-
-
 MODEL, LIST = "state/releases/model.onnx", "manifest.json"
+LINK_OUT = tarfile.TarInfo(MODEL)
+LINK_OUT.type, LINK_OUT.linkname = tarfile.SYMTYPE, "/etc/passwd"
 
 
 def _outside(raw):
@@ -217,45 +186,62 @@ def _outside(raw):
 
 
 @pytest.mark.parametrize(
-    ("changed", "change", "told"),
+    "change",
     [
-        (MODEL, lambda _: {MODEL: b"other"}, "model.onnx is missing or not what was backed up"),
-        (MODEL, lambda _: {}, "releases/model.onnx is missing"),
-        (MODEL, lambda raw: {MODEL: raw, "state/more": b""}, "holds state/more, which is not in"),
-        (LIST, _outside, "names files outside its folder"),
-        (LIST, lambda _: {}, "is no backup"),
+        lambda found: found | {MODEL: b"other"},
+        lambda found: {name: raw for name, raw in found.items() if name != MODEL},
+        lambda found: found | {"state/more": b""},
+        lambda found: found | _outside(found[LIST]),
+        lambda found: {name: raw for name, raw in found.items() if name != LIST},
+        lambda found: found | {LINK_OUT: b""},
+        lambda _: {},
     ],
 )
-def test_a_tampered_archive_changes_nothing(edge, tmp_path, changed, change, told):
+def test_a_tampered_archive_changes_nothing(edge, tmp_path, change):
     archive = tmp_path / "box.backup"
     back_up(edge, archive)
     with tarfile.open(archive) as tar:
         found = {one.name: tar.extractfile(one).read() for one in tar.getmembers()}
+    changed = change(found)
     with tarfile.open(archive, "w") as tar:
-        for name, raw in found.items():
-            for listed, content in (change(raw) if name == changed else {name: raw}).items():
-                said = tarfile.TarInfo(listed)
-                said.size = len(content)
-                tar.addfile(said, io.BytesIO(content))
+        for name, raw in changed.items():
+            one = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
+            one.size = len(raw)
+            tar.addfile(one, io.BytesIO(raw))
+    if not changed:
+        archive.write_text("hello")
     before = contents(edge.state_dir)
-    with pytest.raises(BackupError, match=told):
+    with pytest.raises(BackupError):
         restore(edge, archive, replace=True)
     assert contents(edge.state_dir) == before
     assert not (tmp_path / "escape").exists()
 
 
-def test_a_link_in_an_archive_is_refused(edge, tmp_path):
-    archive = tmp_path / "box.backup"
-    back_up(edge, archive)
-    with tarfile.open(archive, "a") as tar:
-        link = tarfile.TarInfo("state/releases/model.onnx")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-    with pytest.raises(BackupError, match="not in its list"):
+def test_nothing_is_put_over_a_running_process_another_partys_state_or_without_being_asked(
+    edge, proxy, tmp_path
+):
+    config, archive = tmp_path / "edge.yaml", tmp_path / "box.backup"
+    said = edge.model_dump(mode="json", exclude_unset=True)
+    config.write_text(json.dumps({"edge": said}))
+    asked = ["restore", "--config", str(config), "--from", str(archive)]
+    assert main(["backup", "--config", str(config), "--out", str(archive)]) == 0
+    other = edge.model_copy(update={"state_dir": tmp_path / "other"})
+    DeviceIdentity.load_or_create(other.state_dir)
+    pay(other, "theirs")
+    back_up(other, tmp_path / "theirs")
+    before = contents(edge.state_dir)
+    assert main(asked) == UsageError.exit_code
+    with OwnFolder(edge.state_dir), pytest.raises(UsageError):
         restore(edge, archive, replace=True)
-    (tmp_path / "text").write_text("hello")
-    with pytest.raises(BackupError, match="is no whole archive"):
-        restore(edge, tmp_path / "text", replace=True)
+    for site in (edge, proxy):
+        with pytest.raises(BackupError):
+            restore(site, tmp_path / "theirs", replace=True)
+    with pytest.raises(UsageError):
+        back_up(other, archive)
+    with pytest.raises(UsageError):
+        back_up(edge.model_copy(update={"state_dir": tmp_path / "none"}), tmp_path / "empty")
+    assert contents(edge.state_dir).items() >= before.items()
+    assert main([*asked, "--replace"]) == 0
 
 
 def test_a_proxy_comes_back_as_a_registry_that_was_rebuilt(proxy, tmp_path):
@@ -313,14 +299,3 @@ def test_a_cloud_comes_back_with_its_jobs_and_numbers_on(tmp_path):
     with closing(Store(url)) as store:
         assert [one.id for one in store.jobs()] == [job]
         assert store.next_number() > number
-
-
-def test_commands_by_hand(edge, tmp_path, capsys):
-    config, archive = tmp_path / "edge.yaml", str(tmp_path / "box.backup")
-    said = edge.model_dump(mode="json", exclude_unset=True)
-    config.write_text(json.dumps({"edge": said}))
-    assert main(["backup", "--config", str(config), "--out", archive]) == 0
-    again = ["restore", "--config", str(config), "--from", archive]
-    assert main(again) == 2
-    assert "pass --replace" in capsys.readouterr().err
-    assert main([*again, "--replace"]) == 0

@@ -44,12 +44,9 @@ def test_the_graph_gives_what_torch_gives(encoder, graph):
     assert found.shape == (5, FEATURES)
     assert np.abs(found - wanted).max() < 1e-4
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-4)
-
-
-def test_devices_run_the_graph(graph):
     check_graph(graph)
-    assert opened(graph).form.input_shape == (1, 28, 28)
-    assert opened(graph).form.output_dim == FEATURES
+    form = opened(graph).form
+    assert (form.input_shape, form.output_dim) == ((1, 28, 28), FEATURES)
     assert f"{len(graph):,} bytes" in Path("docs/privacy.md").read_text("utf-8")
 
 
@@ -67,6 +64,8 @@ def test_train_and_show_say_the_same(quick, tmp_path, capsys):
 
 
 def test_the_cache_is_filled_once(quick, tmp_path):
+    assert len(edgeveil.validate(Path("configs/jobs/mnist_fm_local.yaml"))) == 1
+    assert not cached_backbone("digits").exists(), "a check trains nothing"
     (tmp_path / "job.yaml").write_text(TEXT.format("digits"))
     said = []
     backbone.ensure_for_jobs([tmp_path / "job.yaml"], said.append)
@@ -89,17 +88,3 @@ def test_whether_a_file_names_the_encoder_is_asked_of_any_file(tmp_path, text):
     backbone.ensure_for_jobs([path, tmp_path, tmp_path / "none"])
     os.mkfifo(tmp_path / "pipe")
     backbone.ensure_for_jobs([tmp_path / "pipe"])  # nobody writes to it
-
-
-@pytest.fixture
-def job(tmp_path):
-    path = tmp_path / "job.yaml"
-    path.write_text(Path("configs/jobs/mnist_fm_local.yaml").read_text())
-    return path
-
-
-def test_a_check_of_a_job_trains_nothing_and_says_what_would(quick, job):
-    problems = [str(problem) for problem in edgeveil.validate(job)]
-    assert not cached_backbone("digits").exists()
-    assert len(problems) == 1
-    assert "edgeveil backbone digits" in problems[0]

@@ -24,28 +24,18 @@ def site(tmp_path, capsys):
 def _commands(parser, path=()):
     yield path, parser
     for action in parser._actions:
-        for name, child in (
-            (getattr(action, "choices", None) or {}).items() if _is_sub(action) else ()
-        ):
+        for name, child in action.choices.items() if isinstance(action.choices, dict) else ():
             yield from _commands(child, (*path, name))
-
-
-def _is_sub(action):
-    return isinstance(getattr(action, "choices", None), dict)
 
 
 ALL = dict(_commands(cli.parser()))
 
 
-@pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_every_command_explains_itself(path, capsys):
-    assert cli.main([*path, "--help"]) == 0
-    assert "usage: edgeveil" in capsys.readouterr().out
-
-
-def test_no_command_prints_the_help_and_is_no_success(capsys):
+def test_every_command_explains_itself(capsys):
+    for path in ALL:
+        assert cli.main([*path, "--help"]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: {' '.join(('edgeveil', *path))} ")
     assert cli.main([]) == 2
-    assert "COMMAND" in capsys.readouterr().out
 
 
 def test_the_command_line_needs_no_library_of_any_extra():
@@ -60,39 +50,23 @@ def test_the_command_line_needs_no_library_of_any_extra():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-_FILES = ("proxy.yaml", "none.yaml")
-
-
-def _without(library, *argv):
-    """Run a command where `library` cannot be imported."""
-    code = f"import sys; sys.modules[{library!r}] = None; import edgeveil_tools.cli as c; "
-    code += f"sys.exit(c.main({list(argv)!r}))"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize(
-    ("library", "words", "said"),
+    ("library", "line", "said"),
     [
-        ("rich", ("run", "configs/jobs/quickstart.yaml"), "pip install 'edgeveil[tools]'"),
-        ("prometheus_client", ("proxy", "--config", "proxy.yaml"), "pip install 'edgeveil[proxy]'"),
-        ("prometheus_client", ("proxy", "--config", "none.yaml"), "no such file"),
+        ("rich", "run configs/jobs/quickstart.yaml", "'edgeveil[tools]'"),
+        ("prometheus_client", "proxy --config SITE/proxy.yaml", "'edgeveil[proxy]'"),
+        ("prometheus_client", "proxy --config SITE/none.yaml", "SITE/none.yaml"),
     ],
 )
-def test_a_missing_extra_is_named_once_files_are_sound(site, library, words, said):
-    done = _without(library, *(str(site / one) if one in _FILES else one for one in words))
+def test_a_missing_extra_is_named_once_files_are_sound(site, library, line, said):
+    code = f"import sys; sys.modules[{library!r}] = None; import edgeveil_tools.cli as c; "
+    code += f"sys.exit(c.main({line.replace('SITE', str(site)).split()!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert said.replace("SITE", str(site)) in done.stderr
 
 
-def test_commands_of_the_laboratory_say_what_to_install_where_it_is_not(monkeypatch, capsys):
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
-    for name in ("loadtest", "capacity", "audit", "attack", "reproduce"):
-        assert cli.main([name, "--devices", "5"]) == 2
-        said = f"edgeveil: edgeveil {name}: needs the laboratory, which is not installed. "
-        assert capsys.readouterr().err == said + "pip install edgeveil-lab\n"
-
-
-def test_other_distributions_add_commands_that_own_ones_do_not_load(monkeypatch, capsys):
+def test_commands_of_other_distributions_are_added_where_they_are(monkeypatch, capsys):
     class Point:
         def load(self):
             return lambda commands: commands.add_parser("dance").set_defaults(handler=len_of)
@@ -100,34 +74,57 @@ def test_other_distributions_add_commands_that_own_ones_do_not_load(monkeypatch,
     def len_of(args):
         return 7
 
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
+    for name in ("loadtest", "capacity", "audit", "attack", "reproduce"):
+        assert cli.main([name, "--devices", "5"]) == 2
+        assert "pip install edgeveil-lab" in capsys.readouterr().err
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Point()])
     assert cli.main(["dance"]) == 7
-    monkeypatch.setattr("importlib.metadata.entry_points", None)
+    monkeypatch.setattr("importlib.metadata.entry_points", None)  # own commands do not ask
     assert cli.main(["--version"]) == 0
 
 
-def test_faults_of_a_file_are_lines_that_begin_with_the_place(tmp_path, capsys):
-    bad = tmp_path / "bad.yaml"
-    bad.write_text("cloud:\n  brokr: {}\n")
-    assert cli.main(["cloud", "--config", str(bad)]) == 2
-    error = capsys.readouterr().err
-    assert all(line.startswith(f"{bad}:") for line in error.splitlines())
+# A command line, and where the first line of its refusal says that the fault is.
+REFUSED = {
+    "cloud --config SITE/proxy.yaml": "SITE/proxy.yaml",
+    "proxy": "--config",
+    "edge": "--config",
+    "edge --config SITE/edge-1.yaml --config SITE/edge-1.yaml": "SITE/",
+    "site init NEW --local --devices 0": "--devices",
+    "run JOB --simulate --sweep privacy.epsilon": "--sweep",
+    "run JOB --simulate --sweep privacy.epsilon=8,-1": "--sweep privacy.epsilon=-1",
+    "run JOB --simulate --sweep privacy.epsilom=8": "--sweep privacy.epsilom=8",
+    "run JOB --simulate --seeds 0": "--seeds",
+    "run JOB --simulate --seeds 2 --track neptune:x": "--track neptune:x",
+    "run JOB --simulate --track board": "--track board",
+    "run JOB --simulate --track tensorboard:": "--track tensorboard:",
+    "run JOB --simulate --keep": "--keep",
+    "run JOB --simulate --broker amqtt": "--broker",
+    "run JOB --simulate --data /": "--data",
+    "run JOB --simulate --devices 3": "JOB with --devices 3: round.min_batch",
+    "run JOB --ray 127.0.0.1:6379": "--ray",
+    "run configs/jobs/digits_buffered.yaml --simulate": "round.mode",
+    "report SITE": "SITE/result.json",
+    "ledger SITE/none": "SITE/none",
+    "log SITE/none.yaml": "SITE/none.yaml",
+    "deploy compose SITE --out NEW": "SITE",
+    "deploy compose --out NEW": "",
+}
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("cloud", "--config", "proxy.yaml"), "is a proxy site file"),
-        (("proxy",), "--config FILE"),
-        (("edge",), "--config FILE"),
-        (("edge", "--config", "edge-1.yaml", "--config", "edge-1.yaml"), "share this state folder"),
-        (("site", "init", "new.yaml", "--local", "--devices", "0"), "use 1 or more"),
-    ],
-)
-def test_what_cannot_be_started_is_refused(site, capsys, words, said):
-    given = [str(site / one) if one.endswith(".yaml") else one for one in words]
-    assert cli.main(given) == 2
-    assert said in capsys.readouterr().err
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_cannot_be_done_is_refused_by_its_place_before_anything_starts(
+    site, tmp_path, capsys, line
+):
+    places = {"SITE": str(site), "NEW": str(tmp_path / "new"), "JOB": "tests/kits/quickstart.yaml"}
+    where = REFUSED[line]
+    for name, path in places.items():
+        line, where = line.replace(name, path), where.replace(name, path)
+    words = line.split()
+    words += ["--out", places["NEW"]] if words[0] == "run" else []
+    assert cli.main(words) == 2
+    assert where in capsys.readouterr().err.splitlines()[0]
+    assert not (tmp_path / "new").exists() and not (site / "none").exists()
 
 
 def test_enrol_admit_list_revoke(site, tmp_path, capsys):
@@ -170,38 +167,39 @@ def test_check_for_scripts(site, tmp_path, capsys):
     assert (good["ok"], good["kind"], good["problems"]) == (True, "cloud", [])
     assert not bad["ok"]
     assert bad["problems"]
-
-
-def test_an_error_is_an_object_too_with_json(tmp_path, capsys):
     assert cli.main(["log", str(tmp_path / "none.yaml"), "--json"]) == 2
     said = json.loads(capsys.readouterr().out)
-    assert (said["command"], said["ok"]) == ("log", False)
-    assert "no such file" in said["problems"][0]
+    assert (said["command"], said["ok"], len(said["problems"])) == ("log", False, 1)
 
 
-@pytest.mark.parametrize(("old", "new"), SUCCESSORS.items())
-def test_what_is_gone_is_named_with_its_successor(old, new, capsys):
-    assert cli.main([*old.split(), "x"]) == 2
-    assert capsys.readouterr().err == f"edgeveil {old} is now: {new}\n"
-    words = new.split()
-    assert words[0] != "edgeveil" or words[1] in {path[0] for path in ALL if path} | {
-        "--version",
-        "--completion",
+@pytest.mark.parametrize(("error", "code"), [(ZeroDivisionError, 1), (KeyboardInterrupt, 130)])
+def test_an_unexpected_error_is_a_line_and_ctrl_c_is_none(monkeypatch, capsys, error, code):
+    def fails(_args):
+        raise error
+
+    monkeypatch.setattr("edgeveil_tools.setup.doctor.command", fails)
+    assert cli.main(["check"]) == code
+    assert len(capsys.readouterr().err.splitlines()) == (code == 1)
+
+
+def test_what_is_gone_is_named_with_its_successor_which_there_is(capsys):
+    own = {path[0] for path in ALL if path} | {"--version", "--completion"}
+    for old, new in SUCCESSORS.items():
+        assert cli.main([*old.split(), "x"]) == 2
+        assert new in capsys.readouterr().err
+        assert not new.startswith("edgeveil ") or new.split()[1] in own
+
+
+def test_the_nearest_word_is_named(capsys):
+    nearest = {
+        "chek x": "'check'",
+        "job submti x": "'submit'",
+        "run x --devcies 3": "'--devices'",
+        "--completion fsh": "'fish'",
     }
-
-
-@pytest.mark.parametrize(
-    ("line", "nearest"),
-    [
-        ("chek x", "'check'"),
-        ("job submti x", "'submit'"),
-        ("run x --devcies 3", "'--devices'"),
-        ("--completion fsh", "'fish'"),
-    ],
-)
-def test_the_nearest_word_is_named(line, nearest, capsys):
-    assert cli.main(line.split()) == 2
-    assert f"did you mean {nearest}" in capsys.readouterr().err
+    for line, word in nearest.items():
+        assert cli.main(line.split()) == 2
+        assert word in capsys.readouterr().err.partition("did you mean")[2]
 
 
 @pytest.mark.parametrize(("flag", "level"), [("-v", "DEBUG"), ("--quiet", "ERROR")])
@@ -213,21 +211,6 @@ def test_the_level_of_logs_is_that_of_the_command_line(flag, level, monkeypatch,
     logs.setup("info", "text")  # as a process does by its site file
     assert logging.getLevelName(log.level) == level
     log.setLevel(before)
-
-
-def test_an_unexpected_error_is_text(monkeypatch, capsys):
-    monkeypatch.setattr("edgeveil_tools.setup.doctor.command", lambda _args: 1 // 0)
-    assert cli.main(["check"]) == 1
-    assert "unexpected ZeroDivisionError" in capsys.readouterr().err
-
-
-def test_ctrl_c_is_130_without_a_word(monkeypatch, capsys):
-    def interrupted(_args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("edgeveil_tools.setup.doctor.command", interrupted)
-    assert cli.main(["check"]) == 130
-    assert capsys.readouterr().err == ""
 
 
 def test_a_reader_that_goes_away_is_no_fault():

@@ -6,7 +6,7 @@ from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.policy import Quote
 from edgeveil_tools.result import RunEvents, build, privacy_of, write_json
 from tests.kits.job_events import FACTS as RUN
-from tests.kits.job_events import broadcast, committed
+from tests.kits.job_events import committed
 
 
 def event(kind, /, **data):
@@ -44,15 +44,6 @@ def test_the_clouds_own_word_on_privacy_counts_when_the_job_completed():
     assert build(record, **FACTS)["privacy"]["training"]["epsilon"] == 7.5
     failed = build(record, **{**FACTS, "status": "failed", "reason": "x"})
     assert failed["privacy"]["training"]["epsilon"] == 8.0
-
-
-def test_a_round_that_was_asked_for_counts_before_it_is_committed():
-    record = course()
-    assert record.asked == 0
-    record.take(broadcast("round 3", 4))
-    assert (record.asked, record.committed) == (4, 3)
-    record.take(event("broadcast", kind="release", round="release", selected=5))
-    assert record.asked == 4
 
 
 def test_the_file_is_strict_json_and_whole(tmp_path):

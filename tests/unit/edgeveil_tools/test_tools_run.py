@@ -7,14 +7,17 @@ import pytest
 import yaml
 
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
-from edgeveil.errors import ConfigError, JobFailed, UsageError
+from edgeveil.errors import JobFailed, UsageError
+from edgeveil.parts.features import read_backbones
+from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil_tools.local import reference as run_reference
 from edgeveil_tools.local.children import Children
 from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job
+from edgeveil_tools.local.local_run import owners_policy
 from edgeveil_tools.local.run import FILES, prepare
-from edgeveil_tools.local.run_log import RunProgress, epsilon_by_plan
 from edgeveil_tools.site.provision import SiteSpec, provision
+from tests.kits.backbone_files import small_backbone
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 
@@ -23,7 +26,7 @@ def job_with(tmp_path, **changes):
     plain = yaml.safe_load(QUICKSTART.read_text())
     for path, value in changes.items():
         block, _, key = path.partition("__")
-        plain[block][key] = value
+        (plain[block] if key else plain)[key or block] = value
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(plain))
     return file
@@ -32,23 +35,23 @@ def job_with(tmp_path, **changes):
 # --- the job ---
 
 
-def test_impossible_options_are_named_with_the_file_and_without_a_wrong_line():
-    with pytest.raises(ConfigError) as raised:
-        local_job(QUICKSTART, Overrides(devices=3))
-    (problem,) = raised.value.problems
-    assert problem.startswith(f"{QUICKSTART} with --devices 3: round.min_batch")
-
-
 @pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"local_run__devices": 1438}, "play at most 1437"),
-        ({"data__source": "csv", "local_run__test_records": None}, "csv is read from a file"),
-    ],
+    "changes",
+    [{"local_run__devices": 1438}, {"data__source": "csv", "local_run__test_records": None}],
 )
-def test_data_that_does_not_fit_is_found_before_anything_starts(tmp_path, changes, text):
-    with pytest.raises(UsageError, match=text):
+def test_data_that_does_not_fit_is_found_before_anything_starts(tmp_path, changes):
+    with pytest.raises(UsageError):
         check_data(*local_job(job_with(tmp_path, **changes), Overrides()))
+
+
+def test_the_played_owners_allow_the_runs_own_backbone(tmp_path):
+    backbone = small_backbone()
+    (tmp_path / "own.onnx").write_bytes(backbone)
+    features = [{"name": "onnx", "file": "own.onnx", "input_scale": 16}]
+    job, run = local_job(job_with(tmp_path, features=features), Overrides())
+    digest = sha256_hex(backbone)
+    assert owners_policy(job, run).allowed_backbones == (digest,)
+    assert read_backbones(job.features) == {digest: backbone}
 
 
 # --- the folder ---
@@ -67,36 +70,23 @@ def test_an_earlier_runs_files_go_and_others_stay(tmp_path):
 # --- the reference ---
 
 
-@pytest.fixture
-def small(tmp_path):
-    job, run = local_job(QUICKSTART, Overrides(devices=6))
-    plan = SiteSpec(tmp_path / "site", devices=6, partition=run.partition, seed=run.seed)
-    provision(plan)
-    return job, run, plan
-
-
-def test_the_reference_learns_from_the_devices_training_records_alone(small):
-    job, run, plan = small
-    pool = run_reference.pooled(job, run, plan)
-    assert 0.8 * 1437 < len(pool) < 1437
-    fewer = run_reference.pooled(job, run.model_copy(update={"infer_only": 2}), plan)
-    assert len(fewer) < 0.8 * len(pool)
-    rows = {row.tobytes() for row in pool.x}
-    assert {row.tobytes() for row in fewer.x} <= rows
-
-
-def test_the_reference_splits_as_the_devices_do(small):
+def test_the_reference_learns_from_the_devices_training_records_alone(tmp_path):
     from edgeveil.config.site_files import load_site
     from edgeveil.parts.own_records import device_records
 
-    job, run, plan = small
+    job, run = local_job(QUICKSTART, Overrides(devices=6))
+    plan = SiteSpec(tmp_path / "site", devices=6, partition=run.partition, seed=run.seed)
+    provision(plan)
     key = load_split_key(plan.edge_state(1) / SPLIT_KEY_FILE)
     data = load_site(plan.file("edge-1")).data
     training, evaluation = device_records(data, key, evaluation_share=job.data.evaluation_share)
     pool = run_reference.pooled(job, run, plan)
     assert np.array_equal(pool.x[: len(training)], training.x)
     held_back = {row.tobytes() for row in evaluation.x}
-    assert not held_back & {row.tobytes() for row in pool.x}
+    rows = {row.tobytes() for row in pool.x}
+    assert not held_back & rows and 0.8 * 1437 < len(pool) < 1437
+    fewer = run_reference.pooled(job, run.model_copy(update={"infer_only": 2}), plan)
+    assert len(fewer) < 0.8 * len(pool) and {row.tobytes() for row in fewer.x} <= rows
 
 
 # --- children ---
@@ -128,10 +118,9 @@ def _ended(children):
 def test_a_child_that_ends_is_named_with_its_last_words(children, tmp_path):
     children.start("cloud", ["cloud", "--config", str(tmp_path / "none.yaml")])
     assert _wait(lambda: _ended(children))
-    text = str(_ended(children))
-    assert "the cloud process ended (exit code 2)" in text
-    assert "no such file" in text
-    assert str(tmp_path / "cloud.log") in text
+    last = (tmp_path / "cloud.log").read_text().strip().splitlines()[-1]
+    for part in ("cloud", "2", last, str(tmp_path / "cloud.log")):
+        assert part in str(_ended(children))
 
 
 def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypatch):
@@ -146,20 +135,3 @@ def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypa
     (child,) = children._children
     children.stop()
     assert child.process.returncode == -9
-
-
-# --- progress ---
-
-
-@pytest.mark.parametrize(
-    ("spent", "told"),
-    [
-        ({"inference_epsilon": 0.0}, "0"),
-        ({"inference_epsilon": 15.9, "inference_unit": "device"}, "15.9 per device"),
-        ({"inference_epsilon": 15.9, "inference_record_epsilon": 1.99}, "1.99"),
-    ],
-)
-def test_shared_noise_has_both_epsilons_in_each_line(spent, told):
-    view = RunProgress(17, 15, 20, training_epsilon=0.974, collusion_epsilon=4.4436, **spent)
-    one = "ε by plan, per record: training 0.974 (4.45 if all others collude)"
-    assert epsilon_by_plan(view) == f"{one}, inference {told}"

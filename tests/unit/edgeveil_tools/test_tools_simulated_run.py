@@ -54,36 +54,21 @@ def nowhere(tmp_path, monkeypatch):
     return place
 
 
-def left_by(path, out, **overrides):
-    assert run_local(path, out, Overrides(**overrides), stream=io.StringIO()) == 0
-    assert all((out / name).is_file() for name in LEFT)
-    return json.loads((out / "result.json").read_text())
-
-
 def test_a_simulated_run_leaves_what_a_real_one_does_and_says_what_it_was(tmp_path, capsys):
     out = tmp_path / "out"
-    result = left_by(job_file(tmp_path), out)
+    assert run_local(job_file(tmp_path), out, Overrides(), stream=io.StringIO()) == 0
+    assert all((out / name).is_file() for name in LEFT)
+    result = json.loads((out / "result.json").read_text())
     assert (result["simulated"], result["encryption"]) == (True, "off")
-    assert "protects nobody" in result["note"]
-    assert ("note", result["note"]) in summary(result)
+    for said in (str(summary(result)), (out / "report.html").read_text()):
+        assert "protects nobody" in said
     assert (result["status"], result["protocol"]) == ("completed", None)
     assert [row["uploads"] for row in result["rounds"]] == [5, 5]
     assert result["privacy"]["training"]["status"] == "proven"
     assert len(result["reference"]["rounds"]) == 2
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert events[-1]["type"] == "job_completed"
-    assert "encryption off" in (out / "report.html").read_text()
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("options", [{"broker": "amqtt"}, {"data": Path("/")}])
-def test_an_option_that_would_change_nothing_is_refused(tmp_path, options):
-    path = job_file(tmp_path)
-    with pytest.raises(UsageError) as raised:
-        local_job(path, Overrides(**options))
-    assert str(raised.value).startswith(f"--{next(iter(options))}: ")
-    if "data" not in options:
-        local_job(path, Overrides(simulate=False, **options))
 
 
 def test_a_simulated_job_that_fails_says_why_and_leaves_its_result(tmp_path):
@@ -107,10 +92,8 @@ def test_a_simulated_job_that_fails_says_why_and_leaves_its_result(tmp_path):
 
 def test_the_usual_places_are_looked_at_and_named(tmp_path, nowhere):
     job, run = local_job(mnist_job(tmp_path), Overrides())
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError):
         check_data(job, run)
-    assert "--data DIR" in str(caught.value)
-    assert all(name in str(caught.value) for name in MNIST_FILES.names)
     for place in run_data.PLACES:
         here = nowhere / place / "mnist"
         here.mkdir(parents=True)
@@ -131,8 +114,7 @@ def test_a_grid_holds_every_seed_and_point_and_goes_on_where_it_stopped(tmp_path
     path, out = job_file(tmp_path, federated_evaluation={"epsilon": 8}), tmp_path / "grid"
     asked = [path, "--out", out, "--seeds", "2", "--sweep", "privacy.epsilon=1,8"]
     assert grid(*asked) == 0
-    said = capsys.readouterr()
-    content = json.loads(said.out)
+    content = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in content["rows"]] == ["privacy.epsilon=1", "privacy.epsilon=8"]
     for row, epsilon in zip(content["rows"], (1, 8), strict=True):
         assert (row["seeds"], row["measure"]) == ([7, 8], "accuracy")
@@ -140,16 +122,12 @@ def test_a_grid_holds_every_seed_and_point_and_goes_on_where_it_stopped(tmp_path
         assert min(row["values"]) <= row["median"] <= max(row["values"])
         assert row["privacy"]["training"]["epsilon"] == pytest.approx(epsilon, rel=1e-3)
         assert row["without_noise"] > 0
-    assert len(re.findall(r"epsilon=[18]/seed-[78]: accuracy 0\.\d+", said.err)) == 4
-    assert "ε by plan" not in said.err
-    names = {"table.json", "comparison.html"}
-    assert names <= {one.name for one in out.iterdir()}
+    assert (out / "table.json").exists()
     page = thawed((out / "comparison.html").read_text())
     model = out / "privacy.epsilon=8" / "seed-8" / "model.onnx"
     before = model.stat().st_mtime_ns
     assert grid(*asked) == 0
     assert model.stat().st_mtime_ns == before
-    assert "done before" in capsys.readouterr().err
     assert main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
     assert thawed((tmp_path / "again.html").read_text()) == page
     assert all(one.done for one in grid_of(path, out, Overrides(simulate=True), 2, asked[-1:]))
@@ -168,22 +146,6 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
     content = json.loads(capsys.readouterr().out)
     assert [row["values"] != [] for row in content["rows"]] == [True]
     assert "below the minimum" in content["failures"][0]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--sweep", "privacy.epsilon"], "--sweep: 'privacy.epsilon' is not KEY=A,B"),
-        (["--sweep", "privacy.epsilon=8,-1"], "--sweep privacy.epsilon=-1: privacy.epsilon: must"),
-        (["--sweep", "privacy.epsilom=8"], "epsilom: unknown key"),
-        (["--seeds", "0"], "--seeds: no seed to run"),
-        (["--seeds", "2", "--track", "neptune:x"], "--track neptune:x: is no tracker"),
-    ],
-)
-def test_all_points_are_checked_before_the_first_one_runs(tmp_path, capsys, options, text):
-    assert grid(job_file(tmp_path), *options, "--out", tmp_path / "t") == 2
-    assert text in capsys.readouterr().err
-    assert not (tmp_path / "t").exists()
 
 
 MINE = {
@@ -211,8 +173,7 @@ def test_federated_averaging_of_an_own_model_needs_one_block_or_one_switch(
     path.write_text(yaml.safe_dump(MINE))
     line = ["run", str(path), "--simulate", "--no-reference", "--out"]
     assert main([*line, str(tmp_path / "a")]) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.count("\n") == 0 and "no guarantee is proven" in said
+    said = capsys.readouterr().err
     assert "--accept-unprotected" in said
     (block,) = re.findall(r"`(privacy: [^`]*)`", said)
     path.write_text(yaml.safe_dump(MINE | yaml.safe_load(block)))
