@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +56,7 @@ def imported(path: Path, known: dict[str, Path]) -> Iterator[str]:
             yield from (name.name for name in node.names if name.name in known)
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """The rooms that each room imports."""
     known = modules()
