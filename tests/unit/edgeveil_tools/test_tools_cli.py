@@ -238,3 +238,12 @@ def test_a_child_ends_with_its_starter():
     assert child.poll() is None
     lifeline.close()
     assert child.wait(timeout=20) != 0
+
+
+@pytest.mark.parametrize("word", ["b", "b@d", "b/d", "b@/d"])
+def test_a_password_in_an_address_is_in_no_command_line_of_a_result(word, monkeypatch):
+    args = []
+    monkeypatch.setattr("edgeveil_tools.cli.learning.run", lambda given: args.append(given) or 0)
+    track = f"x:http://a:{word}@c"
+    assert cli.main(["run", "tests/kits/quickstart.yaml", "--simulate", "--track", track]) == 0
+    assert args[0].command_line.endswith("--track x:http://…@c")

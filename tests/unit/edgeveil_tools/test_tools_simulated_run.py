@@ -15,11 +15,10 @@ from edgeveil.parts.sources.idx import MNIST_FILES
 from edgeveil_tools.cli import main
 from edgeveil_tools.local import data as run_data
 from edgeveil_tools.local.data import check_data, source
-from edgeveil_tools.local.fleet import LocalFleet
 from edgeveil_tools.local.grid import grid_of
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.run import FILES as LEFT
-from edgeveil_tools.local.run import prepare, run_local, summary
+from edgeveil_tools.local.run import run_local, summary
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 SMALL = {
@@ -69,22 +68,6 @@ def test_a_simulated_run_leaves_what_a_real_one_does_and_says_what_it_was(tmp_pa
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert events[-1]["type"] == "job_completed"
     assert capsys.readouterr().out == ""
-
-
-def test_a_simulated_job_that_fails_says_why_and_leaves_its_result(tmp_path):
-    job, run = local_job(job_file(tmp_path), Overrides())
-    (tmp_path / "owner.yaml").write_text("policy: {max_epsilon_per_job: 1}")
-    strict = run.model_copy(update={"policy": tmp_path / "owner.yaml"})
-    prepare(tmp_path / "out")
-    played = LocalFleet.of(job, strict, tmp_path / "site", tmp_path / "out")
-    with pytest.raises(JobFailed, match="all 5 selected devices declined") as raised:
-        played.play()
-    played.stop()
-    assert "max_epsilon_per_job: job" in str(raised.value)
-    result = played.result(str(raised.value))
-    assert result["status"] == "failed"
-    assert result["privacy"]["training"]["epsilon"] == 0
-    assert "max_epsilon_per_job" in (tmp_path / "out" / "logs" / "simulation.log").read_text()
 
 
 # --- MNIST --------------------------------------------------------------------------------------
