@@ -101,7 +101,7 @@ REFUSED = {
     "run JOB --simulate --keep": "--keep",
     "run JOB --simulate --broker amqtt": "--broker",
     "run JOB --simulate --data /": "--data",
-    "run JOB --simulate --devices 3": "JOB with --devices 3: round.min_batch",
+    "run JOB --simulate --devices 3": "JOB with --devices 3 --simulate: round.min_batch",
     "run JOB --ray 127.0.0.1:6379": "--ray",
     "run configs/jobs/digits_buffered.yaml --simulate": "round.mode",
     "report SITE": "SITE/result.json",
