@@ -644,7 +644,7 @@ MUTANTS = (
         where="edgeveil.protocol.proxy_rounds:ProxyMasks._task",
         find="min(map(len, sets)) < collection.floor // len(sets)",
         put="False",
-        killed_by="tests/unit/edgeveil/protocol/test_protocol_proxy_masks.py::test_a_choice_that_leaves_a_set_below_its_part_of_the_floor_is_refused",
+        killed_by="tests/unit/edgeveil/protocol/test_protocol_proxy_masks.py::test_each_set_has_masks_of_its_own_and_keeps_its_part_of_the_floor",
     ),
     # --- composition ---
     Mutant(

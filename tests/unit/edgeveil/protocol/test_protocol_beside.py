@@ -55,9 +55,17 @@ def test_a_url_that_is_not_below_a_named_prefix_does_not_count(url):
     assert not tr.is_allowed(url, [PREFIX])
 
 
-def large_offer():
-    header = kit.manifest(LARGE)
-    return header, replaced(kit.offer(header), beside=True)
+def fetching():
+    """A device that is offered a package beside the broker, and the offer's header."""
+    machine, header = device(blob_urls=(PREFIX,)), kit.manifest(LARGE)
+    (need,) = kit.messages(receive(machine, replaced(kit.offer(header), beside=True)), m.Need)
+    assert need.beside
+    return machine, header
+
+
+def comes_in_parts(machine, header):
+    out = [effect for part in kit.parts_of(header, LARGE) for effect in receive(machine, part)]
+    return kit.tasks(out) == [OpenPackage(header, LARGE)]
 
 
 def replaced(sent, **changes):
@@ -69,10 +77,7 @@ def told(url=URL, *, data=LARGE, put=False):
 
 
 def test_a_device_asks_at_once_and_opens_what_came_beside_the_broker():
-    machine = device(blob_urls=(PREFIX,))
-    header, sent = large_offer()
-    (need,) = kit.messages(receive(machine, sent), m.Need)
-    assert need.beside
+    machine, header = fetching()
     (task,) = kit.tasks(receive(machine, told()))
     assert task == tr.FetchBeside(header.blob, URL, 60.0)
     # Nothing is asked for while it comes, and a second answer begins nothing.
@@ -82,22 +87,16 @@ def test_a_device_asks_at_once_and_opens_what_came_beside_the_broker():
 
 
 def test_a_foreign_url_is_refused_and_the_package_comes_in_parts():
-    machine = device(blob_urls=(PREFIX,))
-    header, sent = large_offer()
-    receive(machine, sent)
+    machine, header = fetching()
     out = receive(machine, told("https://10.0.0.1/f/x"))
     assert kit.refused(out) == ["foreign_url"] and not kit.tasks(out)
     (need,) = kit.messages(fire(machine, "repair"), m.Need)
     assert not need.beside
-    for part in kit.parts_of(header, LARGE):
-        out = receive(machine, part)
-    assert kit.tasks(out) == [OpenPackage(header, LARGE)]
+    assert comes_in_parts(machine, header)
 
 
 def test_after_some_failures_the_package_comes_in_parts_and_that_is_told_once():
-    machine = device(blob_urls=(PREFIX,))
-    header, sent = large_offer()
-    receive(machine, sent)
+    machine, header = fetching()
     said = []
     for left in reversed(range(tr.MOST_FAILURES)):
         (task,) = kit.tasks(receive(machine, told()))
@@ -108,22 +107,16 @@ def test_after_some_failures_the_package_comes_in_parts_and_that_is_told_once():
         assert need.beside == (left > 0)
     assert said == ["over_the_broker"]
     assert not kit.tasks(receive(machine, told()))
-    for part in kit.parts_of(header, LARGE):
-        out = receive(machine, part)
-    assert kit.tasks(out) == [OpenPackage(header, LARGE)]
+    assert comes_in_parts(machine, header)
 
 
-def uploading(**settings):
-    machine = device(**({"blob_urls": (PREFIX,)} | settings))
-    return machine, answered(machine, kit.JOB, LARGE)
-
-
-def answered(machine, job, data):
-    header = kit.manifest(b"model", kit.at(job=job), groups=(m.Group("layer0", tr.LEAST_BYTES),))
+def uploading():
+    machine = device(blob_urls=(PREFIX,))
+    header = kit.manifest(b"model", groups=(m.Group("layer0", tr.LEAST_BYTES),))
     receive(machine, kit.offer(header, b"model"))
     done(machine, OpenPackage(header, b"model"), OpenedPackage(PACKAGE))
-    answer = replace(SEALED, groups=(0,), sizes=(len(data),), data=data, marks=(bytes(32),))
-    return done(machine, ComputeAnswer(header, PACKAGE), answer)
+    answer = replace(SEALED, groups=(0,), sizes=(len(LARGE),), data=LARGE, marks=(bytes(32),))
+    return machine, done(machine, ComputeAnswer(header, PACKAGE), answer)
 
 
 def test_an_upload_is_laid_down_and_said_to_lie_there_until_it_is_acknowledged():
@@ -149,8 +142,18 @@ def test_an_upload_is_put_to_no_foreign_url_and_still_answered_in_parts():
     assert not sent.beside
 
 
-def holding(**settings):
-    return proxy(**({"beside_bytes": tr.LEAST_BYTES, "push_bytes": 64 << 20} | settings))
+def holding():
+    return proxy(beside_bytes=tr.LEAST_BYTES, push_bytes=64 << 20)
+
+
+def asked_for():
+    """A proxy that holds a large broadcast, for which the first device just asked."""
+    machine, header = holding(), kit.manifest(LARGE)
+    assert to_devices(keep_large(machine, header)) == [replaced(kit.offer(header), beside=True)]
+    need = m.Need(header.blob.digest, (0,), True)
+    (task,) = kit.tasks(says(machine, FLEET[0], need))
+    assert isinstance(task, tr.ShowBlob) and task.blob == header.blob
+    return machine, need, task
 
 
 def keep_large(machine, header):
@@ -164,50 +167,44 @@ def keep_large(machine, header):
 
 
 def test_a_large_broadcast_is_offered_and_shown_once_for_all_who_ask():
-    machine, header = holding(), kit.manifest(LARGE)
-    assert to_devices(keep_large(machine, header)) == [replaced(kit.offer(header), beside=True)]
-    need = m.Need(header.blob.digest, (0,), True)
-    (task,) = kit.tasks(says(machine, FLEET[0], need))
-    assert isinstance(task, tr.ShowBlob) and task.blob == header.blob
+    machine, need, task = asked_for()
     assert says(machine, FLEET[1], need) == []  # it waits with the first
     out = machine.handle(fx.WorkDone(task, tr.BlobShown(URL)), 0.0)
     assert [e.to.id for e in out] == [FLEET[0].id, FLEET[1].id]
     assert len({e.message for e in out}) == 1  # the URL is nobody's own
-    assert kit.bodies(says(machine, FLEET[2], need), m.BlobAt) == [
-        m.BlobAt(header.blob.digest, URL, False, machine.settings.beside_s)
-    ]
+    beside_s = machine.settings.beside_s
+    told = m.BlobAt(need.blob, URL, False, beside_s)
+    assert kit.bodies(says(machine, FLEET[2], need), m.BlobAt) == [told]
     # A device of before asks for parts, and gets them.
-    assert (
-        len(kit.messages(says(machine, FLEET[3], m.Need(header.blob.digest, (0, 1))), m.BlobPart))
-        == 2
-    )
-
-
-def test_a_url_that_would_end_soon_is_not_told_any_more():
-    machine, header = holding(), kit.manifest(LARGE)
-    keep_large(machine, header)
-    need = m.Need(header.blob.digest, (0,), True)
-    (task,) = kit.tasks(says(machine, FLEET[0], need))
-    machine.handle(fx.WorkDone(task, tr.BlobShown(URL)), 0.0)
-    later = machine.settings.beside_s / 2
-    assert kit.tasks(says(machine, FLEET[0], need, later)) == [task]
+    out = says(machine, FLEET[3], m.Need(need.blob, (0, 1)))
+    assert len(kit.messages(out, m.BlobPart)) == 2
+    # A URL that would end soon is not told any more.
+    assert kit.tasks(says(machine, FLEET[0], need, beside_s / 2)) == [task]
 
 
 def test_a_store_that_fails_is_told_and_parts_are_sent():
-    machine, header = holding(), kit.manifest(LARGE)
-    keep_large(machine, header)
-    need = m.Need(header.blob.digest, (0,), True)
-    (task,) = kit.tasks(says(machine, FLEET[0], need))
+    machine, need, task = asked_for()
     assert "store_failed" in kit.reports(machine.handle(fx.WorkDone(task, fx.WorkFailed("x")), 0.0))
     assert len(kit.messages(says(machine, FLEET[0], need), m.BlobPart)) == 1
 
 
-def large_round(**settings):
-    machine = holding(**settings)
+def large_round():
+    machine = holding()
     groups = (m.Group("layer0", tr.LEAST_BYTES),)
     open_round(machine, kit.manifest(b"sealed model", groups=groups))
     machine.hold_work = True
     return machine, upload()
+
+
+def granted(machine, header, name="n" * 64):
+    """The store has a name for this upload; the grant, and what the proxy tells of it."""
+    (grant,) = kit.tasks(put_offer(machine, header))
+    out = machine.handle(fx.WorkDone(grant, tr.PutGranted(name, URL)), 0.0)
+    return grant, kit.bodies(out, m.BlobAt)
+
+
+def lies_there(machine, header, by=FLEET[0], who=FLEET[0]):
+    return says(machine, who, by.signer.note(m.BlobPut(header.blob.digest)))
 
 
 def upload(fill=1):
@@ -225,75 +222,55 @@ def test_an_upload_is_taken_from_the_store_durable_before_it_is_acknowledged():
     assert grant == tr.GrantPut(header.blob, fx.DeviceAddress(FLEET[0].id), kit.JOB)
     assert put_offer(machine, header) == []  # the store is asked once
     out = machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
+    again = put_offer(machine, header)
+    assert kit.bodies(again, m.BlobAt) == kit.bodies(out, m.BlobAt)
     assert [at_.put for at_ in kit.bodies(out, m.BlobAt)] == [True]
-    assert kit.bodies(put_offer(machine, header), m.BlobAt) == kit.bodies(
-        out, m.BlobAt
-    )  # told again
-    put = FLEET[0].signer.note(m.BlobPut(header.blob.digest))
-    (take,) = kit.tasks(says(machine, FLEET[0], put))
+    (take,) = kit.tasks(lies_there(machine, header))
     assert take == TakePut(kit.at(), FLEET[0].id, header.blob, "n" * 64, 0)
-    assert says(machine, FLEET[0], put) == [] and put_offer(machine, header) == []
+    assert lies_there(machine, header) == [] and put_offer(machine, header) == []
     out = machine.handle(fx.WorkDone(take, tr.PutTaken()), 0.0)
-    assert isinstance(kit.stored(out)[0], UploadKept)
-    assert [ack.status for ack in kit.bodies(out, m.Ack)] == ["held"]
-    assert out.index(next(e for e in out if isinstance(e, fx.Persist))) == 0
+    assert isinstance(out[0], fx.Persist) and isinstance(out[0].item, UploadKept)
+    assert kit.acks(out) == [("held", "")]
 
 
 def test_what_is_not_the_upload_counts_for_nothing_and_it_is_asked_for_anew():
     machine, header = large_round()
-    (grant,) = kit.tasks(put_offer(machine, header))
-    machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
-    (take,) = kit.tasks(
-        says(machine, FLEET[0], FLEET[0].signer.note(m.BlobPut(header.blob.digest)))
-    )
+    grant, _ = granted(machine, header)
+    assert lies_there(machine, header, by=FLEET[1], who=FLEET[1]) == []  # it is not its own
+    assert kit.refused(lies_there(machine, header, by=FLEET[1])) == ["unknown_signer"]
+    (take,) = kit.tasks(lies_there(machine, header))
     out = machine.handle(fx.WorkDone(take, fx.WorkFailed("wrong_bytes")), 0.0)
     assert kit.refused(out) == ["beside_wrong_bytes"] and not kit.stored(out)
-    (again,) = kit.tasks(put_offer(machine, header))
-    assert again == grant
+    assert kit.tasks(put_offer(machine, header)) == [grant]
 
 
 def test_the_store_forgets_the_name_of_an_offer_that_another_takes_the_place_of():
     """Each other digest is given a name that lives for an hour, if nobody forgets it."""
     machine, _ = large_round()
-    (first,) = kit.tasks(put_offer(machine, upload(1)))
-    machine.handle(fx.WorkDone(first, tr.PutGranted("1" * 64, URL)), 0.0)
+    granted(machine, upload(1), "1" * 64)
     (second,) = kit.tasks(put_offer(machine, upload(2)))
     assert second.in_place_of == ("1" * 64,)
     (third,) = kit.tasks(put_offer(machine, upload(3)))  # before the store has answered
     assert third.in_place_of == ()
-    machine.handle(fx.WorkDone(second, tr.PutGranted("2" * 64, URL)), 0.0)
-    machine.handle(fx.WorkDone(third, tr.PutGranted("3" * 64, URL)), 0.0)
+    for grant, name in ((second, "2" * 64), (third, "3" * 64)):
+        machine.handle(fx.WorkDone(grant, tr.PutGranted(name, URL)), 0.0)
     says(machine, FLEET[0], kit.offer(upload(4), signer=FLEET[0].signer))  # over the broker
     (fifth,) = kit.tasks(put_offer(machine, upload(5)))
     assert fifth.in_place_of == ("2" * 64, "3" * 64)
 
 
-def test_nobody_says_that_anothers_upload_lies_there():
-    machine, header = large_round()
-    (grant,) = kit.tasks(put_offer(machine, header))
-    machine.handle(fx.WorkDone(grant, tr.PutGranted("n" * 64, URL)), 0.0)
-    other = FLEET[1].signer.note(m.BlobPut(header.blob.digest))
-    assert says(machine, FLEET[1], other) == []
-    assert kit.refused(says(machine, FLEET[0], other)) == ["unknown_signer"]
-
-
-def test_the_proxy_gets_a_broadcast_from_the_clouds_store():
+def test_the_proxy_gets_a_broadcast_from_the_clouds_store_and_is_sent_to_no_other():
     machine, header = proxy(blob_urls=(PREFIX,)), kit.manifest(LARGE)
     machine.hold_work = True
     (need,) = to_cloud(cloud_says(machine, replaced(kit.offer(header), beside=True)))
     assert need.beside
-    at_ = kit.CLOUD.note(m.BlobAt(header.blob.digest, URL, False, 60.0))
-    (task,) = kit.tasks(cloud_says(machine, at_))
+    at_ = m.BlobAt(header.blob.digest, URL, False, 60.0)
+    by_device = says(machine, FLEET[0], FLEET[0].signer.note(at_))
+    assert kit.refused(by_device) == ["unexpected_body"]
+    (task,) = kit.tasks(cloud_says(machine, kit.CLOUD.note(at_)))
     assert task == tr.FetchBeside(header.blob, URL, 60.0)
     (keep,) = kit.tasks(machine.handle(fx.WorkDone(task, tr.FetchedBeside()), 0.0))
     assert isinstance(keep, KeepBroadcast) and keep.header == header
-
-
-def test_a_device_cannot_send_the_proxy_to_a_url():
-    machine, header = proxy(blob_urls=(PREFIX,)), kit.manifest(LARGE)
-    cloud_says(machine, replaced(kit.offer(header), beside=True))
-    note = FLEET[0].signer.note(m.BlobAt(header.blob.digest, URL, False, 60.0))
-    assert kit.refused(says(machine, FLEET[0], note)) == ["unexpected_body"]
 
 
 def beside_batch(job):
@@ -331,6 +308,5 @@ def test_what_was_taken_of_a_job_that_ended_is_dropped_and_others_stand():
     mine, theirs = put_to_cloud(machine, kit.JOB), put_to_cloud(machine, OTHER)
     machine.handle(fx.Command(CancelJob(kit.JOB)), 0.0)
     assert kit.stored(cloud_bench.done(machine, mine, tr.PutTaken())) == [cj.BatchDropped(kit.JOB)]
-    assert kit.tasks(cloud_bench.done(machine, theirs, tr.PutTaken())) == [
-        cj.Absorb({"": theirs.batch})
-    ]
+    absorb = cj.Absorb({"": theirs.batch})
+    assert kit.tasks(cloud_bench.done(machine, theirs, tr.PutTaken())) == [absorb]

@@ -17,22 +17,13 @@ ROUND = cj.SealRound(kit.JOB, 1, 1)
 ONCE = cj.StartJob(kit.JOB, 1, 1, rounds=1, retries=1)
 
 
-def cells_cloud(**settings):
-    keys = {
-        cell: m.PeerKeys.pinned(proxy=kit.signing_key(50 + n).public())
-        for n, cell in enumerate(CELLS)
-    }
-    return CloudMachine(
-        kit.CLOUD, keys, cj.CloudSettings(packet_bytes=kit.PACKET_BYTES, **settings)
-    )
+def cells_cloud():
+    keys = {cell: m.PeerKeys.pinned(proxy=one.key.public()) for cell, one in PROXIES.items()}
+    return CloudMachine(kit.CLOUD, keys, cj.CloudSettings(packet_bytes=kit.PACKET_BYTES))
 
 
 def hear(machine, cell, message):
     return machine.handle(fx.MessageReceived(fx.ProxyAddress(cell), message), 0.0)
-
-
-def note(cell, body):
-    return PROXIES[cell].note(body)
 
 
 def fire(machine, name, cell):
@@ -53,7 +44,7 @@ def seal(machine, task, cells=CELLS, **changes):
 
 
 def hold(machine, cell, header):
-    return hear(machine, cell, note(cell, m.Ack(header.blob.digest, "held")))
+    return hear(machine, cell, PROXIES[cell].note(m.Ack(header.blob.digest, "held")))
 
 
 def spread(machine, task, **changes):
@@ -83,10 +74,6 @@ def come(machine, cell):
     return hear(machine, cell, kit.offer(header, data, PROXIES[cell]))
 
 
-def both_batches():
-    return cj.Absorb({cell: of_cell(cell)[0] for cell in CELLS})
-
-
 def receivers(effects, kind):
     """The cells that are sent a header of this kind, or a note with such a body."""
     found = set()
@@ -111,12 +98,9 @@ def test_it_is_asked_again_once_it_was_heard_and_holds_the_job():
     machine = waiting(cj.StartJob(kit.JOB, 1, 1, rounds=3, retries=1))
     come(machine, NORTH)
     fire(machine, "watchdog", SOUTH)
-    absorbed, (record, data) = (
-        cj.Absorb({NORTH: of_cell(NORTH)[0]}),
-        kit.commit_of(kit.at(), [b"x"]),
-    )
     come(machine, SOUTH)  # it is there again
-    out = done(machine, absorbed, cj.RoundCommit(record, data))
+    commit = cj.RoundCommit(*kit.commit_of(kit.at(), [b"x"]))
+    out = done(machine, cj.Absorb({NORTH: of_cell(NORTH)[0]}), commit)
     again, next_round = kit.tasks(out)
     assert again == cj.SealJob(kit.JOB, (SOUTH,))
     assert next_round == cj.SealRound(kit.JOB, 2, 1) and next_round.cells == (NORTH,)
@@ -133,7 +117,7 @@ def test_where_all_refuse_the_job_pauses_with_the_reason():
     out = []
     for cell in CELLS:
         refusal = m.Ack(found[cell].blob.digest, "refused", "cache_full")
-        out = hear(machine, cell, note(cell, refusal))
+        out = hear(machine, cell, PROXIES[cell].note(refusal))
     (status,) = [item for item in kit.stored(out) if isinstance(item, cj.JobStatus)]
     assert status.status == "paused" and "cache_full" in status.reason
 
@@ -148,42 +132,30 @@ def test_a_quorum_of_all_closes_the_round_after_its_grace():
     assert kit.reports(out)["cell_gone"]["cell"] == SOUTH
 
 
-ASKED = {
-    cell: m.Unmask(kit.at(), of_cell(cell)[0].blob.digest, bytes([7 + n]))
-    for n, cell in enumerate(CELLS)
-}
-
-
 def unmasking():
     machine = waiting()
-    come(machine, NORTH)
-    come(machine, SOUTH)
-    out = done(machine, both_batches(), cj.AskUnmask(ASKED))
+    for cell in CELLS:
+        come(machine, cell)
+    batches = {cell: of_cell(cell)[0] for cell in CELLS}
+    asked = {cell: m.Unmask(kit.at(), one.blob.digest, b"\7") for cell, one in batches.items()}
+    out = done(machine, cj.Absorb(batches), cj.AskUnmask(asked))
     assert receivers(out, m.Unmask) == set(CELLS)
     return machine
 
 
-def tell_masks(machine, cell):
-    question = machine.courses[kit.JOB].cells[cell].masks.question
+def tell_masks(machine, cell, of=None):
+    question = machine.courses[kit.JOB].cells[of or cell].masks.question
     data = b"masks of " + cell.encode()
     header = m.MaskSums(kit.at(), question, describe(data, kit.PART_BYTES))
     return hear(machine, cell, kit.offer(header, data, PROXIES[cell]))
 
 
-def test_the_sum_of_a_cell_that_gives_no_masks_is_left_out():
+def test_the_sum_of_a_cell_that_gives_no_masks_is_left_out_and_none_answers_for_another():
     machine = unmasking()
     tell_masks(machine, NORTH)
-    assert kit.tasks(fire(machine, "watchdog", SOUTH)) == [
-        cj.TakeMasks(kit.at(), {NORTH: b"masks of north"})
-    ]
-
-
-def test_one_cell_s_masks_are_no_answer_for_the_other():
-    machine = unmasking()
-    question = machine.courses[kit.JOB].cells[NORTH].masks.question
-    header = m.MaskSums(kit.at(), question, describe(b"m", kit.PART_BYTES))
-    out = hear(machine, SOUTH, kit.offer(header, b"m", PROXIES[SOUTH]))
-    assert kit.tasks(out) == [] and machine.courses[kit.JOB].cells[SOUTH].masks.masks is None
+    assert kit.tasks(tell_masks(machine, SOUTH, of=NORTH)) == []
+    out = fire(machine, "watchdog", SOUTH)
+    assert kit.tasks(out) == [cj.TakeMasks(kit.at(), {NORTH: b"masks of north"})]
 
 
 def test_a_proxy_speaks_for_its_own_cell_alone():

@@ -15,17 +15,19 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Ack, Cover, Need, Offer
 
 HEADER = kit.manifest(MODEL, deadline_s=60.0)
+UP = fx.PeerConnected(fx.ProxyAddress())
+
+
+def at_s(machine, now_s, message):
+    return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), now_s)
 
 
 def worked(work_s, chance, sealed=SEALED, opened_s=0.0):
     """The machine after an answer's work of `work_s`, and what it does then."""
-    machine = device()
-    machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(HEADER, MODEL)), 100.0)
-    opened = fx.WorkDone(
-        dr.OpenPackage(HEADER, MODEL), dr.OpenedPackage(PACKAGE, chance, budget_s=4.0)
-    )
+    machine, found = device(), dr.OpenedPackage(PACKAGE, chance, budget_s=4.0)
+    at_s(machine, 100.0, kit.offer(HEADER, MODEL))
+    opened = fx.WorkDone(dr.OpenPackage(HEADER, MODEL), found)
     (task,) = kit.tasks(machine.handle(opened, 100.0 + opened_s))
-    assert isinstance(task, dr.ComputeAnswer)
     assert task.until_s == 100.0 + 4.0 * dr.WORK_SHARE
     return machine, machine.handle(fx.WorkDone(task, sealed), 100.0 + work_s)
 
@@ -35,10 +37,7 @@ def test_the_length_of_the_work_does_not_show(chance):
     moments = set()
     for work_s, opened_s in ((0.001, 0.0), (1.7, 0.5), (3.1, 0.0)):
         machine, out = worked(work_s, chance, opened_s=opened_s)
-        assert (kit.stored(out), kit.headers(out)) == (
-            [],
-            [],
-        )  # nor is it on the disk before its moment
+        assert kit.stored(out) == kit.headers(out) == []  # nor is it on the disk
         moments.add(round(work_s + kit.timers(out)["resend"], 6))
         left = machine.handle(own("resend"), 104.0)
         assert [type(item) for item in kit.stored(left)] == [dr.OutboxPut]
@@ -69,18 +68,16 @@ def test_work_always_ends_before_the_moment_and_the_moment_within_the_budget(
     start_s, closes_s = begun_s + waits_s, begun_s + left_s
     found = dr.AnswerWindow(begun_s, budget_s, cover_s, chance, closes_s).moment(start_s)
     assert found.begun_s == start_s
-    if cover_s:
-        assert found.allowed_s == 0 or start_s + found.allowed_s <= found.leaves_s + 1e-6
-        assert found.leaves_s <= begun_s + cover_s + 1e-6
-        assert (
-            found.leaves_s
-            == dr.AnswerWindow(begun_s, budget_s, cover_s, chance).moment(0.0).leaves_s
-        )
-    elif budget_s:
-        assert start_s + found.allowed_s <= found.leaves_s + 1e-6
-        assert found.leaves_s <= max(start_s, min(start_s + budget_s, closes_s)) + 1e-6
-    else:
+    if not budget_s and not cover_s:
         assert found.wait_s(start_s) == 0
+        return
+    latest_s = begun_s + cover_s if cover_s else max(start_s, min(start_s + budget_s, closes_s))
+    assert found.leaves_s <= latest_s + 1e-6
+    late = cover_s and found.allowed_s == 0
+    assert late or start_s + found.allowed_s <= found.leaves_s + 1e-6
+    if cover_s:
+        alone = dr.AnswerWindow(begun_s, budget_s, cover_s, chance).moment(0.0)
+        assert found.leaves_s == alone.leaves_s
 
 
 DUMMY = replace(SEALED, dummy=True)
@@ -110,10 +107,9 @@ def test_a_note_that_would_end_cover_is_malformed():
 def test_a_new_link_ends_cover_with_the_next_round_unless_it_is_asked_for_again():
     machine = covered()
     receive(machine, kit.offer(HEADER, MODEL))
-    machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    assert kit.tasks(done(machine, dr.OpenPackage(HEADER, MODEL), dr.OpenedPackage(None))) == [
-        dr.SealDummies(HEADER)
-    ]
+    machine.handle(UP, 0.0)
+    look = dr.OpenPackage(HEADER, MODEL)
+    assert kit.tasks(done(machine, look, dr.OpenedPackage(None))) == [dr.SealDummies(HEADER)]
     second, third = (kit.manifest(MODEL, kit.at(number), deadline_s=60.0) for number in (2, 3))
     assert unselected(machine, second) == []
     receive(machine, kit.PROXY.note(Cover(10.0)))
@@ -123,23 +119,19 @@ def test_a_new_link_ends_cover_with_the_next_round_unless_it_is_asked_for_again(
 def test_an_owner_who_requires_cover_answers_nothing_without_it_not_even_that():
     machine = device(require_cover=True)
     out = work_on(machine, HEADER)
-    assert [type(effect) for effect in out] == [fx.Report]
-    assert "require_cover" in kit.reports(out)["uncovered"]["why"]
+    assert [type(effect) for effect in out] == [fx.Report] and "uncovered" in kit.reports(out)
     assert machine.state is dr.DeviceState.IDLE
     receive(machine, kit.PROXY.note(Cover(10.0)))
-    second = kit.manifest(MODEL, kit.at(2), deadline_s=60.0)
-    (task,) = kit.tasks(work_on(machine, second))
-    assert isinstance(task, dr.ComputeAnswer)
-    assert (task.manifest, task.package) == (second, PACKAGE)
+    (task,) = kit.tasks(work_on(machine, kit.manifest(MODEL, kit.at(2), deadline_s=60.0)))
+    assert isinstance(task, dr.ComputeAnswer) and task.package == PACKAGE
 
 
 def answer(machine, chance, work_s, *, dummy):
     """The package comes at 100 s, the work ends `work_s` later."""
-    machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(HEADER, MODEL)), 100.0)
+    at_s(machine, 100.0, kit.offer(HEADER, MODEL))
     opened = dr.OpenedPackage(None if dummy else PACKAGE, chance, budget_s=0.0 if dummy else 2.0)
     (task,) = kit.tasks(machine.handle(fx.WorkDone(dr.OpenPackage(HEADER, MODEL), opened), 100.0))
-    sealed = replace(SEALED, dummy=dummy)
-    return machine.handle(fx.WorkDone(task, sealed), 100.0 + work_s)
+    return machine.handle(fx.WorkDone(task, replace(SEALED, dummy=dummy)), 100.0 + work_s)
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.25, 0.999])
@@ -157,12 +149,11 @@ def test_the_length_of_the_work_does_not_show_cover(chance):
 @pytest.mark.parametrize("came_s", [0.0, 50.0, 61.0])
 def test_the_window_ends_before_the_round_however_late_the_package_is(came_s):
     machine = covered(3600.0)
-    machine.handle(fx.MessageReceived(fx.ProxyAddress(), kit.offer(LARGE)), 0.0)
+    at_s(machine, 0.0, kit.offer(LARGE))
     for part in kit.parts_of(LARGE, LARGE_MODEL):
-        machine.handle(fx.MessageReceived(fx.ProxyAddress(), part), came_s)
-    machine.handle(
-        fx.WorkDone(dr.OpenPackage(LARGE, LARGE_MODEL), dr.OpenedPackage(None, 0.999)), came_s
-    )
+        at_s(machine, came_s, part)
+    look, unlisted = dr.OpenPackage(LARGE, LARGE_MODEL), dr.OpenedPackage(None, 0.999)
+    machine.handle(fx.WorkDone(look, unlisted), came_s)
     out = machine.handle(fx.WorkDone(dr.SealDummies(LARGE), DUMMY), came_s)
     wait_s = 0.0 if kit.messages(out, Offer) else kit.timers(out)["resend"]
     assert wait_s <= max(0.0, LARGE.deadline_s - came_s) / 2
@@ -172,48 +163,39 @@ def test_nothing_leaves_before_its_moment_though_the_link_comes_back():
     machine = covered()
     out = answer(machine, 0.5, 0.0, dummy=True)
     assert kit.stored(out) == []  # nor is it on the disk
-    assert kit.headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 101.0)) == []
+    assert kit.headers(machine.handle(UP, 101.0)) == []
     out = machine.handle(own("resend"), 107.5)
     assert [type(item) for item in kit.stored(out)] == [dr.OutboxPut]
     (header,) = kit.headers(out)
     assert header.blob.digest == DIGEST
-    assert len(kit.headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 108.0))) == 1
+    assert len(kit.headers(machine.handle(UP, 108.0))) == 1
 
 
 @pytest.mark.parametrize("selected", [False, True])
 def test_a_restart_before_the_moment_does_not_tell_who_was_selected(selected):
     """A dummy is ready at once, an answer after some work: neither is there before its moment."""
     machine = covered(30.0)
-    receive(machine, kit.offer(LARGE))
-    for part in kit.parts_of(LARGE, LARGE_MODEL):
-        receive(machine, part)
-    done(
-        machine,
-        dr.OpenPackage(LARGE, LARGE_MODEL),
-        dr.OpenedPackage(PACKAGE if selected else None, 0.5),
-    )
+    for message in (kit.offer(LARGE), *kit.parts_of(LARGE, LARGE_MODEL)):
+        receive(machine, message)
+    found = dr.OpenedPackage(PACKAGE if selected else None, 0.5)
+    done(machine, dr.OpenPackage(LARGE, LARGE_MODEL), found)
     if not selected:
         done(machine, dr.SealDummies(LARGE), DUMMY)
     machine = device(copy.deepcopy(machine.memory))
-    out = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
+    out = machine.handle(UP, 0.0)
     out += receive(machine, kit.PROXY.note(Cover(30.0)))
     out += receive(machine, kit.offer(LARGE)) + machine.handle(fx.Timer("repair"), 1.0)
     assert kit.messages(out, Offer) == []
     assert [need.blob for need in kit.messages(out, Need)] == [LARGE.blob.digest]
 
 
-def uploaded(machine):
+def test_a_dummy_lives_and_ends_as_an_upload_does_and_the_owner_is_not_told():
+    machine = covered()
     unselected(machine)
     done(machine, dr.SealDummies(HEADER), DUMMY)
     machine.handle(own("resend"), 10.0)
-
-
-def test_a_dummy_lives_and_ends_as_an_upload_does_and_the_owner_is_not_told():
-    machine = covered()
-    uploaded(machine)
     out = receive(machine, kit.PROXY.note(Ack(DIGEST, "held")))
     assert kit.stored(out) == [dr.OutboxHeld(kit.at())]
-    record, data = kit.commit_of(kit.at(), [b"another device's"])
-    out = receive(machine, kit.offer(record, data))
+    out = receive(machine, kit.offer(*kit.commit_of(kit.at(), [b"another device's"])))
     assert kit.stored(out) == [dr.OutboxDrop(kit.at(), "missing")]
     assert kit.reports(out) == {}

@@ -15,93 +15,65 @@ from edgeveil.protocol.sealed import JobPackage, ReleasePackage
 LONG = bytes(range(256)) * 20
 
 
-@pytest.mark.parametrize("older", [kit.at(4, 10), kit.at(5, 2)])
-def test_an_older_round_or_attempt_is_refused(older):
-    machine = db.device()
-    db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(5, 3)), db.MODEL))
-    before = db.snapshot(machine)
-    assert kit.refused(db.receive(machine, kit.offer(kit.manifest(db.MODEL, older), db.MODEL))) == [
-        "replayed_round"
-    ]
-    assert db.snapshot(machine) == before
+def offered(machine, header, data=db.MODEL, signer=kit.CLOUD):
+    return db.receive(machine, kit.offer(header, data, signer))
 
 
-def test_a_replay_is_refused_after_a_restart_too():
-    memory = dr.DeviceMemory(
-        jobs={kit.JOB: None}, seen={kit.JOB: dr.ManifestMark(kit.at(5), b"s" * 32)}
-    )
-    out = db.receive(db.device(memory), kit.offer(kit.manifest(db.MODEL, kit.at(4)), db.MODEL))
-    assert kit.refused(out) == ["replayed_round"]
-
-
-def test_a_second_model_under_one_round_is_refused():
-    machine, header = db.device(), kit.manifest(db.MODEL)
-    db.receive(machine, kit.offer(header, db.MODEL))
-    before = db.snapshot(machine)
+def test_an_older_round_or_attempt_or_another_model_for_one_is_refused_also_after_a_restart():
+    machine, header = db.device(), kit.manifest(db.MODEL, kit.at(5, 3))
+    offered(machine, header)
     fork = msgspec.structs.replace(header, commitment=b"z" * 32)
-    assert kit.refused(db.receive(machine, kit.offer(fork, db.MODEL))) == ["forked_manifest"]
-    assert db.snapshot(machine) == before
+    for one in (machine, db.device(machine.memory)):
+        before = db.snapshot(one)
+        for older in (kit.at(4, 10), kit.at(5, 2)):
+            assert kit.refused(offered(one, kit.manifest(db.MODEL, older))) == ["replayed_round"]
+        assert kit.refused(offered(one, fork)) == ["forked_manifest"]
+        assert db.snapshot(one) == before
+
+
+THIEF = m.Signer("cloud", db.ME.signer.key)
+HUGE, CRUMBS = (m.Blob(b"x" * 32, *size) for size in ((10_001, kit.PART_BYTES), (9_000, 1)))
 
 
 @pytest.mark.parametrize(
-    ("signer", "reason"),
-    [(m.Signer("cloud", kit.signing_key(99)), "forged"), (kit.PROXY, "unknown_signer")],
-)
-def test_only_the_cloud_broadcasts(signer, reason):
-    machine = db.device()
-    before = db.snapshot(machine)
-    assert kit.refused(
-        db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL, signer))
-    ) == [reason]
-    assert db.snapshot(machine) == before
-
-
-@pytest.mark.parametrize(
-    ("header", "inline", "reason"),
+    ("sent", "reason"),
     [
-        (kit.manifest(db.MODEL), b"other length", "bad_digest"),
-        (kit.manifest(db.MODEL), db.MODEL[:-1] + b"?", "bad_digest"),
-        (
-            kit.manifest(db.MODEL, blob=m.Blob(b"x" * 32, 10_001, kit.PART_BYTES)),
-            b"",
-            "oversized_blob",
-        ),
-        (kit.manifest(db.MODEL, blob=m.Blob(b"x" * 32, 9_000, 1)), b"", "tiny_parts"),
-        (kit.manifest(db.MODEL, stanza_bytes=len(db.MODEL) + 1), db.MODEL, "malformed"),
+        (kit.offer(kit.manifest(db.MODEL), db.MODEL, THIEF), "forged"),
+        (kit.offer(kit.manifest(db.MODEL), db.MODEL, kit.PROXY), "unknown_signer"),
+        (kit.offer(kit.manifest(db.MODEL), b"other length"), "bad_digest"),
+        (kit.offer(kit.manifest(db.MODEL), db.MODEL[:-1] + b"?"), "bad_digest"),
+        (kit.offer(kit.manifest(db.MODEL, blob=HUGE)), "oversized_blob"),
+        (kit.offer(kit.manifest(db.MODEL, blob=CRUMBS)), "tiny_parts"),
+        (kit.offer(kit.manifest(db.MODEL, stanza_bytes=len(db.MODEL) + 1), db.MODEL), "malformed"),
     ],
 )
-def test_a_signed_offer_that_cannot_be_fetched_changes_nothing(header, inline, reason):
+def test_an_offer_of_another_or_that_cannot_be_fetched_changes_nothing(sent, reason):
     machine = db.device(blob_bytes=10_000)
     db.upload(machine, kit.manifest(db.MODEL, kit.at(0)))
     before = db.snapshot(machine)
-    assert kit.refused(db.receive(machine, kit.offer(header, inline))) == [reason]
+    assert kit.refused(db.receive(machine, sent)) == [reason]
     assert db.snapshot(machine) == before
 
 
-def test_a_round_that_holds_no_round_is_refused():
-    machine, header = db.device(), kit.manifest(db.MODEL)
-    db.receive(machine, kit.offer(header, db.MODEL))
-    out = db.done(
-        machine, dr.OpenPackage(header, db.MODEL), dr.OpenedPackage(JobPackage(b"{}", b""))
-    )
-    assert kit.refused(out) == ["malformed_package"] and kit.tasks(out) == []
-    assert machine.state is dr.DeviceState.IDLE
+def test_a_round_that_holds_no_round_and_a_job_that_holds_none_are_refused():
+    job, round_ = dr.OpenedPackage(JobPackage(b"{}", b"")), dr.OpenedPackage(db.PACKAGE)
+    rows = [(db.device(), kit.manifest(db.MODEL), db.MODEL, job)]
+    rows.append((db.device(dr.DeviceMemory()), JOB_HEADER, JOB_DATA, round_))
+    for machine, header, data, found in rows:
+        offered(machine, header, data)
+        out = db.done(machine, dr.OpenPackage(header, data), found)
+        assert kit.refused(out) == ["malformed_package"] and kit.tasks(out) == []
+        assert machine.state is dr.DeviceState.IDLE
 
 
 def test_a_newer_round_takes_the_place_of_the_one_at_work():
-    machine, old, new = (
-        db.device(),
-        kit.manifest(db.MODEL, kit.at(1)),
-        kit.manifest(b"newer", kit.at(2)),
-    )
-    db.receive(machine, kit.offer(old, db.MODEL))
-    assert kit.tasks(db.receive(machine, kit.offer(new, b"newer"))) == [
-        dr.OpenPackage(new, b"newer")
-    ]
-    assert db.done(machine, dr.OpenPackage(old, db.MODEL), dr.OpenedPackage(db.PACKAGE)) == []
-    assert kit.tasks(
-        db.done(machine, dr.OpenPackage(new, b"newer"), dr.OpenedPackage(db.PACKAGE))
-    ) == [dr.ComputeAnswer(new, db.PACKAGE, closes_s=60.0)]
+    machine, old, new = db.device(), kit.manifest(db.MODEL), kit.manifest(b"newer", kit.at(2))
+    opened, newer = dr.OpenedPackage(db.PACKAGE), dr.OpenPackage(new, b"newer")
+    offered(machine, old)
+    assert kit.tasks(offered(machine, new, b"newer")) == [newer]
+    assert db.done(machine, dr.OpenPackage(old, db.MODEL), opened) == []
+    work = dr.ComputeAnswer(new, db.PACKAGE, closes_s=60.0)
+    assert kit.tasks(db.done(machine, newer, opened)) == [work]
 
 
 def test_fetches_that_never_end_do_not_stop_later_rounds():
@@ -114,78 +86,51 @@ def test_fetches_that_never_end_do_not_stop_later_rounds():
         assert record.blob.digest in machine.fetches.under_way
 
 
-def release(sequence, job=kit.JOB):
-    return kit.manifest(
-        b"final %d" % sequence, m.RoundId(job, 0, 0), kind="release", sequence=sequence
-    )
-
-
-def install(machine, sequence):
-    header, data = release(sequence), b"final %d" % sequence
-    opened = dr.OpenedPackage(ReleasePackage("digits", b"onnx"))
-    return db.receive(machine, kit.offer(header, data)) and db.done(
-        machine, dr.OpenPackage(header, data), opened
-    )
+def release(sequence):
+    return kit.manifest(b"final", kit.at(0, 0), kind="release", sequence=sequence)
 
 
 def test_an_older_release_cannot_take_the_place_of_the_installed_one():
     machine = db.device(dr.DeviceMemory(jobs={kit.JOB: None}, release_sequence=7))
-    out = db.receive(machine, kit.offer(release(6), b"final 6"))
-    assert kit.refused(out) == ["replayed_release"]
+    assert kit.refused(offered(machine, release(6), b"final")) == ["replayed_release"]
 
 
 def test_a_round_from_before_a_release_is_not_answered():
     """Its cloud counts from behind: the job's model would be refused, the budget be gone."""
     machine = db.device(dr.DeviceMemory(jobs={kit.JOB: None}, release_sequence=7))
     behind, ahead = (kit.manifest(db.MODEL, sequence=number) for number in (6, 8))
-    assert kit.refused(db.receive(machine, kit.offer(behind, db.MODEL))) == ["outdated_round"]
-    assert kit.tasks(db.receive(machine, kit.offer(ahead, db.MODEL))) == [
-        dr.OpenPackage(ahead, db.MODEL)
-    ]
+    assert kit.refused(offered(machine, behind)) == ["outdated_round"]
+    assert kit.tasks(offered(machine, ahead)) == [dr.OpenPackage(ahead, db.MODEL)]
 
 
 def test_a_release_that_could_not_be_used_holds_up_no_round():
     """Its number was the cloud's own word, but nothing came of it."""
-    machine = db.device()
-    (task,) = kit.tasks(install(machine, 2**62))
-    assert kit.refused(db.done(machine, task, fx.WorkFailed("refused_release"))) == [
-        "refused_release"
-    ]
-    header = kit.manifest(db.MODEL)
-    assert kit.refused(db.receive(machine, kit.offer(header, db.MODEL))) == []
+    machine, far = db.device(), release(2**40)
+    (opening,) = kit.tasks(offered(machine, far, b"final"))
+    found = dr.OpenedPackage(ReleasePackage("digits", b"onnx"))
+    (task,) = kit.tasks(db.done(machine, opening, found))
+    out = db.done(machine, task, fx.WorkFailed("refused_release"))
+    assert kit.refused(out) == ["refused_release"]
+    assert kit.refused(offered(machine, kit.manifest(db.MODEL))) == []
 
 
 JOB_DATA = b"sealed job"
 JOB_HEADER = kit.manifest(JOB_DATA, kit.at(0), kind="job", groups=(), selected=0)
 
 
-def at_its_job():
-    """A device whose host opens the job; the round comes meanwhile."""
-    machine, header = db.device(dr.DeviceMemory()), kit.manifest(LONG)
-    assert kit.tasks(db.receive(machine, kit.offer(JOB_HEADER, JOB_DATA))) == [
-        dr.OpenPackage(JOB_HEADER, JOB_DATA)
-    ]
-    out = db.receive(machine, kit.offer(header))
-    assert kit.bodies(out, m.Want) == [] and {"repair", "want"} <= set(kit.timers(out))
-    return machine, header
-
-
-def job_learned(machine):
-    package = JobPackage(b"{}", b"graph")
-    (learn,) = kit.tasks(
-        db.done(machine, dr.OpenPackage(JOB_HEADER, JOB_DATA), dr.OpenedPackage(package))
-    )
-    return db.done(machine, learn, Installation())
-
-
 @pytest.mark.parametrize("before", [0, 2, 5])
 def test_what_is_pushed_of_a_round_before_its_job_is_learned_comes_once(before):
-    machine, header = at_its_job()
+    machine, header = db.device(dr.DeviceMemory()), kit.manifest(LONG)
+    (opening,) = kit.tasks(offered(machine, JOB_HEADER, JOB_DATA))
+    out = db.receive(machine, kit.offer(header))
+    assert kit.bodies(out, m.Want) == [] and {"repair", "want"} <= set(kit.timers(out))
     pieces = kit.parts_of(header, LONG)
     assert len(pieces) == 5
     for piece in pieces[:before]:
         assert db.receive(machine, piece) == []
-    out = job_learned(machine)
+    found = dr.OpenedPackage(JobPackage(b"{}", b"graph"))
+    (learn,) = kit.tasks(db.done(machine, opening, found))
+    out = db.done(machine, learn, Installation())
     for piece in pieces[before:]:
         assert not kit.tasks(out) and kit.messages(out, m.Need) == []
         out = db.receive(machine, piece)
@@ -193,20 +138,12 @@ def test_what_is_pushed_of_a_round_before_its_job_is_learned_comes_once(before):
     assert machine.state is dr.DeviceState.OPENING and db.fire(machine, "repair") == []
 
 
-def test_a_job_that_holds_no_job_is_refused():
-    machine, task = db.device(dr.DeviceMemory()), dr.OpenPackage(JOB_HEADER, JOB_DATA)
-    db.receive(machine, kit.offer(JOB_HEADER, JOB_DATA))
-    out = db.done(machine, task, dr.OpenedPackage(db.PACKAGE))
-    assert kit.refused(out) == ["malformed_package"] and kit.tasks(out) == []
-
-
 def test_a_closed_job_stays_closed():
-    machine = db.device()
-    out = db.receive(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed")))
-    assert kit.reports(out)["job_closed"]["status"] == "completed"
-    assert db.receive(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed"))) == []
+    machine, close = db.device(), kit.CLOUD.note(m.Close(kit.JOB, "completed"))
+    assert kit.reports(db.receive(machine, close))["job_closed"]["status"] == "completed"
+    assert db.receive(machine, close) == []
     for header, data in ((kit.manifest(db.MODEL), db.MODEL), (JOB_HEADER, JOB_DATA)):
-        assert kit.refused(db.receive(machine, kit.offer(header, data))) == ["closed_job"]
+        assert kit.refused(offered(machine, header, data)) == ["closed_job"]
 
 
 def job_id(number):
@@ -216,7 +153,7 @@ def job_id(number):
 def announced(number, data=None, **changes):
     """A job's manifest and its sealed package."""
     data = data or b"sealed job %d" % number
-    where = m.RoundId(job_id(number), 0, 0)
+    where = kit.at(0, 0, job_id(number))
     return kit.manifest(data, where, kind="job", groups=(), selected=0, **changes), data
 
 
@@ -247,15 +184,11 @@ def test_what_moves_is_not_given_up():
 
 
 def test_the_bytes_on_their_way_are_bounded_by_what_was_claimed():
-    machine = db.device(fetch_bytes=2 * len(LONG) + 10)
+    machine, header = db.device(fetch_bytes=2 * len(LONG) + 10), kit.manifest(db.MODEL)
     stalled(machine, 2)
-    assert kit.refused(db.receive(machine, kit.offer(announced(9, LONG)[0]))) == [
-        "too_many_fetches"
-    ]
-    header = kit.manifest(db.MODEL)
-    assert kit.tasks(db.receive(machine, kit.offer(header, db.MODEL))) == [
-        dr.OpenPackage(header, db.MODEL)
-    ]  # needs no room
+    out = db.receive(machine, kit.offer(announced(9, LONG)[0]))
+    assert kit.refused(out) == ["too_many_fetches"]
+    assert kit.tasks(offered(machine, header)) == [dr.OpenPackage(header, db.MODEL)]
 
 
 def test_a_round_that_finds_no_room_changes_nothing():
@@ -263,10 +196,8 @@ def test_a_round_that_finds_no_room_changes_nothing():
     stalled(machine, dv.AT_ONCE)
     before = db.snapshot(machine)
     out = db.receive(machine, kit.offer(kit.manifest(LONG)))
-    assert kit.refused(out) == ["too_many_fetches"]
-    assert kit.stored(out) == []
-    assert db.snapshot(machine) == before
-    assert machine.state is dr.DeviceState.IDLE
+    assert kit.refused(out) == ["too_many_fetches"] and kit.stored(out) == []
+    assert db.snapshot(machine) == before and machine.state is dr.DeviceState.IDLE
 
 
 def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline():
@@ -274,11 +205,9 @@ def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline():
     db.receive(machine, kit.offer(kit.manifest(LONG)))
     assert machine.fetches.under_way
     db.fire(machine, "deadline")
-    assert machine.state is dr.DeviceState.IDLE
-    assert not machine.fetches.under_way
+    assert machine.state is dr.DeviceState.IDLE and not machine.fetches.under_way
     assert db.fire(machine, "repair") == []
-    out = db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(2)), db.MODEL))
-    assert len(kit.tasks(out)) == 1
+    assert len(kit.tasks(offered(machine, kit.manifest(db.MODEL, kit.at(2))))) == 1
 
 
 def test_of_many_jobs_the_newest_are_kept_and_the_round_at_hand_is_safe():
@@ -308,32 +237,23 @@ def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome):
     """Its rounds are looked into as those of any other one where the device is not selected."""
     machine = db.device(dr.DeviceMemory())
     header, data = announced(7)
-    round_ = kit.manifest(db.MODEL, m.RoundId(job_id(7), 1, 1))
-    db.receive(machine, kit.offer(round_, db.MODEL))
-    db.receive(machine, kit.offer(header, data))
-    assert kit.tasks(db.done(machine, dr.OpenPackage(header, data), outcome)) == [
-        dr.OpenPackage(round_, db.MODEL)
-    ]
-    assert db.done(machine, dr.OpenPackage(round_, db.MODEL), dr.OpenedPackage(None)) == []
-    assert db.receive(machine, kit.offer(header, data)) == []
-    later = kit.manifest(db.MODEL, m.RoundId(job_id(7), 2, 1))
-    assert kit.tasks(db.receive(machine, kit.offer(later, db.MODEL))) == [
-        dr.OpenPackage(later, db.MODEL)
-    ]
+    round_, later = (kit.manifest(db.MODEL, kit.at(number, job=job_id(7))) for number in (1, 2))
+    offered(machine, round_)
+    offered(machine, header, data)
+    look, opening = dr.OpenPackage(round_, db.MODEL), dr.OpenPackage(header, data)
+    assert kit.tasks(db.done(machine, opening, outcome)) == [look]
+    assert db.done(machine, look, dr.OpenedPackage(None)) == []
+    assert offered(machine, header, data) == []
     changed, other = announced(7, b"for everybody", sequence=2)
-    assert kit.tasks(db.receive(machine, kit.offer(changed, other))) == [
-        dr.OpenPackage(changed, other)
-    ]
+    for one, sent in ((later, db.MODEL), (changed, other)):
+        assert kit.tasks(offered(machine, one, sent)) == [dr.OpenPackage(one, sent)]
 
 
 def test_refusals_are_counted_by_slugs_and_sentences_go_to_the_owner():
-    machine, header = db.device(), kit.manifest(db.MODEL)
-    db.receive(machine, kit.offer(header, db.MODEL))
-    out = db.done(
-        machine, dr.OpenPackage(header, db.MODEL), fx.WorkFailed("the file /x cannot be read")
-    )
-    assert kit.refused(out) == ["failed_work"]
-    assert kit.reports(out)["failed_work"]["why"] == "the file /x cannot be read"
+    machine, told = db.device(), "the file /x cannot be read"
+    (task,) = kit.tasks(offered(machine, kit.manifest(db.MODEL)))
+    out = db.done(machine, task, fx.WorkFailed(told))
+    assert kit.refused(out) == ["failed_work"] and kit.reports(out)["failed_work"]["why"] == told
 
 
 LEAVE, COME = fx.Command("leave"), fx.Command("come")
@@ -344,24 +264,18 @@ def told(machine, event):
     return machine.handle(event, 0.0)
 
 
-def test_it_leaves_once_and_comes_again():
+def test_it_leaves_once_and_comes_again_when_it_will_and_not_because_the_proxy_asks():
     machine = db.device()
     told(machine, UP)
     out = told(machine, LEAVE)
     assert kit.bodies(out, m.Bye) == [m.Bye(db.ME.id)]
     assert fx.CancelTimer("hello") in out
     assert told(machine, LEAVE) == []
+    for asked in (m.Here(60.0), m.Later(5.0)):
+        assert db.receive(machine, kit.PROXY.note(asked)) == []
+        assert db.fire(machine, "hello") == []
     assert len(kit.bodies(told(machine, COME), m.Hello)) == 1
     assert told(machine, COME) == []
-
-
-@pytest.mark.parametrize("asked", [m.Here(60.0), m.Later(5.0)])
-def test_while_away_it_does_not_come_because_the_proxy_asks(asked):
-    machine = db.device()
-    told(machine, UP)
-    told(machine, LEAVE)
-    assert db.receive(machine, kit.PROXY.note(asked)) == []
-    assert db.fire(machine, "hello") == []
 
 
 def test_what_it_has_begun_it_ends_before_it_goes():

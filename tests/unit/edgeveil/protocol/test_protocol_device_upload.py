@@ -1,5 +1,6 @@
 """A device: consent, upload, and until it was counted."""
 
+import copy
 import hashlib
 
 import device_bench as db
@@ -27,16 +28,24 @@ def ack(status, digest=DIGEST, signer=kit.PROXY, reason=""):
     return signer.note(m.Ack(digest, status, reason))
 
 
+def decline(machine, header):
+    db.work_on(machine, header)
+    task = dr.ComputeAnswer(header, db.PACKAGE)
+    return db.done(machine, task, dr.NoAnswer("over it by 3", "budget"))
+
+
+def committed(*segments):
+    """The round's record, which counts these."""
+    return kit.offer(*kit.commit_of(kit.at(), segments))
+
+
 def test_declining_says_so_and_names_the_cause_but_not_the_reason():
     machine, header = db.device(), kit.manifest(db.MODEL)
-    db.work_on(machine, header)
-    out = db.done(
-        machine, dr.ComputeAnswer(header, db.PACKAGE), dr.NoAnswer("over it by 3", "budget")
-    )
+    out = decline(machine, header)
     assert kit.bodies(out, m.Decline) == [m.Decline(header.at, "budget")]
     assert all(b"over it" not in m.encode(send.message) for send in kit.of(out, fx.Send))
-    assert kit.reports(out)["declined"]["why"] == "over it by 3"
-    assert kit.reports(out)["declined"]["cause"] == "budget"
+    told = kit.reports(out)["declined"]
+    assert (told["why"], told["cause"]) == ("over it by 3", "budget")
     assert machine.state is dr.DeviceState.IDLE
 
 
@@ -53,14 +62,12 @@ def test_an_upload_is_durable_before_it_is_sent():
 
 
 def test_work_of_a_round_that_is_over_is_not_sent():
-    machine, old = db.device(), kit.manifest(db.MODEL, kit.at(1))
+    machine, old = db.device(), kit.manifest(db.MODEL)
     db.work_on(machine, old)
     db.work_on(machine, kit.manifest(db.MODEL, kit.at(2)))
-    assert db.done(machine, dr.ComputeAnswer(old, db.PACKAGE), db.SEALED) == []
-    assert (
-        kit.messages(db.done(machine, dr.ComputeAnswer(old, db.PACKAGE), dr.NoAnswer("x")), m.Offer)
-        == []
-    )
+    task = dr.ComputeAnswer(old, db.PACKAGE)
+    assert db.done(machine, task, db.SEALED) == []
+    assert kit.messages(db.done(machine, task, dr.NoAnswer("x")), m.Offer) == []
     assert machine.state is dr.DeviceState.WORKING
 
 
@@ -79,111 +86,88 @@ def test_an_upload_is_sent_again_ever_more_rarely_until_acknowledged():
     assert db.fire(machine, "resend") == []
 
 
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
+def test_nobody_else_can_end_an_upload():
+    machine = db.device()
+    upload(machine)
+    before = db.snapshot(machine)
+    for message, reason in (
         (ack("refused", signer=m.Signer("proxy", kit.signing_key(9))), "forged"),
         (ack("refused", signer=db.ME.signer), "unknown_signer"),
         (ack("refused", signer=kit.CLOUD), "unexpected_body"),
         (kit.PROXY.note(m.Close(kit.JOB, "failed")), "unexpected_body"),
         (kit.PROXY.note(m.Want(kit.JOB)), "unexpected_body"),
-    ],
-)
-def test_nobody_else_can_end_an_upload(message, reason):
-    machine = db.device()
-    upload(machine)
-    before = db.snapshot(machine)
-    assert kit.refused(db.receive(machine, message)) == [reason]
-    assert db.snapshot(machine) == before
+    ):
+        assert kit.refused(db.receive(machine, message)) == [reason]
+        assert db.snapshot(machine) == before
 
 
-@pytest.mark.parametrize("accepted", [3, 2, 0])
-def test_a_commit_says_how_many_segments_were_counted(accepted):
-    machine = db.device()
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("accepted", "outcome"), [(3, "counted"), (2, "partial"), (0, "missing")])
+def test_a_commit_says_how_many_segments_were_counted(accepted, outcome, late):
+    """Also one that comes after the next round."""
+    machine, record = db.device(), committed(*db.SEGMENTS[:accepted], b"another device's")
     upload(machine)
     db.receive(machine, ack("held"))
-    record, data = kit.commit_of(kit.at(), [*db.SEGMENTS[:accepted], b"another device's"])
-    out = db.receive(machine, kit.offer(record, data))
+    if late:
+        db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(2)), db.MODEL))
+    out = db.receive(machine, record)
     told = {"job": NAMED, "round": 1, "segments": 3, "counted": accepted}
     assert kit.reports(out)["counted"] == told
-    outcome = {3: "counted", 0: "missing"}.get(accepted, "partial")
-    assert kit.stored(out) == [dr.OutboxDrop(kit.at(), outcome)] and not machine.memory.uploads
-    assert machine.state is dr.DeviceState.IDLE
-    assert db.receive(machine, kit.offer(record, data)) == []
+    ended = dr.LateRecord if late else dr.OutboxDrop
+    assert kit.stored(out) == [ended(kit.at(), outcome)] and not machine.memory.uploads
+    assert machine.state is (dr.DeviceState.OPENING if late else dr.DeviceState.IDLE)
+    assert db.receive(machine, record) == []
 
 
-@pytest.mark.parametrize(("accepted", "outcome"), [(3, "counted"), (2, "partial"), (0, "missing")])
-def test_a_commit_that_comes_after_the_next_round_still_counts(accepted, outcome):
-    machine = db.device()
-    upload(machine)
-    db.receive(machine, ack("held"))
-    db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(2)), db.MODEL))
-    record, data = kit.commit_of(kit.at(), db.SEGMENTS[:accepted])
-    out = db.receive(machine, kit.offer(record, data))
-    assert kit.stored(out) == [dr.LateRecord(kit.at(), outcome)]
-    assert kit.reports(out)["counted"]["counted"] == accepted
-    assert machine.state is dr.DeviceState.OPENING
-    assert db.receive(machine, kit.offer(record, data)) == []
-
-
-def test_after_the_deadline_the_upload_is_given_up():
+def test_at_the_deadline_an_upload_is_given_up_unless_it_was_acknowledged():
     machine = db.device()
     upload(machine)
     assert kit.stored(db.fire(machine, "deadline")) == [dr.OutboxDrop(kit.at(), "dropped")]
     assert machine.state is dr.DeviceState.IDLE
     assert db.fire(machine, "resend") == []
-
-
-def test_the_deadline_leaves_an_acknowledged_upload_alone():
     machine = db.device()
     upload(machine)
     db.receive(machine, ack("held"))
     assert db.fire(machine, "deadline") == [] and machine.memory.uploads
 
 
-def test_a_restart_sends_the_same_upload_and_does_no_second_work():
+@pytest.mark.parametrize("held", [False, True])
+def test_a_restart_sends_the_same_upload_until_it_is_acknowledged_and_does_no_second_work(held):
     first = db.device()
     sent = kit.headers(upload(first))
+    if held:
+        db.receive(first, ack("held"))
     machine = db.device(first.memory)
     out = machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
-    assert kit.headers(out) == sent and machine.state is dr.DeviceState.UPLOADING
+    assert kit.headers(out) == ([] if held else sent)
+    assert machine.state is (DeviceState.ANSWERED if held else DeviceState.UPLOADING)
     assert kit.tasks(db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL))) == []
     db.receive(machine, ack("held"))
-    record, data = kit.commit_of(kit.at(), db.SEGMENTS)
-    assert kit.reports(db.receive(machine, kit.offer(record, data)))["counted"]["counted"] == 3
+    assert db.receive(machine, ack("closed")) == []  # late, it takes nothing back
+    out = db.receive(machine, committed(*db.SEGMENTS))
+    assert kit.refused(out) == [] and kit.reports(out)["counted"]["counted"] == 3
 
 
 @pytest.mark.parametrize("end", ["counted", "refused", "expired", "declined"])
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_settled_round_is_not_taken_up_again(end, restarted):
-    machine = db.device()
+def test_a_settled_round_is_not_taken_up_again_also_after_a_restart(end):
+    machine, header = db.device(), kit.manifest(db.MODEL)
     if end == "declined":
-        db.work_on(machine, kit.manifest(db.MODEL))
-        out = db.done(
-            machine, dr.ComputeAnswer(kit.manifest(db.MODEL), db.PACKAGE), dr.NoAnswer("busy")
-        )
+        out = decline(machine, header)
         assert [type(item) for item in kit.stored(out)] == [dr.ManifestMark]
     else:
         upload(machine)
     if end == "counted":
-        record, data = kit.commit_of(kit.at(), db.SEGMENTS)
-        db.receive(machine, kit.offer(record, data))
+        db.receive(machine, committed(*db.SEGMENTS))
     if end == "refused":
         db.receive(machine, ack("closed"))
     if end == "expired":
         db.fire(machine, "deadline")
-    machine = db.device(machine.memory) if restarted else machine
-    assert db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL)) == []
-    fork = msgspec.structs.replace(kit.manifest(db.MODEL), commitment=b"z" * 32)
-    assert kit.refused(db.receive(machine, kit.offer(fork, db.MODEL))) == ["forked_manifest"]
-    assert (
-        len(
-            kit.tasks(
-                db.receive(machine, kit.offer(kit.manifest(db.MODEL, kit.at(1, 2)), db.MODEL))
-            )
-        )
-        == 1
-    )
+    fork = msgspec.structs.replace(header, commitment=b"z" * 32)
+    again = kit.offer(kit.manifest(db.MODEL, kit.at(1, 2)), db.MODEL)
+    for one in (db.device(copy.deepcopy(machine.memory)), machine):
+        assert db.receive(one, kit.offer(header, db.MODEL)) == []
+        assert kit.refused(db.receive(one, kit.offer(fork, db.MODEL))) == ["forked_manifest"]
+        assert len(kit.tasks(db.receive(one, again))) == 1
 
 
 KEY = bytes(range(32))
@@ -194,27 +178,16 @@ def told(machine, key=KEY, where=None):
     return db.receive(machine, kit.PROXY.note(RoundKey(where or kit.at(), key)))
 
 
-@pytest.mark.parametrize(
-    "where",
-    [None, kit.at(1, 2), kit.at(2), kit.at(job=b"K" * 16)],
-    ids=["none", "attempt", "round", "job"],
-)
-def test_without_the_round_s_key_the_round_is_refused_and_nothing_stored(where):
+def test_without_the_round_s_key_from_the_proxy_the_round_is_refused_and_nothing_stored():
     machine = db.device()
-    if where:
+    for where in (kit.at(1, 2), kit.at(2), kit.at(job=b"K" * 16)):
         told(machine, where=where)
+    assert kit.refused(db.receive(machine, kit.CLOUD.note(RoundKey(kit.at(), KEY))))
     before = db.snapshot(machine)
     out = db.receive(machine, kit.offer(ROUND, db.MODEL))
     assert kit.refused(out) == ["no_round_key"]
     assert kit.stored(out) == kit.tasks(out) == []
     assert db.snapshot(machine) == before
-
-
-def test_a_key_is_believed_from_the_proxy_alone():
-    machine = db.device()
-    out = db.receive(machine, kit.CLOUD.note(RoundKey(kit.at(), KEY)))
-    assert kit.refused(out)
-    assert kit.refused(db.receive(machine, kit.offer(ROUND, db.MODEL))) == ["no_round_key"]
 
 
 def test_keys_of_as_many_jobs_as_it_knows_are_kept():
@@ -234,22 +207,6 @@ def test_a_fleet_s_waits_are_spread_and_never_longer_than_said():
     assert all(4.0 < wait <= 8.0 for wait in waits)
     tenths = [int((wait - 4.0) / 0.4) for wait in waits]
     assert min(tenths.count(tenth) for tenth in range(10)) > 120  # 200 expected, 13 deviation
-
-
-def test_an_acknowledged_upload_is_not_offered_again_after_a_restart():
-    first = db.device()
-    upload(first)
-    db.receive(first, kit.PROXY.note(Ack(DIGEST, "held")))
-    machine = db.device(first.memory)
-    assert kit.headers(machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)) == []
-    assert machine.state is DeviceState.ANSWERED
-    assert kit.tasks(db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL))) == []
-    # A late word that the round is closed takes nothing back.
-    assert db.receive(machine, kit.PROXY.note(Ack(DIGEST, "closed"))) == []
-    record, data = kit.commit_of(kit.at(), [])
-    out = db.receive(machine, kit.offer(record, data))
-    assert kit.refused(out) == []
-    assert kit.reports(out)["counted"]["counted"] == 0
 
 
 UP = fx.PeerConnected(fx.ProxyAddress())
@@ -280,32 +237,26 @@ def test_answers_are_numbered_and_a_hello_says_the_last_number():
 
 
 def test_before_it_was_heard_it_takes_up_nothing():
-    machine = counting()
+    machine, sent = counting(), kit.offer(kit.manifest(db.MODEL), db.MODEL)
     machine.handle(UP, 0.0)
-    assert db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL)) == []
+    assert db.receive(machine, sent) == []
     heard(machine)
-    assert kit.tasks(db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL)))
+    assert kit.tasks(db.receive(machine, sent))
 
 
 def test_told_that_it_is_behind_it_counts_before_it_says_hello_again():
     machine = counting(2)
     machine.handle(UP, 0.0)
+    elsewhere = kit.PROXY.note(Behind(bytes(32), 6, (), True))  # an answer to another hello
+    forged = db.ME.signer.note(Behind(said(machine), 6, (), True))
+    for foreign in (elsewhere, forged):
+        assert kit.tasks(db.receive(machine, foreign)) == [] and machine.memory.answered == 2
     behind = Behind(said(machine), 6, (JobDeposit(kit.JOB, b"d"),), True)
     (task,) = kit.tasks(db.receive(machine, kit.PROXY.note(behind)))
     assert task == CountElsewhere(behind)
     assert db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL)) == []
     out = db.done(machine, task, Installation())
     assert kit.bodies(out, Hello) == [Hello(db.ME.id, 0, 0, 6, 3)]
-
-
-@pytest.mark.parametrize("wrong", ["of another hello", "by another signer"])
-def test_a_foreign_word_makes_it_count_nothing(wrong):
-    machine = counting(2)
-    machine.handle(UP, 0.0)
-    digest = bytes(32) if wrong == "of another hello" else said(machine)
-    signer = kit.PROXY if wrong == "of another hello" else db.ME.signer
-    out = db.receive(machine, signer.note(Behind(digest, 6, (), True)))
-    assert kit.tasks(out) == [] and machine.memory.answered == 2
 
 
 def hello(machine, number):

@@ -5,7 +5,7 @@ import hashlib
 import msgspec
 import protocol_kit as kit
 import pytest
-from device_bench import MODEL, PACKAGE, device, done, fire, receive, snapshot, work_on
+from device_bench import MODEL, PACKAGE, device, done, receive, snapshot, work_on
 from protocol_kit import at
 from proxy_bench import FLEET, cloud_says, hello, part_by_part, proxy, says
 
@@ -34,18 +34,26 @@ def needs(effects):
     return kit.messages(effects, m.Need)
 
 
+def heard(machine, sent):
+    return [effect for one in sent for effect in receive(machine, one)]
+
+
 def looked(machine, header=HEADER):
     """The offer and the stanzas came."""
     receive(machine, kit.offer(header))
-    out = [effect for part in parts(FRONT, STANZAS) for effect in receive(machine, part)]
-    assert kit.tasks(out) == [FindStanza(header, STANZAS)]
+    assert kit.tasks(heard(machine, parts(FRONT, STANZAS))) == [FindStanza(header, STANZAS)]
 
 
-def came(machine, pieces=None):
-    """All parts of the stream, or these."""
-    chosen = list(parts(REST, STREAM))
-    given = chosen if pieces is None else [chosen[index] for index in pieces]
-    return [effect for part in given for effect in receive(machine, part)]
+def look(machine, buckets=None):
+    """The offer and the buckets came; where the device looks."""
+    receive(machine, kit.offer(BUCKETED))
+    (task,) = kit.tasks(heard(machine, buckets or BUCKET_PARTS))
+    return task
+
+
+def came(machine):
+    """All parts of the stream."""
+    return heard(machine, parts(REST, STREAM))
 
 
 def test_a_stream_that_is_pushed_before_the_look_is_not_asked_for():
@@ -61,9 +69,8 @@ def test_under_cover_everybody_fetches_the_stream_unlooked():
     machine = device()
     receive(machine, kit.PROXY.note(m.Cover(5.0)))
     receive(machine, kit.offer(HEADER))
-    out = [effect for part in parts(FRONT, STANZAS) for effect in receive(machine, part)]
-    assert kit.tasks(out) == []
-    assert needs(out)
+    out = heard(machine, parts(FRONT, STANZAS))
+    assert kit.tasks(out) == [] and needs(out)
     came(machine)
     assert machine.state is dr.DeviceState.OPENING
     out = done(machine, dr.OpenPackage(HEADER, DATA), dr.OpenedPackage(None))
@@ -85,37 +92,33 @@ def test_a_broken_stream_is_refused_and_fetched_again():
     machine = device()
     looked(machine)
     done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
-    spoilt = describe(STREAM, kit.PART_BYTES)
-    wrong = list(parts(spoilt, STREAM[:-1] + b"!"))
-    out = [effect for part in wrong for effect in receive(machine, part)]
+    out = heard(machine, parts(describe(STREAM, kit.PART_BYTES), STREAM[:-1] + b"!"))
     assert kit.refused(out) == ["bad_digest"]
     assert kit.tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
 
 
-@pytest.mark.parametrize("pieces", [(FRONT,), (REST, FRONT), (FRONT, FRONT)])
-def test_pieces_that_are_not_the_blob_are_refused(pieces):
+def test_pieces_or_buckets_that_are_not_the_blob_are_refused():
     machine = device()
-    before = snapshot(machine)
-    wrong = kit.manifest(DATA, stanza_bytes=len(STANZAS), pieces=pieces)
-    assert receive(machine, kit.CLOUD.offer(wrong)) == [fx.Refuse("malformed")]
-    assert snapshot(machine) == before
+    before, wrong = snapshot(machine), msgspec.structs.replace
+    pieces = [(FRONT,), (REST, FRONT), (FRONT, FRONT)]
+    headers = [kit.manifest(DATA, stanza_bytes=len(STANZAS), pieces=one) for one in pieces]
+    headers += [wrong(BUCKETED, buckets=count) for count in (2, 2 * LEVEL, 65536)]
+    for header in (*headers, wrong(BUCKETED, pieces=())):
+        assert receive(machine, kit.CLOUD.offer(header)) == [fx.Refuse("malformed")]
+        assert snapshot(machine) == before
 
 
 KEYS = [OpeningKey.generate() for _ in range(100)]
-BUCKETED, BUCKETS, TAG = sl.seal_broadcast(
-    sl.Terms(
-        "round",
-        kit.at(),
-        1,
-        b"d" * 32,
-        "train",
-        cloud_key=OpeningKey.generate().public().to_bytes(),
-    ),
-    b"model" * 2000,
-    [key.public() for key in KEYS],
-    kit.PART_BYTES,
-    bucketed=True,
-)
+
+
+def bucketed(kind, where, package):
+    cloud_key = OpeningKey.generate().public().to_bytes()
+    terms = sl.Terms(kind, where, where.round, b"d" * 32, kind, cloud_key=cloud_key)
+    keys = [key.public() for key in KEYS]
+    return sl.seal_broadcast(terms, package, keys, kit.PART_BYTES, bucketed=True)
+
+
+BUCKETED, BUCKETS, TAG = bucketed("round", kit.at(), b"model" * 2000)
 LEVEL = BUCKETED.buckets
 BUCKET_PARTS = list(parts(BUCKETED.pieces[0], BUCKETS))
 REST_PARTS = list(parts(BUCKETED.pieces[1], BUCKETS[BUCKETED.stanza_bytes :]))
@@ -127,105 +130,68 @@ def own_bucket(key, level=LEVEL):
 
 def test_a_device_looks_in_its_bucket_and_fetches_the_stream_alone():
     machine, own = device(sealing=[KEYS[0].public()]), own_bucket(KEYS[0])
-    receive(machine, kit.offer(BUCKETED))
-    out = [effect for part in BUCKET_PARTS for effect in receive(machine, part)]
-    (look,) = kit.tasks(out)
-    assert look == FindStanza(BUCKETED, BUCKET_PARTS[own].data)
-    assert sl.is_listed(KEYS[0], BUCKETED, look.stanzas)
-    out = done(machine, look, StanzaLook(True))
-    assert needs(out) == [m.Need(BUCKETED.pieces[1].digest, tuple(range(BUCKETED.pieces[1].parts)))]
-    (opened,) = kit.tasks([e for part in REST_PARTS for e in receive(machine, part)])
+    task, stream = look(machine), BUCKETED.pieces[1]
+    assert task == FindStanza(BUCKETED, BUCKET_PARTS[own].data)
+    assert sl.is_listed(KEYS[0], BUCKETED, task.stanzas)
+    out = done(machine, task, StanzaLook(True))
+    assert needs(out) == [m.Need(stream.digest, tuple(range(stream.parts)))]
+    (opened,) = kit.tasks(heard(machine, REST_PARTS))
     assert sl.open_broadcast(KEYS[0], BUCKETED, opened.blob) == (b"model" * 2000, TAG)
     assert sl.open_broadcast(OpeningKey.generate(), BUCKETED, opened.blob) is None
 
 
-def test_with_a_new_key_it_looks_in_the_buckets_of_both():
+def test_with_a_new_key_it_looks_in_the_buckets_of_both_and_in_all_if_it_knows_none():
     new = OpeningKey.generate()
     while own_bucket(new) == own_bucket(KEYS[0]):
         new = OpeningKey.generate()
-    machine = device(sealing=[new.public(), KEYS[0].public()])
-    receive(machine, kit.offer(BUCKETED))
-    out = [effect for part in BUCKET_PARTS for effect in receive(machine, part)]
-    (look,) = kit.tasks(out)
-    assert len(look.stanzas) == 2 * len(BUCKET_PARTS[0].data)
-    assert sl.is_listed(KEYS[0], BUCKETED, look.stanzas)
-    assert not sl.is_listed(new, BUCKETED, look.stanzas)
-
-
-def test_who_does_not_know_its_bucket_looks_in_all():
-    machine = device()
-    receive(machine, kit.offer(BUCKETED))
-    (look,) = kit.tasks([effect for part in BUCKET_PARTS for effect in receive(machine, part)])
-    assert len(look.stanzas) == BUCKETED.stanza_bytes
-    assert all(sl.is_listed(key, BUCKETED, look.stanzas) for key in KEYS)
+    stanzas = look(device(sealing=[new.public(), KEYS[0].public()])).stanzas
+    assert len(stanzas) == 2 * len(BUCKET_PARTS[0].data)
+    assert sl.is_listed(KEYS[0], BUCKETED, stanzas)
+    assert not sl.is_listed(new, BUCKETED, stanzas)
+    stanzas = look(device()).stanzas
+    assert len(stanzas) == BUCKETED.stanza_bytes
+    assert all(sl.is_listed(key, BUCKETED, stanzas) for key in KEYS)
     assert sl.open_broadcast(KEYS[1], BUCKETED, BUCKETS) == (b"model" * 2000, TAG)
 
 
 def test_a_spoilt_bucket_only_hides_the_round():
     machine, own = device(sealing=[KEYS[0].public()]), own_bucket(KEYS[0])
-    receive(machine, kit.offer(BUCKETED))
-    other = describe(bytes(len(BUCKET_PARTS[own].data)), len(BUCKET_PARTS[own].data))
-    spoilt = part_of(other, bytes(other.size_bytes), 0)
-    spoilt = m.BlobPart(BUCKETED.pieces[0].digest, own, spoilt.crc, spoilt.data)
-    (look,) = kit.tasks(receive(machine, spoilt))
-    assert not sl.is_listed(KEYS[0], BUCKETED, look.stanzas)
-    assert done(machine, look, StanzaLook(False)) == []
+    zeros = bytes(len(BUCKET_PARTS[own].data))
+    spoilt = part_of(describe(zeros, len(zeros)), zeros, 0)
+    task = look(machine, [m.BlobPart(BUCKETED.pieces[0].digest, own, spoilt.crc, zeros)])
+    assert not sl.is_listed(KEYS[0], BUCKETED, task.stanzas)
+    assert done(machine, task, StanzaLook(False)) == []
     assert machine.state is dr.DeviceState.IDLE
-
-
-@pytest.mark.parametrize("buckets", [2, 16, 65536])
-def test_buckets_that_are_not_the_parts_are_refused(buckets):
-    machine = device()
-    before = snapshot(machine)
-    wrong = msgspec.structs.replace(BUCKETED, buckets=buckets)
-    if buckets == LEVEL:
-        wrong = msgspec.structs.replace(wrong, pieces=())
-    assert receive(machine, kit.CLOUD.offer(wrong)) == [fx.Refuse("malformed")]
-    assert snapshot(machine) == before
 
 
 @pytest.mark.parametrize("kind", ["job", "release"])
 def test_what_is_for_all_goes_to_all_but_the_stanzas(kind):
     machine = proxy(packet_bytes=1 << 16)
-    header, data, _ = sl.seal_broadcast(
-        sl.Terms(kind, kit.at(0), 0, b"d" * 32, kind),
-        b"graph" * 4000,
-        [key.public() for key in KEYS],
-        kit.PART_BYTES,
-        bucketed=True,
-    )
-    out = said(machine, header, data)
-    buckets = [e for e in out if isinstance(e.to, fx.BucketAddress)]
+    header, data, _ = bucketed(kind, kit.at(0), b"graph" * 4000)
+    out = cloud_says(machine, kit.offer(header))
+    out += [e for part in kit.parts_of(header, data) for e in cloud_says(machine, part)]
+    sends = kit.of(out, fx.Send)
+    buckets = [e for e in sends if isinstance(e.to, fx.BucketAddress)]
     assert [(e.to.level, e.to.index, e.message.index) for e in buckets] == [
         (LEVEL, index, index) for index in range(LEVEL)
     ]
-    told = [e.message for e in out if isinstance(e.to, fx.AllDevices)]
+    told = [e.message for e in sends if isinstance(e.to, fx.AllDevices)]
     assert told == [kit.offer(header), *parts(header.pieces[1], data[header.stanza_bytes :])]
 
 
-def said(machine, header, data):
-    """What the proxy sends to devices, and to whom, once it has a broadcast."""
-    out = cloud_says(machine, kit.offer(header))
-    out += [e for part in kit.parts_of(header, data) for e in cloud_says(machine, part)]
-    towards = (fx.AllDevices, fx.BucketAddress)
-    return [e for e in out if isinstance(e, fx.Send) and isinstance(e.to, towards)]
-
-
 def test_the_roster_says_what_every_device_knows():
-    machine = proxy()
-    old, new = FLEET[0], FLEET[1]
+    machine, old, new = proxy(), FLEET[0], FLEET[1]
     (first,) = rosters(cloud_says(machine, kit.CLOUD.note(m.Here(0.0))))
     assert first.knows == m.KNOWS_CHECKS
-    out = says(machine, old, old.signer.note(m.Hello(old.id)))
-    assert [one.knows for one in rosters(out)] == [0]
-    assert DeviceKnows(old.id, 0) in kit.stored(out)
-    assert rosters(says(machine, new, new.signer.note(m.Hello(new.id, knows=m.KNOWS_CHECKS)))) == []
-    out = says(machine, old, old.signer.note(m.Hello(old.id, knows=m.KNOWS_BUCKETS)))
-    assert [one.knows for one in rosters(out)] == [m.KNOWS_RECORDS]
-    assert DeviceKnows(old.id, m.KNOWS_BUCKETS) in kit.stored(out)
-    out = says(machine, old, old.signer.note(m.Hello(old.id, knows=m.KNOWS_CHECKS)))
-    assert [one.knows for one in rosters(out)] == [m.KNOWS_CHECKS]
-    assert DeviceKnows(old.id, m.KNOWS_CHECKS) in kit.stored(out)
+    for who, knows, all_know in (
+        (old, 0, [0]),
+        (new, m.KNOWS_CHECKS, []),
+        (old, m.KNOWS_BUCKETS, [m.KNOWS_RECORDS]),
+        (old, m.KNOWS_CHECKS, [m.KNOWS_CHECKS]),
+    ):
+        out = says(machine, who, who.signer.note(m.Hello(who.id, knows=knows)))
+        assert [one.knows for one in rosters(out)] == all_know
+        assert (DeviceKnows(who.id, knows) in kit.stored(out)) == bool(all_know)
 
 
 @pytest.mark.parametrize("answered", [-1, 0, 7])
@@ -241,8 +207,7 @@ def test_who_knew_checks_of_masks_once_does_not_know_less_again(answered):
 
 
 def rosters(effects):
-    headers = [m.decode_header(one.header) for one in kit.messages(effects, m.Offer)]
-    return [one for one in headers if isinstance(one, m.Roster)]
+    return [one for one in kit.headers(effects) if isinstance(one, m.Roster)]
 
 
 LONG = STANZAS + b"stream" * 3000
@@ -252,14 +217,18 @@ PULLED = list(parts(LONGER.pieces[1], LONG[len(STANZAS) :]))
 
 
 def test_the_stanzas_go_to_all_and_the_stream_to_who_asks():
-    machine = proxy()
+    machine, (stanzas, stream) = proxy(), LONGER.pieces
     assert part_by_part(machine, LONGER, LONG) == [kit.offer(LONGER), *PUSHED]
-    asked = m.Need(LONGER.pieces[1].digest, (0, 2))
-    assert kit.messages(says(machine, FLEET[0], asked), m.BlobPart) == [PULLED[0], PULLED[2]]
-    late = m.Need(LONGER.pieces[0].digest, (0,))
-    assert kit.messages(says(machine, FLEET[1], late), m.BlobPart) == [PUSHED[0]]
-    old = m.Need(LONGER.blob.digest, (0,))  # a device of an earlier version wants it whole
-    assert kit.messages(says(machine, FLEET[2], old), m.BlobPart) == kit.parts_of(LONGER, LONG)[:1]
+    whole = kit.parts_of(LONGER, LONG)  # what a device of an earlier version wants
+    for number, (blob, indices, sent) in enumerate(
+        [
+            (stream, (0, 2), [PULLED[0], PULLED[2]]),
+            (stanzas, (0,), PUSHED[:1]),
+            (LONGER.blob, (0,), whole[:1]),
+        ]
+    ):
+        out = says(machine, FLEET[number], m.Need(blob.digest, indices))
+        assert kit.messages(out, m.BlobPart) == sent
 
 
 @pytest.mark.parametrize("pieces", [(LONGER.pieces[0],), LONGER.pieces[::-1]])
@@ -297,13 +266,9 @@ def test_every_mark_stands_in_its_own_piece_and_in_no_other():
     assert [transfer.describe(piece, PART_BYTES) for piece in cut] == list(commit.pieces)
     assert b"".join(cut) == data
     for mark in (*MARKS, ABSENT):
-        found = [n for n, piece in enumerate(cut) if mark in marks_of(piece)]
+        found = [n for n, piece in enumerate(cut) if piece.find(mark) % 32 == 0]
         here = commit.pieces.index(transfer.piece_for(commit, [mark]))
         assert found == ([] if mark is ABSENT else [here])
-
-
-def marks_of(piece):
-    return [piece[i : i + 32] for i in range(0, len(piece), 32)]
 
 
 @pytest.mark.parametrize(("floor", "pieces"), [(1, 8), (30, 4), (60, 2), (150, 1)])
@@ -313,37 +278,31 @@ def test_no_piece_has_fewer_marks_than_the_floor(floor, pieces):
     assert min(piece.size_bytes for piece in commit.pieces) >= 32 * floor
 
 
-@pytest.mark.parametrize("these", [(0, 1, 2), (0, 1), (0,) * 8])
-def test_pieces_that_do_not_make_up_the_record_are_refused(these):
+def test_pieces_that_do_not_make_up_the_record_are_refused():
     commit, _ = record()
-    pieces = tuple(commit.pieces[number] for number in these)
-    wrong = msgspec.structs.replace(commit, pieces=pieces)
-    with pytest.raises(ProtocolError, match="malformed"):
-        transfer.check_record(wrong)
-    assert kit.refused(cloud_says(proxy(), kit.offer(wrong))) == ["malformed"]
-    assert kit.refused(receive(answered(), kit.offer(wrong))) == ["malformed"]
+    for these in ((0, 1, 2), (0, 1), (0,) * 8):
+        pieces = tuple(commit.pieces[number] for number in these)
+        wrong = msgspec.structs.replace(commit, pieces=pieces)
+        with pytest.raises(ProtocolError, match="malformed"):
+            transfer.check_record(wrong)
+        assert kit.refused(cloud_says(proxy(), kit.offer(wrong))) == ["malformed"]
+        assert kit.refused(receive(answered(), kit.offer(wrong))) == ["malformed"]
 
 
-def answered(*marks, cover=False):
-    """A device whose upload, of one segment for each mark, the proxy holds."""
-    machine = device()
-    if cover:
-        receive(machine, kit.PROXY.note(m.Cover(5.0)))
-    marks = marks or (MINE,)
-    groups = tuple(range(len(marks)))
-    sizes = kit.SEALED_BYTES[: len(marks)]
-    answer = SealedAnswer(groups, sizes, bytes(sum(sizes)), marks, at_once=True)
-    work_on(machine, kit.manifest(MODEL))
-    done(machine, ComputeAnswer(kit.manifest(MODEL), PACKAGE), answer)
-    if cover:
-        fire(machine, "resend")
+def answered():
+    """A device whose upload of one segment the proxy holds."""
+    machine, header = device(), kit.manifest(MODEL)
+    size = kit.SEALED_BYTES[0]
+    work_on(machine, header)
+    answer = SealedAnswer((0,), (size,), bytes(size), (MINE,), at_once=True)
+    done(machine, ComputeAnswer(header, PACKAGE), answer)
     upload = machine.memory.uploads[kit.JOB].upload
     receive(machine, kit.PROXY.note(m.Ack(upload.blob.digest, "held")))
     return machine
 
 
 def came_of_records(machine, piece, data):
-    return [effect for one in transfer.parts(piece, data) for effect in receive(machine, one)]
+    return heard(machine, transfer.parts(piece, data))
 
 
 def test_a_piece_of_a_neighbour_or_with_a_changed_mark_tells_nothing():
@@ -372,8 +331,7 @@ def test_the_last_record_of_a_job_is_taken_after_its_end():
 
 
 def test_the_last_record_stays_with_the_job_s_end_for_who_asks():
-    machine = proxy(ended_kept=2)
-    commit, data = record()
+    machine, (commit, data) = proxy(ended_kept=2), record()
     part_by_part(machine, commit, data)
     cloud_says(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed")))
     assert kit.messages(hello(machine, FLEET[0]), m.Offer) == []

@@ -60,8 +60,7 @@ def told_key(machine, where=None):
 
 def masked_upload(machine, number, header=None, **changes):
     header = header or masked_round()
-    fill = changes.pop("fill", number + 1)
-    upload, data = kit.upload_of(header.at, fill, changes.pop("groups", (0, 1, 2)))
+    upload, data = kit.upload_of(header.at, number + 1, changes.pop("groups", (0, 1, 2)))
     sealed = seal_seed(seed(number), header, FLEET[number].id, key_of(machine, header.at))
     return structs.replace(upload, **({"seed": sealed} | changes)), data
 
@@ -71,12 +70,12 @@ def upload(machine, number, header=None, **changes):
     return says(machine, FLEET[number], kit.offer(made, data, FLEET[number].signer))
 
 
-def handed_over(machine, header=None, first=1):
-    """All of five devices have uploaded; `first` fills the first one's."""
+def handed_over(machine, header=None):
+    """All of five devices have uploaded."""
     header = header or masked_round()
     begin(machine, header)
     for number in range(UPLOADS):
-        out = upload(machine, number, header, fill=first + number)
+        out = upload(machine, number, header)
     (batch,) = [h for h in kit.headers(out) if isinstance(h, m.Batch)]
     return batch
 
@@ -92,27 +91,26 @@ def ask(machine, asked):
 
 def answer_of(effects):
     offers = [e for e in to_cloud(effects) if isinstance(e, m.Offer)]
-    found = [(m.decode_header(o.header), o.data) for o in offers]
-    sums = [(header, data) for header, data in found if isinstance(header, m.MaskSums)]
+    sums = [(m.decode_header(o.header), o.data) for o in offers]
+    sums = [(header, data) for header, data in sums if isinstance(header, m.MaskSums)]
     if not sums:
         return None
-    parts = [p for p in kit.messages(effects, m.BlobPart) if p.blob == sums[-1][0].blob.digest]
-    return sums[-1][0], sums[-1][1] or b"".join(part.data for part in parts)
+    header, data = sums[-1]
+    parts = [p.data for p in kit.messages(effects, m.BlobPart) if p.blob == header.blob.digest]
+    return header, data or b"".join(parts)
 
 
 def given(effects):
-    found = answer_of(effects)
-    assert found is not None, effects
-    return found[1]
+    return answer_of(effects)[1]
 
 
 def why_not(effects):
     """The cloud's question is refused, to its face, and nothing was made durable."""
     assert answer_of(effects) is None
     assert kit.stored(effects) == []
-    (told,) = [b for b in kit.bodies(effects, m.Ack) if b.status == "refused"]
-    assert kit.refused(effects) == [told.reason]
-    return told.reason
+    ((status, reason),) = kit.acks(effects)
+    assert (status, kit.refused(effects)) == ("refused", [reason])
+    return reason
 
 
 def expected(chosen, where=None):
@@ -122,51 +120,41 @@ def expected(chosen, where=None):
 
 
 def test_devices_hear_a_masked_round_s_key_before_its_offer(machine):
-    out = begin(machine)
-    told = to_devices(out)
-    kinds = [m.decode_body(one.body) if isinstance(one, m.Note) else one for one in told]
-    (key,) = [k for k in kinds if isinstance(k, m.RoundKey)]
-    offers = [place for place, kind in enumerate(kinds) if isinstance(kind, m.Offer)]
+    first, *_, offer = to_devices(begin(machine))
+    key = m.decode_body(first.body)
+    assert isinstance(offer, m.Offer)
     assert key.at == kit.at()
-    assert kinds.index(key) < min(offers)
     assert told_key(machine) == key.key == told_key(machine.restarted())
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"seed": b""}, "wrong_seed"),
-        ({"seed": bytes(80)}, "bad_seed"),
-        ({"seed": b"short"}, "bad_seed"),
-        ({"groups": (0, 2)}, "wrong_groups"),
-        ({"groups": (1,)}, "wrong_groups"),
-        ({"groups": (2,)}, "wrong_seed"),
-        ({"blob": describe(bytes(300), 512)}, "wrong_size"),
-    ],
-    ids=["no seed", "zeros", "too short", "a part", "the other part", "a seed for nothing", "size"],
-)
-def test_an_upload_that_could_not_be_summed_is_refused(machine, changes, reason):
-    begin(machine)
-    out = upload(machine, 0, **changes)
-    assert kit.refused(out) == [reason]
-    assert kit.stored(out) == []
-    (told,) = kit.bodies(out, m.Ack)
-    assert (told.status, told.reason) == ("refused", reason)
+WRONG_UPLOADS = [
+    ({"seed": b""}, "wrong_seed"),
+    ({"seed": bytes(80)}, "bad_seed"),
+    ({"seed": b"short"}, "bad_seed"),
+    ({"groups": (0, 2)}, "wrong_groups"),
+    ({"groups": (1,)}, "wrong_groups"),
+    ({"groups": (2,)}, "wrong_seed"),
+    ({"blob": describe(bytes(300), 512)}, "wrong_size"),
+]
+
+
+def test_an_upload_that_could_not_be_summed_is_refused(machine):
+    begin(machine, checked_round())
+    for changes, reason in WRONG_UPLOADS:
+        out = upload(machine, 0, checked_round(), **changes)
+        assert kit.refused(out) == [reason], changes
+        assert kit.stored(out) == []
+        assert kit.acks(out) == [("refused", reason)]
+    stolen = masked_upload(machine, 0, checked_round())[0].seed
+    forked = committed(masked_round(), bytes(32))
+    for number, header, seeds in (
+        (1, checked_round(), {"seed": stolen}),
+        (0, forked, {}),  # sealed for other factors, or for none
+        (0, masked_round(), {}),
+    ):
+        assert kit.refused(upload(machine, number, header, **seeds)) == ["bad_seed"]
     assert not machine.rounds.collections[kit.at()].uploads
-
-
-def test_a_seed_of_another_device_is_refused(machine):
-    begin(machine)
-    stolen, _ = masked_upload(machine, 0)
-    assert kit.refused(upload(machine, 1, seed=stolen.seed)) == ["bad_seed"]
-    assert kit.refused(upload(machine, 0, seed=stolen.seed)) == []
-
-
-def test_the_choice_is_durable_before_the_work_begins(machine):
-    batch = handed_over(machine)
-    kinds = [type(effect) for effect in ask(machine, question(batch))]
-    assert kinds.index(fx.Persist) < kinds.index(fx.Work) < kinds.index(fx.Send)
-    assert kinds.count(fx.Persist) == 1
+    assert kit.refused(upload(machine, 0, checked_round(), seed=stolen)) == []
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
@@ -183,9 +171,9 @@ def test_a_second_choice_is_refused(machine, restart, heard):
     assert given(ask(given_now, question(batch, (0, 1, 2)))) == expected((0, 1, 2))
 
 
-@pytest.mark.parametrize(
-    ("places", "changes", "reason"),
-    [
+def test_what_cannot_be_answered_is_refused_by_name(machine):
+    batch = handed_over(machine)
+    for places, changes, reason in (
         ((0, 1), {}, "choice_below_floor"),
         ((), {"chosen": b"\0"}, "choice_below_floor"),
         ((), {"chosen": b"\x3f"}, "malformed_choice"),
@@ -194,18 +182,8 @@ def test_a_second_choice_is_refused(machine, restart, heard):
         (range(5), {"at": kit.at(2)}, "unknown_round"),
         (range(5), {"at": kit.at(1, 2)}, "unknown_round"),
         (range(5), {"at": kit.at(job=b"K" * 16)}, "unknown_round"),
-    ],
-)
-def test_what_cannot_be_answered_is_refused_by_name(machine, places, changes, reason):
-    batch = handed_over(machine)
-    assert why_not(ask(machine, question(batch, places, **changes))) == reason
-
-
-def test_the_proxy_s_own_floor_counts_where_it_is_higher(tmp_path):
-    machine = RealProxy(tmp_path, min_batch_floor=4)
-    batch = handed_over(machine)
-    assert why_not(ask(machine, question(batch, (0, 1, 2)))) == "choice_below_floor"
-    assert given(ask(machine, question(batch, (0, 1, 2, 4)))) == expected((0, 1, 2, 4))
+    ):
+        assert why_not(ask(machine, question(batch, places, **changes))) == reason
 
 
 def test_uploads_without_masked_groups_cannot_be_chosen(machine):
@@ -213,39 +191,31 @@ def test_uploads_without_masked_groups_cannot_be_chosen(machine):
     for number in range(3):
         upload(machine, number)
     upload(machine, 3, groups=(2,), seed=b"")
-    out = upload(machine, 4, groups=(2,), seed=b"")
-    (batch,) = [h for h in kit.headers(out) if isinstance(h, m.Batch)]
+    (batch,) = kit.headers(upload(machine, 4, groups=(2,), seed=b""))
     assert batch.counts == (3, 3, 5)
     assert why_not(ask(machine, question(batch))) == "malformed_choice"
-    kept = question(batch, chosen=b"\x07")
-    assert given(ask(machine, kept)) == mask_sums(
-        masked_vectors(kit.at(), kit.GROUPS, MASKED), [seed(n) for n in (2, 1, 0)]
-    )
+    vectors = masked_vectors(kit.at(), kit.GROUPS, MASKED)
+    summed = mask_sums(vectors, [seed(number) for number in (2, 1, 0)])
+    assert given(ask(machine, question(batch, chosen=b"\x07"))) == summed
 
 
 def test_a_question_asked_on_and_on_is_reckoned_once(machine):
     batch = handed_over(machine)
     machine.hold = True
     effects = [e for _ in range(4) for e in ask(machine, question(batch))]
-    assert len([e for e in kit.of(effects, fx.Work) if isinstance(e.task, SumMasks)]) == 1
+    assert [type(task) for task in kit.tasks(effects)] == [SumMasks]
     assert len(kit.stored(effects)) == 1
 
 
-def test_no_other_attempt_of_an_unmasked_round_is_opened(machine):
-    batch = handed_over(machine)
-    ask(machine, question(batch, (0, 1, 2)))
-    for one in (machine, machine.restarted()):
-        assert kit.refused(begin(one, masked_round(kit.at(1, 2)))) == ["unmasked_already"]
-        assert kit.refused(begin(one, masked_round(kit.at(2)))) == []
-
-
-def test_another_attempt_takes_the_place_of_one_that_was_not_unmasked(machine):
+def test_another_attempt_is_opened_until_a_round_is_unmasked(machine):
     first = handed_over(machine)
-    header = masked_round(kit.at(1, 2))
-    second = handed_over(machine, header)
+    second = handed_over(machine, masked_round(kit.at(1, 2)))
     assert why_not(ask(machine, question(first))) == "unknown_round"
     assert given(ask(machine, question(second))) == expected(range(UPLOADS), kit.at(1, 2))
     assert why_not(ask(machine, question(first))) == "unmasked_already"
+    for one in (machine, machine.restarted()):
+        assert kit.refused(begin(one, masked_round(kit.at(1, 3)))) == ["unmasked_already"]
+        assert kit.refused(begin(one, masked_round(kit.at(2)))) == []
 
 
 def left(machine):
@@ -312,13 +282,6 @@ def test_no_job_begins_once_more_after_something_of_it_was_unmasked(tmp_path, re
     assert kit.refused(begin(machine, masked_round(kit.at(job=b"L" * 16)))) == []
 
 
-def put_back(machine, **settings):
-    """The same proxy from a backup of what is on its disk now."""
-    machine.spool.put_back()
-    machine.spool.close()
-    return RealProxy(machine.folder, **settings)
-
-
 def uploading(machine):
     begin(machine)
     upload(machine, 0)
@@ -332,17 +295,17 @@ def asked(machine):
 def test_a_memory_from_a_backup_has_no_seed_and_sums_no_job_that_it_knows(machine, reach):
     """It cannot know what the proxy unmasked after the backup was made."""
     reach(machine)
-    back = put_back(machine)
+    machine.spool.put_back()
+    machine.spool.close()
+    back = machine.restarted()
     memory = back.masks._context.memory
     assert left(back)[:2] == ([], [])
     assert (memory.uploads, memory.delivered, memory.summed) == ([], set(), {kit.JOB})
     assert told_key(back) == b""
     for where in (kit.at(), kit.at(1, 2), kit.at(2)):
         assert kit.refused(begin(back, masked_round(where))) == ["unmasked_already"]
-    assert (
-        kit.refused(begin(back, masked_round(kit.at(3), masked=()))) == []
-    )  # there no sum is made
-    assert kit.refused(begin(back, masked_round(kit.at(job=b"L" * 16)))) == []
+    for allowed in (masked_round(kit.at(3), masked=()), masked_round(kit.at(job=b"L" * 16))):
+        assert kit.refused(begin(back, allowed)) == []
 
 
 def test_only_the_cloud_may_ask(machine):
@@ -355,16 +318,11 @@ def test_only_the_cloud_may_ask(machine):
     assert not machine.masks._context.memory.unmasked
 
 
-def test_each_set_has_masks_of_its_own_by_the_places_of_the_shuffle(tmp_path):
-    machine, header = RealProxy(tmp_path, min_batch_floor=2), masked_round(sets=2, min_batch=4)
-    batch = handed_over(machine, header)
-    assert given(ask(machine, question(batch))) == expected([0, 2, 4]) + expected([1, 3])
-
-
-def test_a_choice_that_leaves_a_set_below_its_part_of_the_floor_is_refused(tmp_path):
+def test_each_set_has_masks_of_its_own_and_keeps_its_part_of_the_floor(tmp_path):
     machine, header = RealProxy(tmp_path, min_batch_floor=2), masked_round(sets=2, min_batch=4)
     batch = handed_over(machine, header)
     assert why_not(ask(machine, question(batch, [0, 2, 4, 1]))) == "choice_below_floor"
+    assert given(ask(machine, question(batch))) == expected([0, 2, 4]) + expected([1, 3])
 
 
 def test_sets_below_the_proxys_own_floor_are_refused_with_the_round(machine):
@@ -390,10 +348,6 @@ def check(of_, by=CHECK, **changes):
     return structs.replace(m.CheckMasks(of_.at, of_.blob.digest, by.key.to_bytes()), **changes)
 
 
-def ask_checks(machine, asked):
-    return cloud_says(machine, kit.CLOUD.note(asked))
-
-
 def checks_of(places=range(UPLOADS)):
     vectors = masked_vectors(kit.at(), kit.GROUPS, MASKED)
     return mask_checks(vectors, [seed(UPLOADS - 1 - place) for place in places], CHECK)
@@ -402,32 +356,18 @@ def checks_of(places=range(UPLOADS)):
 def test_factors_that_the_round_did_not_commit_to_are_refused_for_good(machine):
     batch_ = checked_batch(machine)
     for _ in range(2):
-        assert why_not(ask_checks(machine, check(batch_, OTHER))) == "wrong_factors"
-        assert given(ask_checks(machine, check(batch_))) == checks_of()
-    assert why_not(ask_checks(machine.restarted(), check(batch_, OTHER))) == "wrong_factors"
-
-
-def test_a_round_that_commits_to_no_factors_is_not_checked(machine):
-    batch_ = handed_over(machine)
-    assert why_not(ask_checks(machine, check(batch_))) == "wrong_factors"
-    assert given(ask(machine, question(batch_))) == expected(range(UPLOADS))
+        assert why_not(ask(machine, check(batch_, OTHER))) == "wrong_factors"
+        assert given(ask(machine, check(batch_))) == checks_of()
+    assert why_not(ask(machine.restarted(), check(batch_, OTHER))) == "wrong_factors"
 
 
 def test_the_choice_follows_the_checks_and_its_floor_holds(machine):
     batch_ = checked_batch(machine)
-    ask_checks(machine, check(batch_))
+    ask(machine, check(batch_))
     assert why_not(ask(machine, question(batch_, (0, 1)))) == "choice_below_floor"
     assert given(ask(machine, question(batch_, (0, 2, 3)))) == expected((0, 2, 3))
-    assert given(ask_checks(machine, check(batch_))) == checks_of()  # nothing new
+    assert given(ask(machine, check(batch_))) == checks_of()  # nothing new
     assert why_not(ask(machine, question(batch_, (0, 1, 3)))) == "unmasked_already"
-
-
-def test_a_seed_that_was_sealed_for_other_factors_is_told_at_once(machine):
-    begin(machine, checked_round())
-    forked = committed(masked_round(), bytes(32))
-    assert kit.refused(upload(machine, 0, forked)) == ["bad_seed"]
-    assert kit.refused(upload(machine, 1, masked_round())) == ["bad_seed"]
-    assert kit.refused(upload(machine, 2, checked_round())) == []
 
 
 def misfits(of_, places):
@@ -443,42 +383,36 @@ def blamed(effects):
 
 def test_misfits_have_their_sender_s_name_once_and_lose_nothing(machine):
     batch_ = checked_batch(machine)
-    out = cloud_says(machine, kit.CLOUD.note(misfits(batch_, [0, 3])))
+    elsewhere = structs.replace(misfits(batch_, [0]), batch=bytes(32))
+    assert ask(machine, elsewhere) == []
+    out = ask(machine, misfits(batch_, [0, 3]))
     assert blamed(out) == {(FLEET[4].id, MISFIT), (FLEET[1].id, MISFIT)}
     assert len(out) == 2
-    assert cloud_says(machine, kit.CLOUD.note(misfits(batch_, [1]))) == []
+    assert ask(machine, misfits(batch_, [1])) == []
     assert given(ask(machine, question(batch_))) == expected(range(UPLOADS))
 
 
 def test_a_place_that_is_not_there_blames_nobody(machine):
-    batch_ = checked_batch(machine)
-    wrong = structs.replace(misfits(batch_, [0]), places=b"\x21")
-    assert blamed(cloud_says(machine, kit.CLOUD.note(wrong))) == set()
-    elsewhere = structs.replace(misfits(batch_, [0]), batch=bytes(32))
-    assert cloud_says(machine, kit.CLOUD.note(elsewhere)) == []
+    wrong = structs.replace(misfits(checked_batch(machine), [0]), places=b"\x21")
+    assert blamed(ask(machine, wrong)) == set()
 
 
-@pytest.mark.parametrize("how", ["restart", "sums acknowledged"])
-def test_whose_uploads_they_were_is_forgotten(machine, how):
+def acknowledged(machine, asked):
+    """The cloud has the sums that it asked for."""
+    header, _ = answer_of(ask(machine, asked))
+    cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held")))
+    return machine
+
+
+@pytest.mark.parametrize("how", ["restart", "checks acknowledged", "sums acknowledged"])
+def test_whose_uploads_they_were_is_forgotten_once_they_are_summed(machine, how):
     batch_ = checked_batch(machine)
     if how == "restart":
         machine = machine.restarted()
     else:
-        found = answer_of(ask(machine, question(batch_)))
-        assert found is not None
-        cloud_says(machine, kit.CLOUD.note(m.Ack(found[0].blob.digest, "held")))
-    assert cloud_says(machine, kit.CLOUD.note(misfits(batch_, [0]))) == []
-    assert machine.rounds.collections[kit.at()].senders == ()
-
-
-def test_the_sums_of_checks_alone_do_not_make_it_forget(machine):
-    batch_ = checked_batch(machine)
-    found = answer_of(ask_checks(machine, check(batch_)))
-    assert found is not None
-    cloud_says(machine, kit.CLOUD.note(m.Ack(found[0].blob.digest, "held")))
-    assert blamed(cloud_says(machine, kit.CLOUD.note(misfits(batch_, [2])))) == {
-        (FLEET[2].id, MISFIT)
-    }
+        acknowledged(machine, check(batch_) if "checks" in how else question(batch_))
+    named = {(FLEET[2].id, MISFIT)} if "checks" in how else set()
+    assert blamed(ask(machine, misfits(batch_, [2]))) == named
 
 
 ASKED = check(batch()[0])
@@ -515,13 +449,11 @@ def test_the_choice_is_asked_for_after_the_checks_and_misfits_are_told_before_it
 @pytest.mark.parametrize("why", ["refused", "failed"])
 def test_a_check_that_comes_to_nothing_has_spent_nothing(why):
     """No choice was said, so the round is asked for again, as after any failure before it."""
-    machine = checking()
+    machine, wrong = checking(), fx.WorkFailed("wrong_mask_checks")
     if why == "refused":
         out = receive(machine, kit.PROXY.note(m.Ack(DIGEST, "refused", "unknown_round")))
     else:
         answered(machine)
-        out = done(
-            machine, cj.TakeChecks(kit.at(), {"": ANSWER}), fx.WorkFailed("wrong_mask_checks")
-        )
+        out = done(machine, cj.TakeChecks(kit.at(), {"": ANSWER}), wrong)
     assert kit.tasks(out) == [cj.SealRound(kit.JOB, 1, 2)]
     assert kit.bodies(out, m.Unmask) == []

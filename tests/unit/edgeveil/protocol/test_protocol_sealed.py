@@ -32,7 +32,13 @@ TERMS = sl.Terms(
     groups=(GROUP,),
     cloud_key=CLOUD.public().to_bytes(),
 )
-MANIFEST, BLOB, TAG = sl.seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
+
+
+def sealed_broadcast(terms=TERMS):
+    return sl.seal_broadcast(terms, PACKAGE, [key.public() for key in SELECTED], 1024)
+
+
+MANIFEST, BLOB, TAG = sealed_broadcast()
 
 
 def reason(manifest, blob):
@@ -52,8 +58,14 @@ def test_every_selected_key_opens_the_same_and_nobody_else_anything():
     assert PACKAGE[:16] not in BLOB
 
 
-def test_a_selected_device_that_knows_the_key_cannot_fork_the_commitment():
+def test_another_commitment_size_or_length_is_refused():
     assert reason(changed(commitment=bytes(32)), BLOB) == "wrong_commitment"
+    larger = changed(package_bytes=MANIFEST.package_bytes + 1)
+    assert reason(larger, BLOB) == "wrong_package"
+    for blob in (BLOB[:-1], BLOB + b"\0", BLOB[: MANIFEST.stanza_bytes]):
+        assert reason(MANIFEST, blob) == "broken_stream"
+    for stanza_bytes in (0, 31, 32, 119, 1 << 40):
+        assert sl.open_broadcast(SELECTED[0], changed(stanza_bytes=stanza_bytes), BLOB) is None
 
 
 def test_no_byte_of_the_blob_can_be_altered_unseen():
@@ -72,20 +84,8 @@ def test_no_byte_of_the_blob_can_be_altered_unseen():
     assert sl.open_broadcast(SELECTED[0], MANIFEST, bytes(every_stanza)) is None
 
 
-@pytest.mark.parametrize("blob", [BLOB[:-1], BLOB + b"\0", BLOB[: MANIFEST.stanza_bytes]])
-def test_a_cut_or_longer_stream_is_refused(blob):
-    assert reason(MANIFEST, blob) == "broken_stream"
-
-
-@pytest.mark.parametrize("stanza_bytes", [0, 31, 32, 119, 1 << 40])
-def test_a_false_measure_of_the_stanzas_opens_nothing(stanza_bytes):
-    assert sl.open_broadcast(SELECTED[0], changed(stanza_bytes=stanza_bytes), BLOB) is None
-
-
 def test_parts_of_two_broadcasts_do_not_fit_together():
-    other, blob, _ = sl.seal_broadcast(
-        replace(TERMS, sequence=10), PACKAGE, [key.public() for key in SELECTED], 1024
-    )
+    other, blob, _ = sealed_broadcast(replace(TERMS, sequence=10))
     cut = MANIFEST.stanza_bytes
     assert reason(MANIFEST, BLOB[:cut] + blob[cut:]) == "broken_stream"
     assert sl.open_broadcast(SELECTED[0], MANIFEST, blob[:cut] + BLOB[cut:]) is None
@@ -96,52 +96,31 @@ TENSOR = bytes(range(100))
 SEALED = sl.seal_segment(MANIFEST, GROUP, TAG, TENSOR)
 
 
-def opened(**other):
-    values = {
-        "key": CLOUD,
-        "at": MANIFEST.at,
-        "job_digest": MANIFEST.job_digest,
-        "group": GROUP,
-        "membership": TAG,
-        "sealed": SEALED,
-    }
-    return sl.open_segment(**(values | other))
+def opened(sealed):
+    return sl.open_segment(CLOUD, MANIFEST.at, MANIFEST.job_digest, GROUP, TAG, sealed)
 
 
 def test_no_byte_of_a_segment_can_be_altered_unseen():
     for place in range(len(SEALED)):
-        sealed = bytearray(SEALED)
-        sealed[place] ^= 0x10
-        assert opened(sealed=bytes(sealed)) is None
+        assert opened(SEALED[:place] + bytes([SEALED[place] ^ 0x10]) + SEALED[place + 1 :]) is None
 
 
 def test_a_tensor_above_its_public_size_is_not_cut():
-    with pytest.raises(ProtocolError) as caught:
+    with pytest.raises(ProtocolError, match="wrong_size"):
         sl.seal_segment(MANIFEST, GROUP, TAG, bytes(129))
-    assert caught.value.reason == "wrong_size"
-    assert opened(sealed=sl.seal_segment(MANIFEST, GROUP, TAG, b"x" * 128)) == b"x" * 128
+    assert opened(sl.seal_segment(MANIFEST, GROUP, TAG, b"x" * 128)) == b"x" * 128
 
 
-def test_the_segment_is_bound_to_the_membership_of_this_very_broadcast():
+def test_segment_and_mark_are_bound_to_the_membership_of_this_very_broadcast():
     """A device that was not selected knows the manifest but not the tag."""
-    _, _, other = sl.seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
-    assert opened(sealed=sl.seal_segment(MANIFEST, GROUP, other, TENSOR)) is None
-    assert opened(sealed=sl.seal_segment(MANIFEST, GROUP, MANIFEST.commitment, TENSOR)) is None
-
-
-def test_a_mark_is_found_by_those_who_hold_membership_and_ciphertext():
+    _, _, other = sealed_broadcast()
+    for guess in (other, MANIFEST.commitment):
+        assert opened(sl.seal_segment(MANIFEST, GROUP, guess, TENSOR)) is None
     mark = sl.segment_mark(TAG, SEALED)
-    assert len(mark) == 32
-    _, _, other = sl.seal_broadcast(TERMS, PACKAGE, [key.public() for key in SELECTED], 1024)
     public = (b"", bytes(32), MANIFEST.commitment, MANIFEST.package_digest, other)
     assert mark not in {sl.segment_mark(guess, SEALED) for guess in public}
-    assert mark != hashlib.sha256(SEALED).digest()
+    assert len(mark) == 32 and mark != hashlib.sha256(SEALED).digest()
     assert mark != sl.segment_mark(TAG, sl.seal_segment(MANIFEST, GROUP, TAG, TENSOR))
-
-
-def test_a_package_of_another_size_than_the_manifest_says_is_refused():
-    larger = changed(package_bytes=MANIFEST.package_bytes + 1)
-    assert reason(larger, BLOB) == "wrong_package"
 
 
 GROUPS = (Group("layer0", 64), Group("layer1", 128), Group("softmax", 64))
@@ -174,28 +153,17 @@ def test_malformed_groups_are_refused(said):
         sl.masked_vectors(at(), GROUPS, said)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        structs.replace(ROUND, at=at(2)),
-        structs.replace(ROUND, at=at(1, 2)),
-        structs.replace(ROUND, at=at(1, 1, b"K" * 16)),
-        structs.replace(ROUND, job_digest=b"e" * 32),
-    ],
-    ids=["exchange", "attempt", "job", "job's text"],
-)
-def test_a_seed_of_another_round_does_not_open(other):
-    sealed = sl.seal_seed(seed(1), other, ME, KEY.public().to_bytes())
-    with pytest.raises(ProtocolError, match="bad_seed"):
-        sl.open_seed(KEY, ROUND, ME, sealed)
+def sealed_seed(manifest=ROUND, device=ME, key=KEY):
+    return sl.seal_seed(seed(1), manifest, device, key.public().to_bytes())
 
 
-def test_a_seed_of_another_device_key_or_length_does_not_open():
-    sealed = sl.seal_seed(seed(1), ROUND, OTHER, KEY.public().to_bytes())
-    elsewhere = sl.seal_seed(seed(1), ROUND, ME, OpeningKey.generate().public().to_bytes())
-    for wrong in (sealed, elsewhere, sealed[:-1], b"", bytes(SEALED_SEED_BYTES)):
+def test_a_seed_of_another_round_device_key_or_length_does_not_open():
+    fields = [{"at": at(2)}, {"at": at(1, 2)}, {"at": at(job=b"K" * 16)}, {"job_digest": b"e" * 32}]
+    wrong = [sealed_seed(structs.replace(ROUND, **one)) for one in fields]
+    wrong += [sealed_seed(device=OTHER), sealed_seed(key=OpeningKey.generate())]
+    for sealed in (*wrong, sealed_seed()[:-1], b"", bytes(SEALED_SEED_BYTES)):
         with pytest.raises(ProtocolError, match="bad_seed"):
-            sl.open_seed(KEY, ROUND, ME, wrong)
+            sl.open_seed(KEY, ROUND, ME, sealed)
 
 
 def test_a_key_that_nothing_can_be_sealed_to_is_refused():
@@ -212,23 +180,23 @@ def test_a_choice_comes_back(drawn):
     assert sl.chosen_of(said, uploads) == sorted(chosen)
 
 
-@pytest.mark.parametrize(
-    ("said", "uploads"),
-    [(b"", 1), (b"\x01\x00", 8), (b"\x01", 9), (b"\x08", 3), (b"\xff\x02", 9), (b"\x80", 7)],
-)
-def test_a_choice_of_what_was_not_uploaded_is_refused(said, uploads):
-    with pytest.raises(ProtocolError, match="malformed_choice"):
-        sl.chosen_of(said, uploads)
+def test_a_choice_of_what_was_not_uploaded_is_refused():
+    beyond = ((b"", 1), (b"\x01\x00", 8), (b"\x01", 9), (b"\x08", 3), (b"\xff\x02", 9))
+    for said, uploads in beyond:
+        with pytest.raises(ProtocolError, match="malformed_choice"):
+            sl.chosen_of(said, uploads)
+
+
+def packed(number, plain, check=CHECK):
+    """A device's vectors, as the cloud opens them."""
+    pairs = zip(VECTORS, plain, strict=True)
+    return [tn.masked_segment(of, numbers, seed(number), check) for of, numbers in pairs]
 
 
 def sent(number, plain):
-    """A device's padded segments, as the cloud opens them."""
-    return [
-        tn.masked_segment(of, numbers, seed(number), CHECK).ljust(
-            GROUPS[of.group].padded_bytes, b"\0"
-        )
-        for of, numbers in zip(VECTORS, plain, strict=True)
-    ]
+    """With their padding."""
+    sizes = [GROUPS[of.group].padded_bytes for of in VECTORS]
+    return [raw.ljust(size, b"\0") for raw, size in zip(packed(number, plain), sizes, strict=True)]
 
 
 def plains(count=4):
@@ -262,9 +230,8 @@ def test_sums_with_other_masks_are_refused():
 
 
 def test_padding_that_holds_something_is_refused():
-    padded = sent(0, plains()[0])[0]
     with pytest.raises(ProtocolError, match="bad_padding"):
-        tn.opened_vector(VECTORS[0], padded[:-1] + b"\x01")
+        tn.opened_vector(VECTORS[0], sent(0, plains()[0])[0][:-1] + b"\x01")
 
 
 def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common():
@@ -280,28 +247,21 @@ def test_masks_of_two_attempts_of_one_seed_have_nothing_in_common():
 DISCLOSED = sl.RoundCheck.of(at(), MEMBERSHIP, disclosed=True)
 
 
-def packed(number, plain, check=DISCLOSED):
-    """A device's vectors, as the cloud opens them."""
-    pairs = zip(VECTORS, plain, strict=True)
-    return [tn.masked_segment(of, numbers, seed(number), check) for of, numbers in pairs]
-
-
 def fits(sealed_seed, vectors):
     """Whether cloud and proxy come to the same checks, the proxy by the seed that was sealed."""
-    return tn.MaskChecks(VECTORS, DISCLOSED).of_masked(vectors) == tn.mask_checks(
-        VECTORS, [seed(sealed_seed)], DISCLOSED
-    )
+    checks = tn.mask_checks(VECTORS, [seed(sealed_seed)], DISCLOSED)
+    return tn.MaskChecks(VECTORS, DISCLOSED).of_masked(vectors) == checks
 
 
 def test_an_honest_upload_s_checks_are_what_the_cloud_computes_by_itself():
     """So the proxy's answer for it tells the cloud nothing."""
     for number, plain in enumerate(plains()):
-        assert fits(number, packed(number, plain))
+        assert fits(number, packed(number, plain, DISCLOSED))
 
 
 def test_wrong_seeds_checks_factors_and_rings_do_not_fit():
     plain, other = plains(1)[0], sl.RoundCheck(CheckKey(bytes(32)), disclosed=True)
-    good = packed(0, plain)
+    good = packed(0, plain, DISCLOSED)
     assert not fits(1, good)
     assert not fits(0, packed(0, plain, other))
     for change in range(len(good)):
@@ -328,7 +288,7 @@ def test_what_fits_is_some_vector_with_its_own_check_whatever_its_sender_did(num
     assert fits(0, fitting)
     vectors = [tn.opened_vector(of, raw) for of, raw in zip(VECTORS, fitting, strict=True)]
     for honest in plains(3):
-        for total, of, raw in zip(vectors, VECTORS, packed(1, honest), strict=True):
+        for total, of, raw in zip(vectors, VECTORS, packed(1, honest, DISCLOSED), strict=True):
             total.add(tn.opened_vector(of, raw))
     masks = tn.mask_sums(VECTORS, [seed(0), seed(1), seed(1), seed(1)])
     assert tn.exact_sums(VECTORS, vectors, masks, DISCLOSED)
@@ -347,7 +307,7 @@ def test_other_factors_than_the_device_s_would_show_a_form_of_its_numbers():
     of, plain = VECTORS[0], plains(1)[0]
     other = sl.RoundCheck.of(at(2), MEMBERSHIP, disclosed=True)
     ours, theirs = (Factors(one.key, of.use, of.ring) for one in (DISCLOSED, other))
-    (vector,) = [tn.opened_vector(of, packed(0, plain)[0])]
+    vector = tn.opened_vector(of, packed(0, plain, DISCLOSED)[0])
     answer = theirs.check_of_mask(seed(0))
     told = theirs.form(vector.numbers) - vector.check - answer  # the form of x by the difference
     numbers = plain[0].astype(np.int64).view(np.uint64).ravel()
@@ -356,12 +316,12 @@ def test_other_factors_than_the_device_s_would_show_a_form_of_its_numbers():
 
 def test_a_manifest_is_bound_to_one_key_of_checks():
     said = sl.committed(ROUND, MEMBERSHIP)
+    attempt = sl.RoundCheck.of(at(1, 2), MEMBERSHIP, disclosed=True)
     sl.check_factors(said, DISCLOSED.key)
-    for key in (CheckKey(MEMBERSHIP), sl.RoundCheck.of(at(1, 2), MEMBERSHIP, disclosed=True).key):
+    wrong = [(said, CheckKey(MEMBERSHIP)), (said, attempt.key), (ROUND, DISCLOSED.key)]
+    for manifest_, key in wrong:
         with pytest.raises(ProtocolError, match="wrong_factors"):
-            sl.check_factors(said, key)
-    with pytest.raises(ProtocolError, match="wrong_factors"):
-        sl.check_factors(ROUND, DISCLOSED.key)
+            sl.check_factors(manifest_, key)
 
 
 def test_a_seed_is_sealed_for_one_key_of_checks():

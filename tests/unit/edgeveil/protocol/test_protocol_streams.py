@@ -23,14 +23,8 @@ SMALL = {"lot_bytes": 1, "min_batch_floor": 1, "push_bytes": 1 << 20}
 
 
 def header_of(**changes):
-    plain = {
-        "groups": (WIDE, NARROW),
-        "masked": (m.MaskedGroup(0, 10, 40),),
-        "selected": COUNT,
-        "quorum": COUNT,
-        "min_batch": 3,
-    }
-    return kit.manifest(MODEL, **(plain | changes))
+    plain = {"groups": (WIDE, NARROW), "masked": (m.MaskedGroup(0, 10, 40),), "min_batch": 3}
+    return kit.manifest(MODEL, **(plain | {"selected": COUNT, "quorum": COUNT} | changes))
 
 
 def segments(number, groups):
@@ -45,20 +39,16 @@ def opened(folder, header=None, **settings):
     return machine
 
 
-def upload(machine, number, groups=(0, 1), header=None):
-    header, data = header or header_of(), b"".join(segments(number, groups))
-    made = m.Upload(header.at, groups, describe(data, kit.PART_BYTES))
+def upload(machine, number):
+    header, data = header_of(), b"".join(segments(number, (0, 1)))
+    made = m.Upload(header.at, (0, 1), describe(data, kit.PART_BYTES))
     key = machine.masks._context.memory.round_key(header.at)
-    if key is not None and 0 in groups:
+    if key is not None:
         seed = MaskSeed(hashlib.sha256(b"%d" % number).digest())
         sealed = seal_seed(seed, header, FLEET[number].id, key.public().to_bytes())
         made = structs.replace(made, seed=sealed)
     out = says(machine, FLEET[number], kit.offer(made, b"", FLEET[number].signer))
-    pieces = [data[start : start + kit.PART_BYTES] for start in range(0, len(data), kit.PART_BYTES)]
-    blob = made.blob
-    for index in range(len(pieces)):
-        out += says(machine, FLEET[number], part(blob, data, index))
-    return out
+    return out + [e for one in kit.parts_of(made, data) for e in says(machine, FLEET[number], one)]
 
 
 def told(effects):
@@ -72,16 +62,19 @@ def pulled(machine, blob):
     return b"".join(part.data for part in found)
 
 
-def test_what_is_not_masked_waits_for_all(tmp_path):
-    machine = opened(tmp_path)
-    sent = b""
-    for number in range(COUNT - 1):
-        for arrived in told(upload(machine, number)):
-            sent = pulled(machine, arrived.blob)
+def test_what_is_not_masked_waits_for_all_and_no_device_s_name_goes_on(tmp_path):
+    machine, sent, frames = opened(tmp_path), b"", []
+    for number in range(COUNT):
+        out = upload(machine, number)
+        frames += to_cloud(out)
+        if number < COUNT - 1:
+            sent += b"".join(pulled(machine, arrived.blob) for arrived in told(out))
     assert len(sent) > 3 * UPLOAD_BYTES
     for number in range(COUNT):
         assert segments(number, (1,))[0][:16] not in sent
-    assert told(upload(opened(tmp_path / "plain", header_of(masked=())), 0, (0, 1))) == []
+    said = repr(frames).encode()
+    assert all(member.id.encode() not in said for member in FLEET)
+    assert told(upload(opened(tmp_path / "plain", header_of(masked=())), 0)) == []
 
 
 @pytest.mark.parametrize(("floor", "first"), [(1, 2), (2, 4), (3, 6)])
@@ -95,14 +88,6 @@ def test_a_lot_has_as_many_uploads_as_the_floor_the_last_one_too(tmp_path, floor
         assert len(task.uploads) >= floor
     batch = machine.masks._context.memory.batches[kit.at()].batch
     assert batch.counts[0] - sum(len(task.uploads) for task in machine.waiting) >= floor
-
-
-def test_a_device_s_name_is_in_nothing_that_goes_on(tmp_path):
-    machine, frames = opened(tmp_path), []
-    for number in range(COUNT):
-        frames += to_cloud(upload(machine, number))
-    said = repr(frames).encode()
-    assert all(member.id.encode() not in said for member in FLEET)
 
 
 def test_a_part_that_was_not_told_is_refused(tmp_path):
@@ -181,25 +166,18 @@ def test_a_batch_that_does_not_continue_what_came_is_taken_from_its_beginning(he
     assert asked(receive(machine, kit.offer(header, b"", kit.PROXY)))[0] == 0
 
 
-@pytest.mark.parametrize(
-    "body",
-    [arrived(2, at=kit.at(2)), arrived(2, at=kit.at(1, 2))],
-    ids=["another round", "another attempt"],
-)
-def test_a_stream_of_another_round_is_nothing(body):
-    assert say(waiting(), body) == []
+def test_a_stream_of_another_round_is_nothing():
+    for where in (kit.at(2), kit.at(1, 2)):
+        assert say(waiting(), arrived(2, at=where)) == []
     assert say(cloud(), arrived(2)) == [], "no job runs"
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (arrived(1 << 21), "oversized_blob"),
-        (arrived(0, blob=m.Blob(NAME, kit.PART_BYTES + 1, kit.PART_BYTES)), "malformed"),
-        (arrived(0, blob=m.Blob(NAME, 0, kit.PART_BYTES)), "malformed"),
-        (arrived(0, blob=m.Blob(NAME, 100, 10)), "tiny_parts"),
-    ],
-    ids=["beyond the disk", "half a part", "nothing", "crumbs"],
-)
-def test_a_stream_that_no_proxy_tells_is_refused(body, reason):
-    assert kit.refused(say(waiting(), body)) == [reason]
+def test_a_stream_that_no_proxy_tells_is_refused():
+    for size_bytes, part_bytes, reason in (
+        (kit.PART_BYTES << 21, kit.PART_BYTES, "oversized_blob"),
+        (kit.PART_BYTES + 1, kit.PART_BYTES, "malformed"),
+        (0, kit.PART_BYTES, "malformed"),
+        (100, 10, "tiny_parts"),
+    ):
+        body = arrived(0, blob=m.Blob(NAME, size_bytes, part_bytes))
+        assert kit.refused(say(waiting(), body)) == [reason]
