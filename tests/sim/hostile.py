@@ -4,6 +4,7 @@ import os
 import zlib
 
 import numpy as np
+from msgspec.structs import replace
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
@@ -80,47 +81,39 @@ class Attacker:
 
 
 def upload(who, at, data, groups):
-    """An offer of an upload, signed by the attacker."""
     header = m.Upload(at, groups, describe(data, part_bytes(PACKET_BYTES)))
     return who.signer.offer(header, data if len(data) < PACKET_BYTES // 2 else b"")
 
 
 def second_uploads(who, manifest):
-    """Many answers in place of one."""
     every = tuple(range(len(manifest.groups)))
-    sealed = (seal_all(manifest) for _ in range(5))
-    return [upload(who, manifest.at, data, every) for data in sealed]
-
-
-def seal_all(manifest):
-    """What looks like an upload from outside."""
-    size = sum(group.padded_bytes + m.SEAL_OVERHEAD_BYTES for group in manifest.groups)
-    return os.urandom(size)
+    return [upload(who, manifest.at, seal_all(manifest), every) for _ in range(5)]
 
 
 def other_names(who, manifest):
     """As somebody else, with a signature of its own; and for rounds that are not open."""
-    every, data = tuple(range(len(manifest.groups))), seal_all(manifest)
-    mine = upload(who, manifest.at, data, every)
-    names = ("0" * 16, "cloud", "proxy")
+    every, data, at = tuple(range(len(manifest.groups))), seal_all(manifest), manifest.at
+    mine = upload(who, at, data, every).header
     renamed = [
-        m.Offer(type(mine.header)(name, mine.header.payload, mine.header.signature), data[:100])
-        for name in names
+        m.Offer(m.Envelope(name, mine.payload, mine.signature), data[:100])
+        for name in ("0" * 16, "cloud", "proxy")
     ]
-    at = manifest.at
     elsewhere = (
-        replace_at(at, round=at.round + 1),
-        replace_at(at, round=max(at.round - 1, 0)),
-        replace_at(at, attempt=at.attempt + 1),
-        m.RoundId(b"another job, 16.", at.round, at.attempt),
+        replace(at, round=at.round + 1),
+        replace(at, round=max(at.round - 1, 0)),
+        replace(at, attempt=at.attempt + 1),
+        replace(at, job_id=b"another job, 16."),
     )
     return [*renamed, *(upload(who, other, data, every) for other in elsewhere)]
 
 
-def replace_at(at, **changes):
-    """Another round or attempt."""
-    round, attempt = changes.get("round", at.round), changes.get("attempt", at.attempt)
-    return m.RoundId(at.job_id, round, attempt)
+def seal_all(manifest):
+    """What looks like an upload from outside."""
+    return os.urandom(sealed_bytes(manifest))
+
+
+def sealed_bytes(manifest):
+    return sum(group.padded_bytes + m.SEAL_OVERHEAD_BYTES for group in manifest.groups)
 
 
 def wrong_forms(who, manifest):
@@ -159,23 +152,15 @@ def flood(who, manifest):
     need = m.Need(manifest.blob.digest, tuple(range(64)))
     want = who.signer.note(m.Want(manifest.at.job_id))
     unknown = who.signer.note(m.Want(b"another job, 16."))
-    elsewhere = who.signer.note(m.Decline(replace_at(manifest.at, round=99)))
+    elsewhere = who.signer.note(m.Decline(replace(manifest.at, round=99)))
     return [one, need, want, unknown, elsewhere] * FLOOD
 
 
 def hellos(who, _manifest):
-    """As fast as it can."""
     return [who.signer.note(m.Hello(who.signer.name))] * (4 * FLOOD)
 
 
 def never_complete(who, manifest):
-    """Offers whose bytes never come."""
-    every = tuple(range(len(manifest.groups)))
-    size = sum(group.padded_bytes + m.SEAL_OVERHEAD_BYTES for group in manifest.groups)
-    blobs = [replace_digest(size, n) for n in range(50)]
+    every, size = tuple(range(len(manifest.groups))), sealed_bytes(manifest)
+    blobs = [m.Blob(bytes((n,)) * 32, size, 1024) for n in range(50)]
     return [who.signer.offer(m.Upload(manifest.at, every, blob)) for blob in blobs]
-
-
-def replace_digest(size_bytes, number):
-    """A claim of so many bytes that nobody has."""
-    return type(describe(b"", 1))(bytes((number,)) * 32, size_bytes, 1024)

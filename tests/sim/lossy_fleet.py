@@ -113,16 +113,8 @@ class ProxyHost(QuietHost):
     def __init__(self):
         self._folder = TemporaryDirectory(prefix="edgeveil-spool-", dir=RAM)
         self.disk = Spool(Path(self._folder.name) / "spool.sqlite")
-        self._inner = proxy_role.ProxyHost(self.disk, Random(1).shuffle)
-
-    def store(self, item):
-        self._inner.store(item)
-
-    def perform(self, task):
-        return self._inner.perform(task)
-
-    def together(self):
-        return self._inner.together()
+        inner = proxy_role.ProxyHost(self.disk, Random(1).shuffle)
+        self.store, self.perform, self.together = inner.store, inner.perform, inner.together
 
 
 class CloudHost(QuietHost):
@@ -241,17 +233,14 @@ class CloudHost(QuietHost):
 
 
 class FakeRegistry:
-    """What the operator admitted."""
+    lineage = "5e" * 16
 
     def __init__(self, devices):
         self._keys = {d.id: d.identity.public() for d in devices}
-        sealing = sorted(d.opening.public().to_bytes() for d in devices)
-        self._roster = b"".join(sealing)
+        self._roster = b"".join(sorted(d.opening.public().to_bytes() for d in devices))
 
     def verify_key(self, device):
         return self._keys.get(device)
-
-    lineage = "5e" * 16
 
     def roster_expires_s(self):
         return 0.0
@@ -347,7 +336,6 @@ class LossyFleet:
         self._until(reached, limit_s)
 
     def finish(self, limit_s=20_000.0):
-        """Run a started job to its end; its status."""
         self._until(lambda: bool(self.cloud.status), limit_s)
         return self.cloud.status
 

@@ -92,12 +92,8 @@ def test_a_released_models_weights_are_what_torch_loads_and_the_next_job_begins_
     with safe_open(tmp_path / "learned.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
     net = nn.Sequential()
-    for layer, (size, width) in {
-        "hidden1": (64, 32),
-        "hidden2": (32, 32),
-        "output": (32, 10),
-    }.items():
-        net.add_module(layer, nn.Linear(size, width))
+    for layer, size in {"hidden1": (64, 32), "hidden2": (32, 32), "output": (32, 10)}.items():
+        net.add_module(layer, nn.Linear(*size))
         if layer != "output":
             net.add_module(f"{layer}_relu", nn.ReLU())
     net.load_state_dict(load_file(tmp_path / "learned.safetensors"))

@@ -33,12 +33,11 @@ def fleet(tmp_path):
 
 
 def sent(box, job_id, round):
-    """The proxy acknowledged an upload of this device in this round."""
     states = {(r.job_id, r.round): r.state for r in box.store.receipts()}
     return states.get((job_id, round)) in ("held", "counted")
 
 
-def test_the_model_is_fedbuffs_of_what_was_released(fleet):
+def test_the_model_is_fedbuffs_of_what_was_released_and_late_updates_are_paid_for_once(fleet):
     job = fleet.submit(buffered_job())
     job_id, jobs = wire_id(job), StoredJobs(fleet.store)
     known = {name: np.array(a, np.float64) for name, a in jobs.state(jobs.entry(job_id)).items()}
@@ -67,21 +66,13 @@ def test_the_model_is_fedbuffs_of_what_was_released(fleet):
     assert len(used) == len(set(used)), "an update went on twice"
     assert 0 in stale and max(stale) >= 1
     assert fleet.finish(job) == "completed"
-
-
-def test_a_late_update_is_paid_for_once(fleet):
-    job = fleet.submit(buffered_job())
-    assert fleet.finish(job) == "completed"
     printed = fleet.store.events_after(0, job)[-1].data["privacy"]["training"]["epsilon"]
-    answered = 0
-    for box in fleet.devices:
-        counted = [r for r in box.store.receipts() if r.state == "counted"]
-        answered += len(counted)
-        assert box.ledger.spent().epsilon <= printed
-    assert answered == BUFFER * ROUNDS
+    assert all(box.ledger.spent().epsilon <= printed for box in fleet.devices)
+    counted = [r for box in fleet.devices for r in box.store.receipts() if r.state == "counted"]
+    assert len(counted) == BUFFER * ROUNDS
 
 
-@pytest.mark.parametrize("most", [8, 1])
+@pytest.mark.parametrize("most", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_boxes_that_are_slow_have_a_say_and_hold_up_nobody(tmp_path, monkeypatch, most):
     """An answer takes them four rounds: it counts then, unless the job bounds how late it may be.
 
@@ -90,7 +81,7 @@ def test_boxes_that_are_slow_have_a_say_and_hold_up_nobody(tmp_path, monkeypatch
     monkeypatch.setattr(buffered_rounds, "MAX_STALENESS", most)
     fleet = Fleet(tmp_path, DEVICES, policy=OWNERS)
     slow = fleet.devices[:2]
-    job = fleet.submit(buffered_job(rounds=12, buffer=4, budget_s=20.0))
+    job = fleet.submit(buffered_job(rounds=8, buffer=4, budget_s=20.0))
     trial = trial_name(wire_id(job))
     fleet.net.run(lambda: all(box.store.fact(trial) for box in fleet.devices))
     for box in fleet.devices:
@@ -100,5 +91,5 @@ def test_boxes_that_are_slow_have_a_say_and_hold_up_nobody(tmp_path, monkeypatch
     assert fleet.finish(job) == "completed"
     counted = [sum(r.state == "counted" for r in box.store.receipts()) for box in slow]
     assert all(counted) if most == 8 else not any(counted)
-    # Ten rounds and more, each of a fast box's second: nobody waited for a slow one's three.
-    assert fleet.net.now_s - begun_s < 12 * 1.5
+    # Each takes a fast box's second: nobody waited for a slow one's three.
+    assert fleet.net.now_s - begun_s < 8 * 1.5

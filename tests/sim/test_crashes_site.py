@@ -97,7 +97,6 @@ class CrashSite(Fleet):
         self.net.connect(self.net.nodes[node.address])
 
     def store_job_is_secure(self, job):
-        """Whether the job sums under masks."""
         found = self.cloud.host.jobs
         return found.plan(found.entry(wire_id(job))).job.aggregation.secure
 
@@ -243,7 +242,6 @@ def check_unmasked_once(site, job):
 
 
 def job(secure=False):
-    """Short, with training and inference."""
     return small_job(
         train={"method": "fm", "rounds": 2},
         aggregation={"name": "fedavg", "secure": secure},

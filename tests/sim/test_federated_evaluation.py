@@ -37,7 +37,6 @@ def evaluated(**changes):
 
 
 def told(fleet, done):
-    """The events of evaluations, by round."""
     rounds = committed(fleet, done)
     assert all(("federated" in one) == (one["phase"] == EVALUATE) for one in rounds)
     return {one["number"]: one for one in rounds if one["phase"] == EVALUATE}

@@ -2,8 +2,6 @@
 
 import time
 
-import pytest
-
 from edgeveil.config.policy import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.protocol import effects as fx
@@ -13,47 +11,47 @@ from edgeveil_proxy.registry import ROSTER_VALID_S
 from tests.kits.fleet import PACKET_BYTES, Fleet, committed, small_job
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path
-
-
 def ledger_links(fleet):
     return [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.devices]
 
 
-def test_job_completes_and_every_device_gets_the_model(folder):
-    fleet = Fleet(folder, 6)
+def check_wire(fleet, weights):
+    """Nothing private is on the wire."""
+    needle = weights[-64:]
+    for sender, to, frame in fleet.net.wire:
+        assert b"secret-" not in frame
+        assert needle not in frame
+        if isinstance(sender, fx.CloudAddress) or isinstance(to, fx.CloudAddress):
+            assert not any(box.id.encode() in frame for box in fleet.devices)
+        assert len(frame) <= PACKET_BYTES
+
+
+def test_job_completes_every_device_gets_the_model_and_the_ledgers_spent_what_was_printed(tmp_path):
+    fleet = Fleet(tmp_path, 6)
+    fleet.net.wire = []
     job = fleet.submit(small_job())
     assert fleet.finish(job) == "completed"
     rounds = committed(fleet, job)
     assert [r["uploads"] for r in rounds] == [6] * 5
     assert rounds[-1]["accuracy"] > 0.7
     assert not any(node.refused for node in fleet.net.nodes.values())
-    fleet.net.run(lambda: False, fleet.net.now_s + 5)
-    onnx = fleet.store.release(job).onnx
-    for box in fleet.devices:
-        installed = list((box.site.state_dir / "releases").rglob("model.onnx"))
-        assert [path.read_bytes() for path in installed] == [onnx]
-
-
-def test_what_was_printed_is_what_the_ledgers_spent(folder):
-    fleet = Fleet(folder, 6)
-    job = fleet.submit(small_job())
-    fleet.finish(job)
     end = fleet.store.events_after(0, job)[-1]
     assert end.type == "job_completed"
+    fleet.net.run(lambda: False, fleet.net.now_s + 5)
+    release = fleet.store.release(job)
     for box in fleet.devices:
+        installed = list((box.site.state_dir / "releases").rglob("model.onnx"))
+        assert [path.read_bytes() for path in installed] == [release.onnx]
         for purpose, key in (("train", "training"), ("infer", "inference")):
-            spent = box.ledger.spent(purpose=purpose)
-            printed = end.data["privacy"][key]
+            spent, printed = box.ledger.spent(purpose=purpose), end.data["privacy"][key]
             assert (spent.epsilon, spent.delta) == (printed["epsilon"], printed["delta"])
             assert spent.proven
             assert printed["status"] == "proven"
+    check_wire(fleet, release.safetensors)
 
 
-def test_owner_refuses_and_the_round_goes_on(folder, capsys):
-    fleet = Fleet(folder, 6)
+def test_owner_refuses_and_the_round_goes_on(tmp_path, capsys):
+    fleet = Fleet(tmp_path, 6)
     fleet.devices[2].site.__dict__["policy"] = Policy(max_epsilon_per_job=1.0)
     said = []
     fleet.devices[2].host._say = said.append
@@ -65,8 +63,8 @@ def test_owner_refuses_and_the_round_goes_on(folder, capsys):
     assert fleet.devices[2].ledger.spent().epsilon == 0
 
 
-def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(folder):
-    fleet = Fleet(folder, 5, floor=4)
+def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(tmp_path):
+    fleet = Fleet(tmp_path, 5, floor=4)
     job = fleet.submit(small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 1}))
     for box in fleet.devices[:2]:
         box.runner.up = False
@@ -77,7 +75,7 @@ def test_below_the_floor_nothing_is_handed_over_and_the_job_says_why(folder):
     assert committed(fleet, job) == []
 
 
-def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder):
+def test_repeated_attempt_sends_the_same_tensors_and_spends_once(tmp_path):
     lost = {"on": True}
 
     def faults(sender, to, frame):
@@ -86,7 +84,7 @@ def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder):
         hello = quiet and isinstance(decode(frame, PACKET_BYTES), Note)
         return [0.001] if hello or not quiet else []
 
-    fleet = Fleet(folder, 5, floor=4, faults=faults)
+    fleet = Fleet(tmp_path, 5, floor=4, faults=faults)
     job = fleet.submit(small_job(round={"deadline_s": 5.0, "min_batch": 3, "retries": 2}))
     fleet.net.run(lambda: any(e.type == "round_repeated" for e in fleet.store.events_after(0, job)))
     lost["on"] = False
@@ -96,24 +94,9 @@ def test_repeated_attempt_sends_the_same_tensors_and_spends_once(folder):
     assert {round(box.ledger.spent().epsilon, 6) for box in fleet.devices} == {8.0}
 
 
-def test_nothing_private_is_on_the_wire(folder):
-    fleet = Fleet(folder, 6)
-    fleet.net.wire = []
-    job = fleet.submit(small_job())
-    fleet.finish(job)
-    weights = fleet.store.release(job).safetensors
-    needle = weights[-64:]  # of the final weights
-    for sender, to, frame in fleet.net.wire:
-        assert b"secret-" not in frame
-        assert needle not in frame
-        if isinstance(sender, fx.CloudAddress) or isinstance(to, fx.CloudAddress):
-            assert not any(box.id.encode() in frame for box in fleet.devices)
-        assert len(frame) <= PACKET_BYTES
-
-
-def test_every_attempt_asks_the_same_devices(folder):
+def test_every_attempt_asks_the_same_devices(tmp_path):
     # Tensors that are sent again must not be told apart by who was asked.
-    fleet = Fleet(folder, 9, floor=3)
+    fleet = Fleet(tmp_path, 9, floor=3)
     job = fleet.submit(
         small_job(selection={"devices": 4}, round={"deadline_s": 5.0, "min_batch": 3})
     )
@@ -128,8 +111,8 @@ def test_every_attempt_asks_the_same_devices(folder):
     assert asked == [asked[0]] * 3
 
 
-def test_revoked_device_is_not_asked_again(folder):
-    fleet = Fleet(folder, 6)
+def test_revoked_device_is_not_asked_again(tmp_path):
+    fleet = Fleet(tmp_path, 6)
     job = fleet.submit(small_job())
     fleet.net.run(lambda: len(committed(fleet, job)) == 2)
     fleet.proxy.registry.revoke(fleet.devices[0].id)
@@ -138,8 +121,8 @@ def test_revoked_device_is_not_asked_again(folder):
     assert [r["uploads"] for r in committed(fleet, job)][-1] == 5
 
 
-def test_job_pauses_while_the_roster_is_stale_and_asks_nobody(folder, monkeypatch):
-    fleet = Fleet(folder, 6)
+def test_job_pauses_while_the_roster_is_stale_and_asks_nobody(tmp_path, monkeypatch):
+    fleet = Fleet(tmp_path, 6)
     job = fleet.submit(small_job())
     fleet.net.run(lambda: len(committed(fleet, job)) == 2)
     with monkeypatch.context() as clock:

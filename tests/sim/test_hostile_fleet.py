@@ -38,7 +38,6 @@ class Outcome:
             self.refused_by_cloud.update(one.get("refused", {}))
 
     def bytes_to(self, device):
-        """What the proxy sent to one device."""
         wire = self.fleet.net.wire or []
         return sum(len(frame) for by, to, frame in wire if to == fx.DeviceAddress(device) != by)
 

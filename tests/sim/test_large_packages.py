@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Need, Offer, decode, decode_header, encode
 from edgeveil.protocol.proxy_broadcasts import UNSELECTED_BYTES
@@ -68,6 +70,7 @@ def test_a_device_that_was_offline_for_the_offer_completes():
     assert fleet.devices[0].opened and fleet.devices[0].installed
 
 
+@pytest.mark.slow
 def test_a_package_of_64_mib_over_packets_of_64_kib():
     sizes = Sizes(packet_bytes=65536, model_bytes=64 * MIB)
     fleet = LossyFleet(devices=2, selected=2, rounds=1, sizes=sizes)

@@ -56,7 +56,6 @@ class Liar(Attacker):
 
 
 def job(rule):
-    """FedAvg of a small network on digits."""
     return Job.model_validate(
         {
             "job": "poisoned",

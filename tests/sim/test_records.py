@@ -11,7 +11,6 @@ FOUR_OF_FIVE = {"deadline_s": 20.0, "min_batch": 3, "quorum": 0.8, "grace_s": 1.
 
 
 def told(fleet, device):
-    """By round, what the device knows of its upload."""
     return {one.round: one.state for one in fleet.devices[device].store.receipts()}
 
 
@@ -61,7 +60,6 @@ class Wire:
         return [0.001]
 
     def of(self, record):
-        """Who asked for each piece."""
         return [self.asked.get(piece.digest, set()) for piece in record.pieces]
 
 

@@ -16,19 +16,7 @@ from edgeveil.parts.methods.fm import UNIT
 from edgeveil.parts.stage import CLIP_NORM, WITHIN
 from edgeveil.parts.update import Pipeline
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import (
-    Arrived,
-    Batch,
-    MaskSums,
-    Note,
-    Offer,
-    RoundKey,
-    Unmask,
-    Upload,
-    decode,
-    decode_body,
-    decode_header,
-)
+from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy_rounds import SumMasks, SummedMasks
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.transport.memory import LATENCY_S
@@ -65,7 +53,7 @@ class Books:
 
     def expected(self, round, name):
         """The sum of what those released who stand in the commit."""
-        payloads = {id(p): p for m, p in self.released.items() if m in self.counted[round]}
+        payloads = {id(p): p for mark, p in self.released.items() if mark in self.counted[round]}
         return sum(p[name] for p in payloads.values() if name in p)
 
 
@@ -110,15 +98,22 @@ def state(fleet, done):
 
 
 def said(fleet, kind):
-    """Headers or bodies of a kind that crossed the wire."""
     found = []
     for _, _, frame in fleet.net.wire or []:
-        message = decode(frame, PACKET_BYTES)
-        if isinstance(message, Offer):
-            found.append(decode_header(message.header))
-        elif isinstance(message, Note):
-            found.append(decode_body(message.body))
+        message = m.decode(frame, PACKET_BYTES)
+        if isinstance(message, m.Offer):
+            found.append(m.decode_header(message.header))
+        elif isinstance(message, m.Note):
+            found.append(m.decode_body(message.body))
     return [one for one in found if isinstance(one, kind)]
+
+
+def completed(fleet, done, books=None):
+    """The job runs to its end, with exact sums; its rounds."""
+    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    if books is not None:
+        check_exact(fleet, books, done)
+    return fleet.store.rounds(done)
 
 
 def played(folder, what, devices=DEVICES, **options):
@@ -141,13 +136,12 @@ def restart_proxy(fleet):
 
 def test_the_sums_are_exact_and_the_model_is_that_of_a_job_without_masks(tmp_path, books):
     fleet, done = played(tmp_path / "masked", job())
-    assert fleet.finish(done) == "completed"
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     assert all(record.uploads == DEVICES for record in fleet.store.rounds(done))
     plain, other = played(tmp_path / "plain", job(aggregation={"name": "fedavg"}))
     assert plain.finish(other) == "completed"
-    assert not said(plain, MaskSums)
-    assert not said(plain, RoundKey)
+    assert not said(plain, m.MaskSums)
+    assert not said(plain, m.RoundKey)
     ours, theirs = state(fleet, done), state(plain, other)
     assert ours.keys() == theirs.keys()
     # Weights are whole steps, and float32 rounds what single devices upload: one step of each.
@@ -171,8 +165,7 @@ UPDATES = {
 def test_updates_of_a_model_are_summed_exactly_with_their_noise(tmp_path, books, privacy):
     what = job(**UPDATES, privacy={"epsilon": 8.0, "delta": 1e-5, **privacy})
     fleet, done = played(tmp_path, what, policy=OWNER)
-    assert fleet.finish(done) == "completed"
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     moved = state(fleet, done)
     assert all(len(names) == 4 for names in books.sums.values())  # weights and biases
     begun = fleet.cloud.host.jobs.plan(fleet.store.job(done)).cloud.initial_state()
@@ -187,8 +180,7 @@ def test_a_clip_norm_moves_by_the_sum_of_the_devices_bits(tmp_path, books):
     adapts = ({"name": "gradient_gaussian", "clip_norm": 1e-3, "quantile": 0.9},)
     what = job(**{**UPDATES, "update": adapts})
     fleet, done = played(tmp_path, what, policy=OWNER)
-    assert fleet.finish(done) == "completed"
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     clip = Pipeline(compile_job(what).context).last.clip
     assert clip is not None
     norm = 1e-3
@@ -204,8 +196,7 @@ def test_the_median_of_groups_is_taken_of_exact_sums_of_each(tmp_path, books):
     limits = {**LIMITS, "min_batch": 9}
     what = job(aggregation=rule, selection={"devices": 9}, round=limits)
     fleet, done = played(tmp_path, what, devices=9)
-    assert fleet.finish(done) == "completed"
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     released = {id(p): p for p in books.released.values()}
     for sets in books.sets.values():
         for name, totals in sets.items():
@@ -238,8 +229,7 @@ def test_other_rules_too_compare_the_exact_sums_of_groups(tmp_path, books, rule,
         unsupervised={"eval_type": "NOT_EVAL"},
     )
     fleet, done = played(tmp_path, what, devices=10, policy=OWNER, proxy={"min_batch_floor": 1})
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     plan = compile_job(what)
     begun, grid = plan.cloud.initial_state(), Pipeline(plan.context).grid
     weights = state(fleet, done)
@@ -276,20 +266,6 @@ def test_poison_of_one_device_stays_in_its_group(tmp_path, books, monkeypatch):
     assert centres[0] < centres[1] / 2
 
 
-def test_nothing_of_a_round_can_be_opened_once_it_is_committed(tmp_path):
-    fleet, done = played(tmp_path, job())
-    for number in range(1, 5):
-        fleet.net.run(lambda at=number: len(fleet.store.rounds(done)) == at)
-        fleet.net.run(lambda: False, fleet.net.now_s + 0.4)
-        left = fleet.proxy.spool.load()
-        seeds = [b.seeds for at, b in left.batches.items() if at.round <= number]
-        keys = [k.key for k in left.kept.values() if k.header.at.round == number]
-        assert not any(seeds), number
-        assert not any(keys), number
-        assert fleet.store.kept_sums(done, number) is None
-    assert fleet.finish(done) == "completed"
-
-
 def test_a_proxy_that_gives_wrong_masks_ends_the_job_and_nothing_is_committed(tmp_path):
     fleet, done = played(tmp_path, job())
     honest = fleet.proxy.host.perform
@@ -312,8 +288,7 @@ def test_devices_that_drop_out_are_not_in_the_sum(tmp_path, books):
     fleet, done = played(tmp_path, job(selection={"devices": 6}), devices=6)
     for box in fleet.devices[:2]:
         box.runner.machine = Mute(box.runner.machine)
-    assert fleet.finish(done) == "completed"
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     assert [record.uploads for record in fleet.store.rounds(done)] == [4] * 4
 
 
@@ -322,22 +297,21 @@ def test_too_few_for_a_sum_are_asked_again_and_never_unmasked(tmp_path):
     for box in fleet.devices[:3]:
         box.runner.machine = Mute(box.runner.machine)
     assert fleet.finish(done) == "paused"
-    assert not said(fleet, Unmask)
+    assert not said(fleet, m.Unmask)
     assert fleet.store.rounds(done) == ()
 
 
 def test_cover_traffic_is_masked_like_answers_and_does_not_count(tmp_path, books):
     covered = {"cover_traffic": True, "cover_window_s": 4.0}
     fleet, done = played(tmp_path, job(), devices=8, proxy=covered)
-    assert fleet.finish(done) == "completed"
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     assert all(record.uploads == DEVICES for record in fleet.store.rounds(done))
     sizes = defaultdict(set)
     senders = defaultdict(set)
     for sender, _, frame in fleet.net.wire or []:
-        message = decode(frame, PACKET_BYTES)
-        header = decode_header(message.header) if isinstance(message, Offer) else None
-        if isinstance(header, Upload):
+        message = m.decode(frame, PACKET_BYTES)
+        header = m.decode_header(message.header) if isinstance(message, m.Offer) else None
+        if isinstance(header, m.Upload):
             assert len(header.seed) == 80
             sizes[header.at.round, header.groups].add((len(frame), header.blob.size_bytes))
             senders[header.at.round].add(sender)
@@ -350,9 +324,9 @@ def test_a_question_that_the_proxy_did_not_hear_in_time_is_answered_after_a_resu
     fleet, deaf = Fleet(tmp_path, DEVICES), [True]
 
     def faults(_sender, to, frame):
-        message = decode(frame, PACKET_BYTES)
-        body = decode_body(message.body) if isinstance(message, Note) else None
-        return [] if isinstance(body, Unmask) and deaf[0] else [LATENCY_S]
+        message = m.decode(frame, PACKET_BYTES)
+        body = m.decode_body(message.body) if isinstance(message, m.Note) else None
+        return [] if isinstance(body, m.Unmask) and deaf[0] else [LATENCY_S]
 
     fleet.net.faults, fleet.net.wire = faults, []
     done = fleet.submit(job())
@@ -361,8 +335,7 @@ def test_a_question_that_the_proxy_did_not_hear_in_time_is_answered_after_a_resu
     fleet.net.run(lambda: False, fleet.net.now_s + 60.0)
     deaf[0] = False
     fleet.resume(done)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     assert [record.attempt for record in fleet.store.rounds(done)] == [1] * 4
 
 
@@ -379,10 +352,9 @@ def test_who_starts_anew_between_question_and_answer_finds_everything(tmp_path, 
         fleet.net.connect(fleet.cloud.runner)
     else:
         restart_proxy(fleet)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     assert [record.attempt for record in fleet.store.rounds(done)] == [1] * 4
-    asked = [question for question in said(fleet, Unmask) if question.at.round == 2]
+    asked = [question for question in said(fleet, m.Unmask) if question.at.round == 2]
     assert len(set(asked)) == 1
 
 
@@ -399,7 +371,7 @@ def test_a_proxy_that_forgot_what_it_unmasked_unmasks_nothing_more_of_the_job(
     """Restored, it refuses what it knows of; of what it cannot know devices keep it."""
     fleet, done = played(tmp_path, job())
     fleet.net.run(lambda: len(fleet.store.rounds(done)) == 2)
-    asked = len(said(fleet, Unmask))
+    asked = len(said(fleet, m.Unmask))
     forget(fleet, fleet.proxy.runner)
     if fate == "put back":
         fleet.proxy.spool.put_back()
@@ -410,7 +382,7 @@ def test_a_proxy_that_forgot_what_it_unmasked_unmasks_nothing_more_of_the_job(
     restart_proxy(fleet)
     assert fleet.finish(done) == status
     assert reason in fleet.store.job(done).reason
-    assert len(said(fleet, Unmask)) == asked
+    assert len(said(fleet, m.Unmask)) == asked
     assert len(fleet.store.rounds(done)) == 2
 
 
@@ -436,13 +408,11 @@ def test_uploads_that_go_on_as_they_come_are_summed_exactly(tmp_path, books, wha
     proxy = {**STREAMED, **options.pop("proxy", {})}
     fleet, done = played(tmp_path, what, packet_bytes=4096, proxy=proxy, **options)
     fleet.net.wire = []
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    check_exact(fleet, books, done)
-    records = fleet.store.rounds(done)
+    records = completed(fleet, done, books)
     assert all(record.uploads == DEVICES for record in records)
     assert all(record.attempt == 1 for record in records)
-    early = {(arrived.at, arrived.blob.digest) for arrived in said(fleet, Arrived)}
+    early = {(arrived.at, arrived.blob.digest) for arrived in said(fleet, m.Arrived)}
     assert early
-    assert early <= {(batch.at, batch.stream) for batch in said(fleet, Batch)}
-    asked = [question.at for question in said(fleet, Unmask)]
+    assert early <= {(batch.at, batch.stream) for batch in said(fleet, m.Batch)}
+    asked = [question.at for question in said(fleet, m.Unmask)]
     assert len(set(asked)) == len(records)

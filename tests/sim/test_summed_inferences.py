@@ -25,7 +25,6 @@ def summed(**changes):
 
 
 def averages(fleet, done):
-    """What the cloud's events tell, by round."""
     rounds = committed(fleet, done)
     return {one["exchange"]: one["mean_softmax"] for one in rounds if one["mean_softmax"]}
 

@@ -67,7 +67,6 @@ class Struck(Fleet):
         return max(box.ledger.spent().epsilon for box in self.devices)
 
     def hours_later(self, hours):
-        """At the cloud and the proxy."""
         for one in (self.cloud.store, self.proxy.registry):
             one._now_s = lambda: time.time() + 3600.0 * hours
 

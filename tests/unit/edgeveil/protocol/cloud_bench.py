@@ -40,7 +40,6 @@ def state(machine, job=kit.JOB):
 
 
 def ack(header, status="held", reason=""):
-    """The proxy's word about a broadcast."""
     return kit.PROXY.note(Ack(header.blob.digest, status, reason))
 
 
@@ -63,7 +62,6 @@ def seal(machine, task, size=30):
 
 
 def broadcast(machine, task):
-    """Sealed and held by the proxy."""
     return receive(machine, ack(seal(machine, task)[0]))
 
 
@@ -73,7 +71,6 @@ def batch(where=None, fill=b"a", size=90):
 
 
 def waiting(machine=None, what=START):
-    """A machine that waits for its first batch."""
     machine = machine or cloud()
     start(machine, what)
     broadcast(machine, cj.SealJob(kit.JOB))
@@ -82,7 +79,6 @@ def waiting(machine=None, what=START):
 
 
 def both_waiting(**settings):
-    """Two jobs that wait for their first batches."""
     machine = cloud(**settings)
     for job in (kit.JOB, OTHER):
         start(machine, cj.StartJob(job, 1, 1, rounds=1, retries=1))
@@ -97,12 +93,10 @@ def hand_over(machine, where=None):
 
 
 def absorbing(where=None):
-    """The task that a batch leads to."""
     return cj.Absorb({"": batch(where)[0]})
 
 
 def absorb(machine, where=None):
-    """The batch arrives and is committed."""
     where = where or kit.at()
     hand_over(machine, where)
     record, data = kit.commit_of(where, [b"a", b"b"])

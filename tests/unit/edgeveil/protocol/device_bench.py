@@ -20,7 +20,6 @@ SEALED = dr.SealedAnswer((0, 1, 2), kit.SEALED_BYTES, b"".join(SEGMENTS), MARKS)
 
 
 def device(memory=None, data_set=b"", sealing=(), **settings):
-    """A device that knows the job."""
     bounds = dr.DeviceSettings(**({"packet_bytes": kit.PACKET_BYTES} | settings))
     memory = dr.DeviceMemory(jobs={kit.JOB: None}) if memory is None else memory
     keys = PeerKeys.pinned(cloud=kit.CLOUD_KEY, proxy=kit.PROXY_KEY)
@@ -40,7 +39,6 @@ def fire(machine, name):
 
 
 def own(name, job=kit.JOB):
-    """A timer of the job's own."""
     return fx.Timer(dr.timer_name(name, job))
 
 
@@ -51,7 +49,6 @@ def work_on(machine, header, data=MODEL):
 
 
 def upload(machine, header=None):
-    """The whole way to the upload; the effects send it."""
     header = header or kit.manifest(MODEL)
     work_on(machine, header)
     return done(machine, dr.ComputeAnswer(header, PACKAGE), SEALED)

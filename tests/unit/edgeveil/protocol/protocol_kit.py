@@ -32,8 +32,6 @@ PROXY_KEY = signing_key(2).public()
 
 @dataclass(frozen=True)
 class Member:
-    """One device's identity."""
-
     signer: m.Signer
     key: VerifyKey
 
@@ -43,15 +41,12 @@ class Member:
 
 
 def member(number):
-    """Device `number`."""
     key = signing_key(100 + number)
     return Member(m.Signer(key.public().fingerprint(), key), key.public())
 
 
 @dataclass
 class FakeRegistry:
-    """What the proxy's operator admitted."""
-
     members: dict[str, VerifyKey] = field(default_factory=dict)
     epoch: int = 1
 
@@ -75,7 +70,6 @@ def at(round_=1, attempt=1, job=JOB):
 
 
 def manifest(data, where=None, **changes):
-    """A round's manifest for `data`, with any field changed."""
     values = {
         "kind": "round",
         "at": where or at(),

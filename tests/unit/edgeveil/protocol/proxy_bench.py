@@ -124,13 +124,11 @@ def open_round(machine, header=None):
 
 
 def upload(machine, number, **changes):
-    """Device `number` uploads; its segments are filled with its number."""
     header, data = kit.upload_of(changes.pop("where", kit.at()), number + 1, **changes)
     return says(machine, FLEET[number], kit.offer(header, data, FLEET[number].signer))
 
 
 def to_devices(effects):
-    """What went to all devices at once."""
     return [e.message for e in effects if isinstance(e, fx.Send) and e.to == fx.AllDevices()]
 
 

@@ -86,13 +86,18 @@ def test_a_device_asks_at_once_and_opens_what_came_beside_the_broker():
     assert kit.tasks(done(machine, task, tr.FetchedBeside(LARGE))) == [OpenPackage(header, LARGE)]
 
 
-def test_a_foreign_url_is_refused_and_the_package_comes_in_parts():
+def test_a_foreign_url_is_refused_and_package_and_upload_go_in_parts():
     machine, header = fetching()
     out = receive(machine, told("https://10.0.0.1/f/x"))
     assert kit.refused(out) == ["foreign_url"] and not kit.tasks(out)
     (need,) = kit.messages(fire(machine, "repair"), m.Need)
     assert not need.beside
     assert comes_in_parts(machine, header)
+    machine, _ = uploading()
+    out = receive(machine, told("https://127.0.0.1/admin", put=True))
+    assert kit.refused(out) == ["foreign_url"] and not kit.tasks(out)
+    (sent,) = kit.messages(fire(machine, "resend"), m.Offer)
+    assert not sent.beside
 
 
 def test_after_some_failures_the_package_comes_in_parts_and_that_is_told_once():
@@ -132,14 +137,6 @@ def test_an_upload_is_laid_down_and_said_to_lie_there_until_it_is_acknowledged()
     assert again.beside
     receive(machine, kit.PROXY.note(m.Ack(put.blob, "held")))
     assert machine.memory.uploads[kit.JOB].held
-
-
-def test_an_upload_is_put_to_no_foreign_url_and_still_answered_in_parts():
-    machine, _ = uploading()
-    out = receive(machine, told("https://127.0.0.1/admin", put=True))
-    assert kit.refused(out) == ["foreign_url"] and not kit.tasks(out)
-    (sent,) = kit.messages(fire(machine, "resend"), m.Offer)
-    assert not sent.beside
 
 
 def holding():

@@ -48,7 +48,6 @@ def hold(machine, cell, header):
 
 
 def spread(machine, task, **changes):
-    """Sealed, and held by both proxies."""
     found, out = seal(machine, task, **changes)
     for cell, header in found.items():
         out = hold(machine, cell, header)

@@ -47,7 +47,6 @@ def _at_state(wanted, start=cb.START):
 
 
 def cancelled(effects):
-    """Names of the timers that are cancelled."""
     return {effect.name.partition("/")[0] for effect in kit.of(effects, fx.CancelTimer)}
 
 
@@ -255,7 +254,6 @@ def sums(data=MASKS, **changes):
 
 
 def answer(machine, data=MASKS):
-    """The whole answer, part by part."""
     header = sums(data)
     out = cb.receive(machine, kit.offer(header, b"", kit.PROXY))
     for part in kit.parts_of(header, data):

@@ -151,7 +151,6 @@ def job_id(number):
 
 
 def announced(number, data=None, **changes):
-    """A job's manifest and its sealed package."""
     data = data or b"sealed job %d" % number
     where = kit.at(0, 0, job_id(number))
     return kit.manifest(data, where, kind="job", groups=(), selected=0, **changes), data

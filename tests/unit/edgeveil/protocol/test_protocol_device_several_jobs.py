@@ -28,7 +28,6 @@ def round_of(job, number=1, **changes):
 
 
 def answer_of(job):
-    """Each job's has other bytes."""
     return replace(SEALED, data=SEALED.data[:-1] + job[:1])
 
 
@@ -37,7 +36,6 @@ def hear(machine, message, now_s=0.0):
 
 
 def open_(machine, header, now_s=0.0, budget_s=0.0, **more):
-    """The package comes and opens."""
     data = model(header.at.job_id)
     hear(machine, kit.offer(header, data), now_s)
     opened = dr.OpenedPackage(PACKAGE, budget_s=budget_s, **more)

@@ -213,7 +213,6 @@ UP = fx.PeerConnected(fx.ProxyAddress())
 
 
 def counting(answered=0):
-    """A device whose memory is kept, after so many answers."""
     return db.device(DeviceMemory(jobs={kit.JOB: None}, answered=answered))
 
 
@@ -223,25 +222,19 @@ def heard(machine):
 
 
 def said(machine):
-    """Digest of its hello."""
     hello = Hello(db.ME.id, 0, 0, machine.memory.answered, 3)
     return hashlib.sha256(db.ME.signer.note(hello).body.payload).digest()
 
 
-def test_answers_are_numbered_and_a_hello_says_the_last_number():
-    machine = counting(4)
-    heard(machine)
-    (header,) = kit.headers(upload(machine))
-    assert (header.number, machine.memory.answered) == (5, 5)
-    assert kit.bodies(machine.handle(UP, 0.0), Hello) == [Hello(db.ME.id, 0, 0, 5, 3)]
-
-
-def test_before_it_was_heard_it_takes_up_nothing():
-    machine, sent = counting(), kit.offer(kit.manifest(db.MODEL), db.MODEL)
+def test_before_it_was_heard_it_takes_up_nothing_and_then_it_numbers_its_answers():
+    machine, sent = counting(4), kit.offer(kit.manifest(db.MODEL), db.MODEL)
     machine.handle(UP, 0.0)
     assert db.receive(machine, sent) == []
     heard(machine)
     assert kit.tasks(db.receive(machine, sent))
+    (header,) = kit.headers(upload(machine))
+    assert (header.number, machine.memory.answered) == (5, 5)
+    assert kit.bodies(machine.handle(UP, 0.0), Hello) == [Hello(db.ME.id, 0, 0, 5, 3)]
 
 
 def test_told_that_it_is_behind_it_counts_before_it_says_hello_again():

@@ -39,7 +39,6 @@ def heard(machine, sent):
 
 
 def looked(machine, header=HEADER):
-    """The offer and the stanzas came."""
     receive(machine, kit.offer(header))
     assert kit.tasks(heard(machine, parts(FRONT, STANZAS))) == [FindStanza(header, STANZAS)]
 
@@ -52,7 +51,6 @@ def look(machine, buckets=None):
 
 
 def came(machine):
-    """All parts of the stream."""
     return heard(machine, parts(REST, STREAM))
 
 
@@ -258,7 +256,10 @@ def piece_bytes(commit, data, piece):
     return data[start : start + piece.size_bytes]
 
 
-def test_every_mark_stands_in_its_own_piece_and_in_no_other():
+def test_every_mark_stands_in_its_own_piece_of_no_fewer_marks_than_the_floor_and_in_no_other():
+    for floor, pieces in ((1, 8), (30, 4), (60, 2), (150, 1)):
+        found = record(floor=floor)[0].pieces
+        assert len(found) == pieces and min(one.size_bytes for one in found) >= 32 * floor
     commit, data = record()
     assert len(commit.pieces) == 8 and commit.accepted == len(MARKS)
     assert data == b"".join(sorted(MARKS))
@@ -269,13 +270,6 @@ def test_every_mark_stands_in_its_own_piece_and_in_no_other():
         found = [n for n, piece in enumerate(cut) if piece.find(mark) % 32 == 0]
         here = commit.pieces.index(transfer.piece_for(commit, [mark]))
         assert found == ([] if mark is ABSENT else [here])
-
-
-@pytest.mark.parametrize(("floor", "pieces"), [(1, 8), (30, 4), (60, 2), (150, 1)])
-def test_no_piece_has_fewer_marks_than_the_floor(floor, pieces):
-    commit, _ = record(floor=floor)
-    assert len(commit.pieces) == pieces
-    assert min(piece.size_bytes for piece in commit.pieces) >= 32 * floor
 
 
 def test_pieces_that_do_not_make_up_the_record_are_refused():

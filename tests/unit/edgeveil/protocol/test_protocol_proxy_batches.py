@@ -99,7 +99,6 @@ def test_a_shortfall_is_told_until_the_round_is_repeated():
 
 
 def pieces(header, data):
-    """The batch's segments by group."""
     result, offset = [], 0
     for count, size in zip(header.counts, kit.SEALED_BYTES, strict=True):
         result.append([data[offset + i * size : offset + (i + 1) * size] for i in range(count)])
@@ -235,14 +234,12 @@ STALLED = 5
 
 
 def opened_of_attendance(machine, number):
-    """Round `number`, for all six devices."""
     fields = {"selected": 6, "quorum": 4, "min_batch": 3, "sequence": number}
     model = b"model %d" % number
     pb.cloud_says(machine, kit.offer(kit.manifest(model, kit.at(number), **fields), model))
 
 
 def answer(machine, number, who):
-    """These devices upload to round `number`."""
     return [effect for device in who for effect in pb.upload(machine, device, where=kit.at(number))]
 
 

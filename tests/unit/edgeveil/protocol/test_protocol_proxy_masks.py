@@ -46,7 +46,6 @@ def begin(machine, header=None):
 
 
 def key_of(machine, where):
-    """The round's key."""
     key = machine.masks._context.memory.round_key(where)
     return key.public().to_bytes() if key else b""
 
@@ -398,7 +397,6 @@ def test_a_place_that_is_not_there_blames_nobody(machine):
 
 
 def acknowledged(machine, asked):
-    """The cloud has the sums that it asked for."""
     header, _ = answer_of(ask(machine, asked))
     cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held")))
     return machine

@@ -152,7 +152,6 @@ def come(machine, number, pieces, now_s=0.0):
 
 
 def big(number, size=SEALED):
-    """Device `number`'s upload: header and parts."""
     data = hashlib.shake_256(bytes([number])).digest(size)
     header = m.Upload(kit.at(), (0,), describe(data, kit.PART_BYTES))
     return header, kit.parts_of(header, data), data

@@ -19,7 +19,6 @@ A, B = m.data_set_tag("digits"), m.data_set_tag("scores")
 
 
 def release(sequence=7, **changes):
-    """A release that asks for reports."""
     values = {"kind": "release", "groups": (m.HEALTH,), "sequence": sequence, "selected": 4}
     data = MODEL + bytes([sequence])
     return kit.manifest(data, kit.at(0, sequence), **(values | {"deadline_s": 100.0} | changes))
@@ -218,3 +217,11 @@ def test_every_outcome_survives_its_padding_and_nothing_else_is_one():
         assert m.ReleaseOutcome.from_bytes(outcome.to_bytes().ljust(64, b"\0")) is outcome
     assert m.ReleaseOutcome.from_bytes(bytes(64)) is None
     assert m.ReleaseOutcome.from_bytes(b"in_use of box-1".ljust(64, b"\0")) is None
+
+
+def test_a_release_of_another_data_set_is_left_and_reported_like_one_s_own():
+    machine, other, mine = device(data_set=A), release(9, data_set=B), release(7, data_set=A)
+    out = receive(machine, kit.offer(other, bytes_of(other)))
+    assert kit.tasks(out) == [] and kit.stored(out) == [dv.ReportDue(other)]
+    out = receive(machine, kit.offer(mine, bytes_of(mine)))
+    assert kit.tasks(out) == [OpenPackage(mine, bytes_of(mine))]

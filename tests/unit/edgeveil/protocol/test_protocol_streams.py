@@ -56,7 +56,6 @@ def told(effects):
 
 
 def pulled(machine, blob):
-    """All whole parts of what was told."""
     indices = tuple(range(blob.size_bytes // blob.part_bytes))
     found = kit.messages(cloud_says(machine, m.Need(blob.digest, indices)), m.BlobPart)
     return b"".join(part.data for part in found)
