@@ -34,6 +34,13 @@ def public_keys(count):
     return [OpeningKey.generate().public().to_bytes() for _ in range(count)]
 
 
+def batched(at, groups, uploads, declined=0, **changes):
+    """The header and the bytes of a batch of these segments by group."""
+    data = b"".join(b"".join(group) for group in groups)
+    values = {"counts": tuple(map(len, groups)), "blob": describe(data, 4096), **changes}
+    return Batch(at, uploads, declined, **values), data
+
+
 class CloudRound:
     """A sealed round; `selected` keys that nobody needs to open here."""
 
@@ -71,15 +78,7 @@ class CloudRound:
         return [[self.segment(g, self.array(g, n + 1)) for n in range(count)] for g in groups]
 
     def batch(self, groups, **changes):
-        data = b"".join(b"".join(group) for group in groups)
-        values = {
-            "at": self.manifest.at,
-            "uploads": 3,
-            "declined": 0,
-            "counts": tuple(map(len, groups)),
-            "blob": describe(data, 4096),
-        }
-        return Batch(**(values | changes)), data
+        return batched(self.manifest.at, groups, 3, **changes)
 
     def opened(self, groups, **changes):
         batch, data = self.batch(groups, **changes)

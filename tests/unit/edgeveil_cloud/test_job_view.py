@@ -6,21 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.evaluation.figures import evaluation_text
 from edgeveil.jobs import compile_job, load_job
 from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil_cloud.job_history import KEPT_EVENTS, JobHistory
-from edgeveil_cloud.job_view import JobDetails, facts_of_plan, job_view
+from edgeveil_cloud.job_view import JobDetails, facts_of_plan, job_view, record_figure
 from edgeveil_cloud.store import Store
+from edgeveil_cloud.store_tables import RoundRecord
+from edgeveil_tools.result import RunEvents
+from edgeveil_tools.tracking.feed import metrics_of
 from tests.kits.job_events import broadcast, committed, course
 
-JOBS = Path(__file__).parents[3] / "configs" / "jobs"
+JOBS = Path("configs/jobs")
+JOB = load_job(Path("tests/kits/quickstart.yaml"))
 
 
 @pytest.fixture(scope="module")
 def planned():
-    return facts_of_plan(
-        compile_job(load_job(JOBS.parents[1] / "tests" / "kits" / "quickstart.yaml"))
-    )
+    return facts_of_plan(compile_job(JOB))
 
 
 def part(view, section, kind, nth=0):
@@ -32,31 +35,25 @@ def test_a_job_that_waits_shows_what_it_will_cost_and_no_more(planned):
     view = job_view(replace(planned, status="queued"), [])
     training, inference = view["cards"][1]
     assert training["value"] == "ε = 8"
-    assert training["note"] == "per record, δ = 1e-05; whole job as planned, proven"
-    assert "per device; whole job as planned, proven" in inference["note"]
+    for card, unit in ((training, "per record"), (inference, "per device")):
+        assert unit in card["note"] and "whole job as planned, proven" in card["note"]
     assert view["progress"] == {"done": 0, "of": 17, "text": "round 0 of 15"}
     assert {one["id"] for one in view["sections"]} == {"accuracy", "seen", "meaning"}
 
 
-def test_the_record_s_guarantee_leads_and_the_device_s_stands_behind_it_as_on_the_console():
+def test_the_record_s_guarantee_leads_if_there_is_one_before_the_device_s_as_on_the_console():
     facts = facts_of_plan(compile_job(load_job(JOBS / "quickstart.yaml")))
-    part = facts.privacy["inference"]
-    assert part["unit"] == "device" and part["record_epsilon"] < part["epsilon"]
-    training, inference = job_view(facts, [])["cards"][1]
-    assert (training["value"], inference["value"]) == ("ε = 2", "ε = 1.988")
-    assert inference["note"].startswith("per record, ε = 15.9 per device; ")
+    inferred = facts.privacy["inference"]
+    assert inferred["unit"] == "device" and inferred["record_epsilon"] < inferred["epsilon"]
+    cards = job_view(facts, [])["cards"][1]
+    assert [card["value"] for card in cards] == ["ε = 2", "ε = 1.988"]
     rows = dict(guarantee_lines(facts.privacy))
-    for which, card in (("training", training), ("inference", inference)):
-        told = f"{card['value']} {card['note']}"
-        assert told.startswith(f"{rows[f'  {which}']}; whole job")
-
-
-def test_a_guarantee_without_a_bound_of_one_record_leads_with_the_device_s(planned):
-    part = {**planned.privacy["inference"], "record_epsilon": None}
-    facts = replace(planned, privacy={**planned.privacy, "inference": part})
-    lead = job_view(facts, [])["cards"][1][1]
-    assert lead["value"] == f"ε = {part['epsilon']:g}"
-    assert lead["note"].startswith("per device, none per record, ")
+    for which, card in zip(("training", "inference"), cards, strict=True):
+        assert f"{card['value']} {card['note']}".startswith(f"{rows[f'  {which}']}; whole job")
+    none = {**facts.privacy, "inference": {**inferred, "record_epsilon": None}}
+    assert job_view(replace(facts, privacy=none), [])["cards"][1][1]["value"] == (
+        f"ε = {inferred['epsilon']:g}"
+    )
 
 
 def test_a_running_job_says_where_it_is_and_who_answered_as_counts(planned):
@@ -64,7 +61,6 @@ def test_a_running_job_says_where_it_is_and_who_answered_as_counts(planned):
     assert view["progress"] == {"done": 3, "of": 17, "text": "round 2 of 15: round 3"}
     answered = next(one for one in view["cards"][0] if one["name"] == "answered")
     assert answered["value"] == "18 of 20"
-    assert "2 declined" in answered["note"]
     chart = part(view, "answers", "lines")
     values = {one["name"]: one["values"] for one in chart["series"]}
     assert values == {"answered": [18] * 3, "selected": [20] * 3, "declined": [2] * 3}
@@ -107,35 +103,24 @@ def test_events_may_come_one_by_one_or_twice(planned):
 
 def test_a_thousand_rounds_stay_small(planned):
     events = course(2000)
+    many = {"eval_type": "SILHOUETTE_SCORE", "score": 0.5, "used": 1000, "wanted": 1000}
+    many["labels"] = [k % 7 for k in range(1000)]
+    many["vectors"] = [[0.1 * (k % 7), 0.2] for k in range(1000)]
     for one in events[1::2]:
         number = one["data"]["number"]
-        rows = [[0.1 * (k % 7), 0.2] for k in range(1000)]
-        one["data"]["clusters"] = (
-            {
-                "eval_type": "SILHOUETTE_SCORE",
-                "score": 0.5,
-                "used": 1000,
-                "wanted": 1000,
-                "labels": [k % 7 for k in range(1000)],
-                "vectors": rows,
-            }
-            if number and number % 200 == 0
-            else None
-        )
-    course_of_it = JobHistory()
-    course_of_it.take_all(events)
-    view = job_view(replace(planned, status="running"), course_of_it)
+        one["data"]["clusters"] = many if number and number % 200 == 0 else None
+    history = JobHistory()
+    history.take_all(events)
+    view = job_view(replace(planned, status="running"), history)
     assert len(json.dumps(view)) < 250_000
-    chart = part(view, "accuracy", "lines")
-    assert len(chart["x"]) == 400
-    assert (chart["x"][0], chart["x"][-1]) == (1, 2000)
-    assert len(part(view, "rounds", "table")["rows"]) == 200
-    assert part(view, "rounds", "table")["rows"][-1][0] == "2000"
+    x = part(view, "accuracy", "lines")["x"]
+    assert (len(x), x[0], x[-1]) == (400, 1, 2000)
+    rows = part(view, "rounds", "table")["rows"]
+    assert (len(rows), rows[-1][0]) == (200, "2000")
     log = part(view, "events", "events")
     assert (len(log["rows"]), log["before"]) == (KEPT_EVENTS, len(events) - KEPT_EVENTS)
     panels = part(view, "clusters", "scatter")["panels"]
-    assert [one["title"].split(" · ")[0] for one in panels][-1] == "round 2000"
-    assert len(panels) == 6
+    assert len(panels) == 6 and panels[-1]["title"].startswith("round 2000 ")
 
 
 def test_attempts_that_failed_are_counted_by_reason(planned):
@@ -151,42 +136,25 @@ def test_attempts_that_failed_are_counted_by_reason(planned):
 
 
 def test_figures_of_a_classifier_are_shown_where_there_are_some(planned):
-    figures = {
-        "balanced_accuracy": 0.75,
-        "macro_f1": 0.7,
-        "auc": None,
-        "per_class": [
-            {"class": 0, "precision": 0.5, "recall": 1.0, "f1": 0.667, "records": 4},
-            {"class": 1, "precision": None, "recall": 0.5, "f1": 0.5, "records": 6},
-        ],
-        "confusion": [[4, 0], [3, 3]],
-        "calibration": {
-            "error": 0.125,
-            "bins": [
-                {"confidence": 0.4, "accuracy": 0.5, "records": 4},
-                {"confidence": 0.9, "accuracy": 0.8, "records": 6},
-            ],
-        },
-        "unusable": 2,
-    }
-    events = [committed(2, 1, 1, figures=figures), committed(3, 2, 2, figures=figures)]
-    view = job_view(replace(planned, status="running"), events)
-    assert part(view, "figures", "heat")["values"] == [[4, 0], [3, 3]]
-    told = [["balanced accuracy", "0.750"], ["macro-F1", "0.700"]]
-    assert part(view, "figures", "table")["rows"] == told
-    assert part(view, "figures", "table", 1)["rows"][1] == ["1", "–", "0.500", "0.500", "6"]
-    assert "2 records got no usable probability" in json.dumps(view)
-    assert "Class by class" not in json.dumps(job_view(planned, course(2)))
-    named = {**figures, "classes": ["cat", "dog"]}
-    view = job_view(replace(planned, status="running"), [committed(2, 1, 1, figures=named)])
-    assert part(view, "figures", "table", 1)["rows"][1][0] == "dog"
-    assert part(view, "figures", "heat")["rows"] == ["cat", "dog"]
+    one = {"class": 0, "precision": 0.5, "recall": 1.0, "f1": 0.667, "records": 4}
+    other = {"class": 1, "precision": None, "recall": 0.5, "f1": 0.5, "records": 6}
+    bins = [{"confidence": 0.4, "accuracy": 0.5, "records": 10}]
+    figures = {"balanced_accuracy": 0.75, "macro_f1": 0.7, "auc": None, "unusable": 2}
+    figures |= {"per_class": [one, other], "confusion": [[4, 0], [3, 3]]}
+    figures |= {"calibration": {"error": 0.125, "bins": bins}}
+    for names, shown in (({}, "1"), ({"classes": ["cat", "dog"]}, "dog")):
+        view = job_view(planned, [committed(2, 1, 1), committed(3, 2, 2, figures=figures | names)])
+        heat = part(view, "figures", "heat")
+        assert heat["values"] == [[4, 0], [3, 3]] and heat["rows"][1] == shown
+        rows = [["balanced accuracy", "0.750"], ["macro-F1", "0.700"]]
+        assert part(view, "figures", "table")["rows"] == rows
+        row = part(view, "figures", "table", 1)["rows"][1]
+        assert row == [shown, "–", "0.500", "0.500", "6"]
+    assert "figures" not in {one["id"] for one in job_view(planned, course(2))["sections"]}
 
 
 def test_the_view_of_an_entry_of_the_store(planned):
-    job = load_job(JOBS.parents[1] / "tests" / "kits" / "quickstart.yaml")
-    store = Store()
-    entry = store.submit_job(job.job, job.canonical(), job.digest())
+    entry = Store().submit_job(JOB.job, JOB.canonical(), JOB.digest())
     facts = JobDetails.of_entry(entry)
     assert (facts.name, facts.id, facts.status) == ("quickstart", entry.id, "queued")
     assert facts.privacy == planned.privacy and facts.all_rounds == 17
@@ -200,8 +168,122 @@ def test_rmse_follows_from_the_loss_where_a_round_has_no_figures():
     facts = facts_of_plan(compile_job(load_job(JOBS / "diabetes.yaml")))
     view = job_view(facts, [committed(3, 1, 1, accuracy=None, loss=0.04)])
     (card, *_), _ = view["cards"]
-    found = card["name"], card["value"]
-    assert found == ("RMSE now", "35")  # 175, half of the range, times √0.04
-    (section,) = [one for one in view["sections"] if one["id"] == "accuracy"]
-    assert section["title"] == "RMSE by round"
-    assert "accuracy" not in json.dumps([view["cards"], section["parts"]])
+    assert (card["name"], card["value"]) == ("RMSE now", "35")  # 175, half the range, times √0.04
+    assert "accuracy" not in json.dumps([view["cards"], view["sections"][0]["parts"]])
+
+
+# --- figures of devices on their own records, never counted as a round ---
+
+
+FEDERATED = {"eval_type": "FEDERATED", "round": 2, "leading": "accuracy", "uploads": 50}
+FEDERATED |= {"accuracy": 0.91, "accuracy_deviation": 0.02, "balanced_accuracy": None}
+FEDERATED |= {"records": 465.4, "count_deviation": 9.3, "macro_f1": 0.8}
+FEDERATED["per_class"] = [
+    {"class": 0, "precision": 0.9, "recall": 0.8, "f1": 0.85, "records": 70.2},
+    {"class": 1, "precision": None, "recall": None, "f1": None, "records": -3.0},
+]
+CLUSTERS = {"eval_type": "DAVIES_BOULDIN_SCORE", "upload": "sums", "clusters": 9, "uploads": 50}
+CLUSTERS |= {"score": 0.583, "score_deviation": 0.031, "reason": "", "records": 718.2}
+CLUSTERS |= {"silhouette": 0.6731, "silhouette_deviation": 0.0021, "count_deviation": 16.1}
+CLUSTERS |= {"davies_bouldin": 0.583, "davies_bouldin_deviation": 0.031}
+CLUSTERS |= dict.fromkeys(("calinski_harabasz", "calinski_harabasz_deviation"))
+OWN = "accuracy 0.910 ± 0.020 on the devices' own records"
+SCORES = "silhouette 0.6731 ± 0.0021, Calinski-Harabasz hidden by the noise, Davies-Bouldin 0.583"
+# Job, phase, what the event says under which key, how the page names the round, what is told.
+KINDS = {
+    "federated": ("digits_evaluated", "evaluate", FEDERATED, "2, evaluated", OWN),
+    "clusters": ("digits_clustered", "cluster", CLUSTERS, "2, clustered", SCORES),
+}
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+def evaluation(kind="federated", **found):
+    _, phase, plain, *_ = KINDS[kind]
+    event = committed(3, 2, 3)
+    data = {**event["data"], "phase": phase, "figures": None}
+    return {**event, "data": {**data, kind: {**plain, **found}}}
+
+
+def events(kind="federated"):
+    return [committed(1, 1, 1), committed(2, 2, 2), evaluation(kind), committed(4, 3, 4)]
+
+
+def view(told, kind="federated"):
+    plan = compile_job(load_job(JOBS / f"{KINDS[kind][0]}.yaml"))
+    return job_view(replace(facts_of_plan(plan), status="running"), told)
+
+
+def section(view, name):
+    return next(one for one in view["sections"] if one["id"] == name)
+
+
+def own_card(view):
+    return next(one for one in view["cards"][0] if "devices' own" in one["name"])
+
+
+@both
+def test_an_evaluation_is_no_round(kind):
+    shown, (*_, name, told) = view(events(kind), kind), KINDS[kind]
+    assert shown["progress"]["text"].startswith("round 3 of 10")
+    assert shown["progress"]["done"] == 4
+    (table,) = section(shown, "rounds")["parts"]
+    assert [row[0] for row in table["rows"]] == ["1", "2", name, "3"]
+    assert section(shown, "answers")["parts"][0]["before"] == ["1", "2", name, "3"]
+    assert any(told in row["text"] for row in section(shown, "events")["parts"][0]["rows"])
+    if kind == "clusters":
+        (((number, scores),),) = [one["rows"] for one in section(shown, "clusters")["parts"]]
+        assert number == "2" and SCORES in scores
+
+
+def test_figures_stand_beside_the_clouds_with_their_error_and_the_largest_classs_rate():
+    given = events()
+    given[1]["data"]["figures"] = {"largest_class_rate": 0.25, "balanced_accuracy": 0.5}
+    given[2] = evaluation(largest_class_rate=0.95)
+    shown = view(given)
+    assert own_card(shown)["value"] == "0.910 ± 0.020"
+    assert "largest class 0.950" in own_card(shown)["note"]
+    series = section(shown, "accuracy")["parts"][0]["series"]
+    own = next(one for one in series if one["name"] == "on the devices' own records")
+    assert (own["values"], own["off"]) == ([None, 0.91, None], [None, 0.02, None])
+    figures, classes = section(shown, "federated")["parts"]
+    name, own, by_cloud = figures["rows"][0]
+    assert name == "accuracy" and "0.910 ± 0.020" in own and "0.950" in own
+    assert "0.500" in by_cloud and "0.250" in by_cloud
+    assert figures["rows"][1] == ["balanced accuracy", "–", "0.500"]
+    assert figures["rows"][-1][1] == "about 465"
+    assert [row[0] for row in classes["rows"]] == ["0"]  # the other is hidden by the noise
+
+
+def test_nothing_but_noise_is_no_figure():
+    noise = evaluation()
+    noise["data"]["federated"] = {"eval_type": "FEDERATED", "round": 2}
+    shown = view([*events()[:2], noise])
+    assert "noise" in section(shown, "federated")["said"][0]["text"]
+    assert not any("off" in one for one in section(shown, "accuracy")["parts"][0]["series"])
+
+
+@both
+def test_results_trackers_console_and_store_keep_evaluations_apart(kind):
+    record = RunEvents()
+    for event in events(kind):
+        record.take(event)
+    assert [len(rows) for rows in (record.rounds, record.evaluations)] == [3, 1]
+    assert record.committed == 4
+    (row,), data = record.evaluations, evaluation(kind)["data"]
+    name, phase, found, _, text = KINDS[kind]
+    assert row["round"] == 2
+    stored = RoundRecord(index=3, phase=phase, number=2, attempt=1, uploads=50, scores=found)
+    assert text in evaluation_text(data)
+    assert text in record_figure(load_job(JOBS / f"{name}.yaml").canonical(), stored)
+    assert evaluation_text(events()[0]["data"]) == ""
+    told = metrics_of(data)
+    assert not {"accuracy", "loss"} & told.keys()
+    if kind == "federated":
+        assert row["federated"]["accuracy"] == told["federated/accuracy"] == 0.91
+        assert "eval_type" not in row["federated"]
+        assert told["federated/accuracy_deviation"] == 0.02
+    else:
+        assert row["cluster_scores"] == CLUSTERS
+        assert (told["cluster_score"], told["clusters/silhouette"]) == (0.583, 0.6731)
+        assert told["clusters/davies_bouldin_deviation"] == 0.031
+        assert "clusters/calinski_harabasz" not in told
