@@ -90,7 +90,7 @@ def test_a_fleet_of_which_too_much_is_offline_or_declines_is_not_well(tmp_path):
     proxy.registry.admit_many(boxes)
     first, second, *others = names = [box.device_id for box in boxes]
     assert (proxy.warnings(), told(page)[0]["offline"]) == ([], None)  # not known yet
-    context.all_came = True
+    context.presence_known = True
 
     def warned(*online):
         context.online.clear()
