@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from edge_kit import site
 from pydantic import ValidationError
 
 from edgeveil.config.edge import Conditions
@@ -18,6 +17,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil_edge import conditions
 from edgeveil_edge.conditions import BoxSensors, Presence, unmet
 from edgeveil_edge.self_check import LEAST_MEMORY_BYTES, BoxFacts, self_check
+from tests.unit.edgeveil_edge.edge_kit import site
 
 GIB = 1 << 30
 DISK = Path("/anywhere")

@@ -18,7 +18,7 @@ from edgeveil_proxy.claims import ClaimLink
 from edgeveil_proxy.conduct import ConductLimits, DeviceConduct
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_tools.site.broker_rules import rules_for
-from tests.unit.edgeveil_proxy.test_claims import Box, renewal
+from tests.unit.edgeveil_proxy.test_claims import Box
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 WRITERS = {None: "device", USER: "box with a claim", "proxy": "proxy", "cloud": "cloud"}
@@ -110,7 +110,7 @@ def test_a_flood_of_one_sender_leaves_all_others_their_turn(desks, topic, valid)
     taken, loud, quiet = desks
 
     def at(box):
-        asked = renewal(box)
+        asked = box.renews()
         places = {"{device_id}": box.id, "{key_id}": claimed_key_id(asked)}
         return re.sub(r"\{\w+\}", lambda place: places[place[0]], topic), asked
 
@@ -129,6 +129,6 @@ def test_no_key_is_made_up_in_the_place_of_one_that_is_known(desks):
     taken, _, quiet = desks
     for number in range(FLOOD):
         taken.take(TOPICS.claim(f"{number:032x}"), b"x")
-    asked = renewal(quiet)
+    asked = quiet.renews()
     assert taken.take(TOPICS.claim(claimed_key_id(asked)), asked)
     assert taken.named() == set()
