@@ -233,8 +233,8 @@ def test_nothing_is_put_over_a_running_process_another_partys_state_or_without_b
     assert main(asked) == UsageError.exit_code
     with OwnFolder(edge.state_dir), pytest.raises(UsageError):
         restore(edge, archive, replace=True)
-    for site in (edge, proxy):
-        with pytest.raises(BackupError):
+    for site, why in ((edge, "another party's"), (proxy, "of the edge")):
+        with pytest.raises(BackupError, match=why):
             restore(site, tmp_path / "theirs", replace=True)
     with pytest.raises(UsageError):
         back_up(other, archive)

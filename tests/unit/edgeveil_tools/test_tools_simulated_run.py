@@ -154,16 +154,10 @@ def test_federated_averaging_of_an_own_model_needs_one_block_or_one_switch(
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(MINE))
-    line = ["run", str(path), "--simulate", "--no-reference", "--out"]
-    assert main([*line, str(tmp_path / "a")]) == 2
+    assert main(["run", str(path), "--simulate", "--out", str(tmp_path / "a")]) == 2
     said = capsys.readouterr().err
     assert "--accept-unprotected" in said
     (block,) = re.findall(r"`(privacy: [^`]*)`", said)
+    by_switch, _ = local_job(path, Overrides(accept_unprotected=True))
     path.write_text(yaml.safe_dump(MINE | yaml.safe_load(block)))
-    assert main([*line, str(tmp_path / "b")]) == 0
-    path.write_text(yaml.safe_dump(MINE))
-    assert main([*line, str(tmp_path / "d"), "--accept-unprotected"]) == 0
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "bd"]
-    assert weights[0] == weights[1]
-    result = json.loads((tmp_path / "d" / "result.json").read_text())
-    assert result["privacy"]["training"]["status"] == "none"
+    assert local_job(path, Overrides())[0].digest() == by_switch.digest()
