@@ -32,19 +32,8 @@ def small(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def seen():
-    """The progress that the simulated run reports."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def simulated(small, seen, tmp_path_factory):
-    def hear(progress):
-        assert isinstance(progress, edgeveil.RunProgress)
-        seen.append((progress.kind, progress.round, progress.line))
-
-    out = tmp_path_factory.mktemp("out")
-    return edgeveil.simulate(small, out=out, seed=3, reference=False, progress=hear)
+def simulated(small, tmp_path_factory):
+    return edgeveil.simulate(small, out=tmp_path_factory.mktemp("out"), seed=3, reference=False)
 
 
 # --- the names ---
@@ -133,8 +122,14 @@ def test_a_result_is_read_back_and_shows_itself(simulated):
         edgeveil.Result.load(simulated.folder / "absent")
 
 
-@pytest.mark.usefixtures("simulated")
-def test_a_run_reports_its_progress(seen):
+def test_a_run_tells_how_it_stands(small, tmp_path):
+    seen = []
+
+    def hear(progress):
+        assert isinstance(progress, edgeveil.RunProgress)
+        seen.append((progress.kind, progress.round, progress.line))
+
+    edgeveil.simulate(small, out=tmp_path, reference=False, report=False, progress=hear)
     assert [turn for kind, turn, _ in seen if kind == "committed"] == [0, 0, 1, 2]
     assert any(kind == "note" and "encryption off" in line for kind, _, line in seen)
 
