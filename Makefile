@@ -38,7 +38,7 @@ check: $(VENV)/.all  ## ruff, mypy --strict, import-linter, budgets, spelling; b
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.budgets
 	$(BIN)/python -m tests.drawn
-	$(BIN)/codespell
+	$(BIN)/codespell edgeveil edge_client cloud_server proxy tools docs configs *.md
 	$(BIN)/python -m tests.drawn.site
 
 budgets: $(VENV)/.all  ## lines, files, commands, flags, keys and classes beside what .ci/budgets.toml allows
