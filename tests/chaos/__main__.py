@@ -97,45 +97,24 @@ def _play(asked, out):
 
 
 def _result(chaos, found):
-    """Return plain values for JSON; times in seconds since the run's beginning."""
-    facts, ends = chaos.facts(), chaos.site.supervisor.ends
+    """Return plain values for JSON."""
+    commit = ("index", "attempt", "uploads", "cells", "committed_s")
     return {
         "kills": chaos.kills,
         "seed": chaos.seed,
         "seconds": chaos.now_s(),
-        "up_s": chaos.up_s,
-        "quiet_s": chaos.quiet_s,
-        "faults": dict(Counter(fault.kind for fault in facts.faults)),
-        "touched": dict(facts.touched),
-        "rounds_during_faults": rounds_during_faults(found, facts),
-        "processes": {
-            name: dict(Counter(end.how for end in ends if end.name == name))
-            for name in chaos.site.targets.processes
-        },
+        **asdict(chaos.facts()),
+        "rounds_during_faults": rounds_during_faults(found, chaos.facts()),
         "links": chaos.site.relays.counts(),
         "jobs": [
             {
-                "id": job.id,
-                "status": job.status,
-                "reason": job.reason,
+                **{name: getattr(job, name) for name in ("id", "status", "reason")},
                 "resumed": chaos.jobs.resumed[job.id],
-                "rounds": [
-                    {
-                        "round": commit.index,
-                        "attempt": commit.attempt,
-                        "uploads": commit.uploads,
-                        "cells": commit.cells,
-                        "at_s": commit.committed_s - chaos.begun_at,
-                    }
-                    for commit in job.commits
-                ],
+                "rounds": [{name: getattr(one, name) for name in commit} for one in job.commits],
             }
             for job in found.jobs
         ],
         "receipts": dict(Counter(r.state for device in found.devices for r in device.receipts)),
-        "stalled": chaos.stalled,
-        "schedule": [asdict(fault) for fault in chaos.faults],
-        "ends": [asdict(end) for end in ends],
     }
 
 

@@ -158,38 +158,24 @@ def _job(db, job, status, reason, canonical):
 
 
 def device_facts(plan, number, wrong_masks):
-    state, faults = plan.edge_state(number), list[str]()
-    receipts = ()
-    links = ()
-    ledger = {}
-    releases = {}
-    release = None
+    state, ledger = plan.edge_state(number), {}
+    found = {"receipts": (), "links": (), "ledger": ledger, "release": None}
     try:
-        store = DeviceStore(state / "device.sqlite")
-        with closing(store):
-            receipts = store.receipts()
+        with closing(DeviceStore(state / "device.sqlite")) as store:
+            found["receipts"] = tuple(store.receipts())
         for account in read_ledger(state / LEDGER_FILE).accounts.values():
             ledger |= account
         with closing(sqlite3.connect(state / LEDGER_FILE)) as db:
             said = db.execute("SELECT job, exchange FROM links WHERE kind = 'released'")
-            links = tuple(said.fetchall())
-            releases = tapped_releases(db)
-        held = ReleaseStore(state / "releases").current()
-        release = None if held is None else (str(held.meta.get("job_id")), held.digest)
+            found["links"] = tuple(said.fetchall())
+            found["releases"] = tapped_releases(db)
+        if held := ReleaseStore(state / "releases").current():
+            found["release"] = (str(held.meta.get("job_id")), held.digest)
     except (EdgeVeilError, sqlite3.Error) as error:
-        faults.append(str(error))
-    return DeviceFacts(
-        number,
-        number <= plan.devices - plan.infer_only,
-        tuple(receipts),
-        links,
-        ledger,
-        release,
-        releases,
-        tuple(faults),
-        plan.cell_of(number),
-        wrong_masks,
-    )
+        found["faults"] = (str(error),)
+    trains = number <= plan.devices - plan.infer_only
+    cell = plan.cell_of(number)
+    return DeviceFacts(number, trains, cell=cell, wrong_masks=wrong_masks, **found)
 
 
 def _hashes(packed):

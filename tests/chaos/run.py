@@ -179,22 +179,13 @@ class ChaosRun:
             kind: sum(link.get(what, 0) for link in links for what in whats)
             for kind, whats in _TOUCHES.items()
         }
-        supervisor = self.site.supervisor
-        touched["kill"] = sum(end.how == "killed" for end in supervisor.ends)
-        touched["kill"] += self.site.compute.killed if self.site.compute is not None else 0
+        seen = self.site.supervisor
+        workers = self.site.compute.killed if self.site.compute is not None else 0
+        touched["kill"] = sum(end.how == "killed" for end in seen.ends) + workers
         touched["broker"] = sum(fault.kind == "broker" for fault in done)
-        touched["disk"] = supervisor.filled
-        return ChaosFacts(
-            done,
-            self.up_s,
-            self.quiet_s,
-            self.begun_at,
-            touched,
-            supervisor.ends,
-            supervisor.traces,
-            self.late,
-            self.stalled,
-        )
+        touched["disk"] = seen.filled
+        times = (self.up_s, self.quiet_s, self.begun_at)
+        return ChaosFacts(done, *times, touched, seen.ends, seen.traces, self.late, self.stalled)
 
     # --- waiting ---
 
@@ -224,15 +215,15 @@ class ChaosRun:
         return self._online() == self.site.site.spec.devices and self.jobs.look()
 
     def _releases_there(self):
-        """Return whether every device has the release of the last completed job."""
+        """Return whether every device uses the release of the last completed job."""
         if not self.jobs.completed:
             return False
-        wanted = wire_id(self.jobs.completed[-1]).hex()
-        plan = self.site.site.spec
-        return all(
-            release_in_use(plan.edge_state(number)) == wanted
-            for number in range(1, plan.devices + 1)
-        )
+        wanted, plan = wire_id(self.jobs.completed[-1]).hex(), self.site.site.spec
+        with suppress(DataError):
+            states = [plan.edge_state(number) for number in range(1, plan.devices + 1)]
+            held = [ReleaseStore(state / "releases").current() for state in states]
+            return all(one and one.meta.get("job_id") == wanted for one in held)
+        return False
 
     # --- looking ---
 
@@ -285,11 +276,3 @@ class ChaosRun:
 
     def now_s(self):
         return time.monotonic() - self._begun_s
-
-
-def release_in_use(state):
-    """Return the job on the wire (hex) of the release that a device uses; empty without one."""
-    with suppress(DataError):
-        held = ReleaseStore(state / "releases").current()
-        return "" if held is None else str(held.meta.get("job_id"))
-    return ""

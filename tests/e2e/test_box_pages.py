@@ -6,7 +6,6 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-import yaml
 
 from edgeveil.config.edge import LoopbackHttp
 from edgeveil.crypto.keys import SigningKey
@@ -23,6 +22,7 @@ from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.cli import main
 from edgeveil_tools.site.brokers import free_ports
 from tests.kits.browser import DESK, PHONE, browser
+from tests.kits.commands import changed
 from tests.kits.live_site import LiveSite
 from tests.unit.edgeveil_edge.edge_kit import final_model, site
 from tests.unit.edgeveil_edge.test_conditions import WELL
@@ -124,24 +124,16 @@ def test_an_owner_logs_in_pauses_and_goes_back(tmp_path, monkeypatch):
 @contextmanager
 def served(page):
     """The address of a proxy's page, served by a thread of its own."""
-    loop, address = asyncio.new_event_loop(), []
-    ready = threading.Event()
-
-    async def serve():
-        server = await HttpServer(page.routes()).start()
-        address.append(server.url)
-        ready.set()
-        while ready.is_set():
-            await asyncio.sleep(0.05)
-        await server.stop()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    ready.wait(20)
+    there = lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(20)  # noqa: E731
+    server = there(HttpServer(page.routes()).start())
     try:
-        yield address[0]
+        yield server.url
     finally:
-        ready.clear()
+        there(server.stop())
+        loop.call_soon_threadsafe(loop.stop)
         thread.join(20)
         loop.close()
 
@@ -163,9 +155,8 @@ def test_a_fleet_is_seen_from_proxy_and_device(tmp_path, capsys):
     with LiveSite(tmp_path) as live:
         config = live.site.edges[0]
         (port,) = free_ports(1)
-        plain = yaml.safe_load(config.read_text())
-        plain["edge"] |= {"page": {"port": port}, "conditions": {"storage_not_low": True}}
-        config.write_text(yaml.safe_dump(plain))
+        with changed(config) as plain:
+            plain["edge"] |= {"page": {"port": port}, "conditions": {"storage_not_low": True}}
         live.start_all()
         assert main(["edge", "status", "--page", "--config", str(config)]) == 0
         way_in = capsys.readouterr().out.strip()

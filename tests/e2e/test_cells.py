@@ -2,18 +2,16 @@
 
 import json
 import shutil
-import signal
 import urllib.request
 
 import pytest
-import yaml
 
 from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.fleet_spec import FLEET_FILE
-from tests.e2e.test_fleet import PlannedFleet
+from tests.e2e.test_fleet import BOXES, PlannedFleet
+from tests.kits.commands import changed
 from tests.kits.live_site import wait_for
 
-BOXES = [f"box-000{number}" for number in range(1, 5)]
 NORTH, SOUTH = BOXES[::2], BOXES[1::2]
 
 
@@ -32,7 +30,7 @@ class CellFleet(PlannedFleet):
             listen = {"listen": f"127.0.0.1:{own}", "public": f"localhost:{own}"}
             fleet["cells"]["south"]["edge_broker"] = listen
             brokers.append("broker-edge-south")
-        (self.site / FLEET_FILE).write_text(yaml.safe_dump(plan))
+        self.write(plan)
         self.command("apply")
         self.install(*brokers, "proxy-north", "proxy-south", *BOXES)
         self.start(*brokers)
@@ -42,9 +40,8 @@ class CellFleet(PlannedFleet):
 
     def move(self, box, cell):
         """As an operator does: the device's cell in the plan, and an apply."""
-        plan = yaml.safe_load((self.site / FLEET_FILE).read_text())
-        plan["fleet"]["devices"].setdefault("list", []).append({"name": box, "cell": cell})
-        (self.site / FLEET_FILE).write_text(yaml.safe_dump(plan))
+        with changed(self.site / FLEET_FILE) as plan:
+            plan["fleet"]["devices"].setdefault("list", []).append({"name": box, "cell": cell})
         self.command("apply")
 
     def status(self, cell):
@@ -58,17 +55,10 @@ class CellFleet(PlannedFleet):
             f"{wanted} online",
         )
 
-    def restart(self, name):
-        self.processes[name].send_signal(signal.SIGTERM)
-        self.processes[name].wait(30)
-        self.start(name)
-
     def claims_cell(self, name, cell):
         """By hand, in the party's site file."""
-        path = self.places / name / "edgeveil.yaml"
-        said = yaml.safe_load(path.read_text())
-        next(iter(said.values()))["cell"] = cell
-        path.write_text(yaml.safe_dump(said))
+        with changed(self.places / name / "edgeveil.yaml") as said:
+            next(iter(said.values()))["cell"] = cell
 
     def ends(self, name):
         """What a process says that must not go on."""
@@ -117,19 +107,16 @@ def test_a_second_proxy_of_a_cell_and_who_claims_anothers_are_refused(fleet):
     assert fleet.status("south")["online"] == 2
     fleet.claims_cell(NORTH[1], "east")
     fleet.restart(NORTH[1])
-    assert "the root names no cell 'east'; it names north, south" in fleet.ends(NORTH[1])
+    assert "the root names no cell 'east'" in fleet.ends(NORTH[1])
     second = fleet.places / "proxy-second"
     sockets = shutil.ignore_patterns("*.sock")
     shutil.copytree(fleet.places / "proxy-north", second, ignore=sockets)
-    said = yaml.safe_load((second / "edgeveil.yaml").read_text())
-    said["proxy"]["http"]["port"] = free_ports(1)[0]
-    (second / "edgeveil.yaml").write_text(yaml.safe_dump(said))
+    with changed(second / "edgeveil.yaml") as said:
+        said["proxy"]["http"]["port"] = free_ports(1)[0]
     fleet.start("proxy-second")
-    told = fleet.ends("proxy-north")
-    assert "another process runs as the proxy of cell 'north'" in told
+    assert "another process runs as the proxy of cell 'north'" in fleet.ends("proxy-north")
     assert fleet.processes["proxy-second"].poll() is None
     fleet.claims_cell("proxy-second", "south")
     fleet.restart("proxy-second")
-    told = fleet.ends("proxy-second")
-    assert "of cell 'north', and its site file says 'south'" in told
+    assert "its site file says 'south'" in fleet.ends("proxy-second")
     assert fleet.status("south")["online"] == 2, "the other cell goes on"

@@ -1,17 +1,16 @@
 """The cloud's page in a real browser: a job to its model, names that are markup, a
 cookie that may only look."""
 
-import time
-
 import pytest
 
 from edgeveil_cloud.http_guard import TOKEN_FILES, Scope
 from tests.kits.browser import DESK, PHONE, browser
-from tests.kits.live_site import LiveSite
+from tests.kits.live_site import LiveSite, wait_for
 from tests.kits.paged_cloud import HOSTILE, TOKENS, PagedCloud
 
-BUTTON = "[...document.querySelectorAll('main button')].find((b) => b.textContent === '{}')"
-VIEWS = ("jobs", "fleet")
+CANCEL = (
+    "return [...document.querySelectorAll('main button')].find((b) => b.textContent === 'Cancel …')"
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +32,6 @@ def go(window, view):
     window.wait(f"location.hash === '#/{view}' && document.querySelector('main h1')")
 
 
-def press(window, name):
-    window.run(f"return {BUTTON.format(name)}").click()
-
-
 def test_a_job_to_its_model_in_a_browser(tmp_path, window):
     with LiveSite(tmp_path, devices=5) as site:
         site.start_all()
@@ -44,23 +39,18 @@ def test_a_job_to_its_model_in_a_browser(tmp_path, window):
         log_in(window, site.spec.url, token)
         assert "No job yet" in window.text
 
-        job = tmp_path / "job.yaml"
-        text = (site.spec.folder / "job.yaml").read_text()
-        job.write_text(
-            text.replace("every_rounds: 6", "every_rounds: 2").replace("rounds: 6", "rounds: 3")
-        )
-        entry = {"id": site.client.submit(job)}
+        job = site.submit()
         window.wait("document.querySelector('main .job a')")
-        go(window, f"job/{entry['id']}")
+        go(window, f"job/{job}")
         window.wait("document.querySelector('.view .badge')?.textContent === 'completed'", 60)
         assert window.barriers() == []
         window.driver.execute_cdp_cmd(
             "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
         )
         window.driver.find_element("css selector", "a[href$='model.onnx']").click()
-        fetched = tmp_path / f"{entry['id']}.onnx"
-        assert arrived(fetched) == site.client.model(entry["id"])
-        assert window.barriers() == []
+        fetched = tmp_path / f"{job}.onnx"
+        wait_for(fetched.exists, "the download")
+        assert fetched.read_bytes() == site.client.model(job)
 
         go(window, "fleet")
         window.wait("document.querySelector('main').innerText.includes('Links to brokers')")
@@ -69,20 +59,11 @@ def test_a_job_to_its_model_in_a_browser(tmp_path, window):
         assert site.stop("cloud") == 0  # an open page does not hold it up
 
 
-def arrived(path, limit_s=20.0):
-    end_s = time.monotonic() + limit_s
-    while not path.exists():
-        assert time.monotonic() < end_s, "nothing was fetched"
-        time.sleep(0.05)
-    return path.read_bytes()
-
-
 def test_names_that_are_markup_stay_names_and_nobody_is_kept_out(window):
     with PagedCloud() as cloud:
         cloud.job("digits", "completed")
         job = cloud.job(HOSTILE, "paused", reason=f"{HOSTILE}: below the minimum")
-        log_in(window, cloud.url, TOKENS[Scope.SUBMIT])
-        views = [*VIEWS, f"job/{cloud.quoted(job)}"]
+        views = ["jobs", "fleet", f"job/{cloud.quoted(job)}"]
         for size, dark in ((DESK, False), (PHONE, True)):
             log_in(window, cloud.url, TOKENS[Scope.SUBMIT], size, dark=dark)
             for view in views:
@@ -96,7 +77,7 @@ def test_names_that_are_markup_stay_names_and_nobody_is_kept_out(window):
                 assert not window.run("return document.querySelector('main img') !== null")
         go(window, f"job/{cloud.quoted(job)}")
         window.wait("document.querySelector('.view h1')")
-        press(window, "Cancel …")
+        window.run(CANCEL).click()
         assert window.run("return document.querySelector('dialog').open")
         assert window.barriers() == []
         window.run("document.querySelector('dialog .danger').click()")

@@ -1,8 +1,6 @@
 """Devices evaluate over a real broker: one by one, under masks, and with noise that they share."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import onnx
@@ -10,6 +8,7 @@ import pytest
 
 from edgeveil.pages.frozen import thawed
 from edgeveil_tools.result import Result
+from tests.kits.commands import edited, ran
 
 pytestmark = pytest.mark.slow
 
@@ -36,15 +35,9 @@ SECURE = {", noise: shared": ""}
     ids=["plain", "secure", "shared"],
 )
 def test_figures_of_devices_stand_beside_the_clouds(tmp_path, changes):
-    text = JOB.read_text("utf-8")
-    for old, new in {**SMALLER, **changes}.items():
-        assert old in text
-        text = text.replace(old, new)
     path, out = tmp_path / "job.yaml", tmp_path / "out"
-    path.write_text(text, "utf-8")
-    command = [sys.executable, "-m", "edgeveil_tools.cli", "run", str(path), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    path.write_text(edited(JOB.read_text("utf-8"), {**SMALLER, **changes}), "utf-8")
+    ran("run", path, "--out", out)
     result = Result.load(out)
     assert [row["round"] for row in result.rounds] == [1, 2]
     assert [row["round"] for row in result.evaluations] == [1, 2]
@@ -57,7 +50,6 @@ def test_figures_of_devices_stand_beside_the_clouds(tmp_path, changes):
     assert 15 < inference["epsilon"] <= 16
     assert ("collusion_epsilon" in inference) == (not changes)
     assert (inference["unit"], inference["epsilon_per_round"]) == ("record", None)
-    assert "on the devices' own records" in done.stdout
     phases = [row["phase"] for row in result.epsilon]
     assert phases == ["centre", "quadratic", *["train", "evaluate"] * 2]
     view = thawed((out / "report.html").read_text("utf-8"))

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 
 import pytest
 import yaml
@@ -13,14 +12,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from edgeveil.crypto.authorities import Authority, certificate_pem
-from edgeveil.errors import UsageError
 from edgeveil_tools.cli import main
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.fleet_spec import FLEET_FILE
-from tests.kits.live_site import site_job, wait_for
+from tests.kits.commands import edgeveil
+from tests.kits.live_site import answers, site_job, wait_for
+from tests.kits.site_folders import shown
 
 DEVICES = 4
+BOXES = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
 ROTATION_ROUNDS = 16  # each lasts its time budget of 2 s, so that the job outlasts the rotation
 SERVERS = ("broker-edge", "broker-cloud", "cloud", "proxy")
 
@@ -40,8 +41,11 @@ class PlannedFleet:
             fleet["devices"] |= {"claims": {"admit": "at_once"}}
             fleet["devices"]["data"]["shard"] = {"devices": 4, "index": 0}
         (self.site / "devices.csv").write_text("name\n")
-        (self.site / FLEET_FILE).write_text(yaml.safe_dump(plan))
+        self.write(plan)
         self.command("apply")
+
+    def write(self, plan):
+        (self.site / FLEET_FILE).write_text(yaml.safe_dump(plan))
 
     def planned(self, folder, *options):
         """A plan whose brokers have ports of their own."""
@@ -67,8 +71,7 @@ class PlannedFleet:
     def start(self, *names):
         for name in names:
             role = "edge" if name.startswith("box") else name.partition("-")[0]
-            config = str(self.places / name / "edgeveil.yaml")
-            command = [sys.executable, "-m", "edgeveil_tools.cli", role, "--config", config]
+            command = edgeveil(role, "--config", self.places / name / "edgeveil.yaml")
             manager = f"edgeveil-test-{os.getpid()}-{name}"
             told = self._told[name] = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             told.bind(f"\0{manager}")
@@ -90,6 +93,9 @@ class PlannedFleet:
     def log(self, name):
         return (self.logs / name).read_text(errors="replace")
 
+    def wait_logged(self, name, words):
+        wait_for(lambda: words in self.log(name), f"{words} of {name}")
+
     def start_all(self, *boxes):
         """The servers that stand in their places, and these devices."""
         self.start(*SERVERS[:2])
@@ -104,16 +110,8 @@ class PlannedFleet:
 
     def submit(self, devices, rounds=2):
         """One job over so many devices, as soon as the cloud answers."""
-        text = site_job(devices, rounds=rounds, min_batch=3)
-
-        def answers():
-            try:
-                return self.cloud.list() is not None
-            except UsageError:
-                return False
-
-        wait_for(answers, "the cloud's start")
-        return self.cloud.submit_yaml(text.encode())
+        wait_for(lambda: answers(lambda: self.cloud), "the cloud's start")
+        return self.cloud.submit_yaml(site_job(devices, rounds=rounds, min_batch=3).encode())
 
     def learns(self, devices, job=None):
         """So many devices take part in all of the job, or of a short one."""
@@ -122,6 +120,11 @@ class PlannedFleet:
         found = self.cloud.job(job)
         assert (found["status"], found["reason"]) == ("completed", "")
         assert {round["uploads"] for round in found["exchanges"]} == {devices}
+
+    def restart(self, name):
+        self.processes[name].send_signal(signal.SIGTERM)
+        self.processes[name].wait(30)
+        self.start(name)
 
     def well(self, name):
         """What a container's health check finds."""
@@ -145,40 +148,38 @@ def fleet(request, tmp_path):
 
 
 def test_bundles_make_a_fleet_whose_devices_come_and_go(fleet):
-    boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
-    fleet.install(*SERVERS, *boxes)
-    fleet.start_all(*boxes)
+    fleet.install(*SERVERS, *BOXES)
+    fleet.start_all(*BOXES)
     fleet.learns(DEVICES)
-    assert all(fleet.well(name) for name in (*SERVERS, *boxes))
+    assert all(fleet.well(name) for name in (*SERVERS, *BOXES))
 
-    policy = fleet.places / boxes[0] / "policy.yaml"
+    policy = fleet.places / BOXES[0] / "policy.yaml"
     owners = policy.read_text().replace("lifetime_epsilon: 50.0", "lifetime_epsilon: 11.0")
     policy.write_text(owners)
-    ledger = (fleet.places / boxes[0] / "state" / "ledger.sqlite").read_bytes()
-    lost = fleet.log(boxes[1]).count("broker_lost")
+    ledger = (fleet.places / BOXES[0] / "state" / "ledger.sqlite").read_bytes()
+    lost = fleet.log(BOXES[1]).count("broker_lost")
     with (fleet.site / "devices.csv").open("a") as table:
         table.write("ward-7\n")
-    fleet.command("revoke", boxes[1])
-    fleet.install("broker-edge", "proxy", boxes[0], "ward-7")
+    fleet.command("revoke", BOXES[1])
+    fleet.install("broker-edge", "proxy", BOXES[0], "ward-7")
     assert policy.read_text() == owners
-    assert (fleet.places / boxes[0] / "state" / "ledger.sqlite").read_bytes() == ledger
-    wait_for(lambda: fleet.log(boxes[1]).count("broker_lost") > lost, "the revoked one's end")
+    assert (fleet.places / BOXES[0] / "state" / "ledger.sqlite").read_bytes() == ledger
+    wait_for(lambda: fleet.log(BOXES[1]).count("broker_lost") > lost, "the revoked one's end")
     fleet.places.joinpath("box-ward").symlink_to(fleet.places / "ward-7")
     (fleet.logs / "box-ward").touch()
     fleet.start("box-ward")
-    wait_for(lambda: "final model is in use" in fleet.log("box-ward"), "what a late one is sent")
+    fleet.wait_logged("box-ward", "final model is in use")  # of before it came
     fleet.learns(DEVICES)  # as many as before: one went, one came
-    assert "exchange" not in fleet.log(boxes[1]).partition("broker_lost")[2]
+    assert "exchange" not in fleet.log(BOXES[1]).partition("broker_lost")[2]
 
 
 @pytest.mark.drill
 @pytest.mark.parametrize("fleet", ["certificates"], indirect=True)
 def test_an_authority_is_rotated_while_a_job_runs(fleet):
-    boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
-    fleet.install(*SERVERS, *boxes)
-    fleet.start_all(*boxes)
+    fleet.install(*SERVERS, *BOXES)
+    fleet.start_all(*BOXES)
     job = fleet.submit(DEVICES, rounds=ROTATION_ROUNDS)
-    ca = fleet.places / boxes[0] / "tls" / "edge-ca.crt"
+    ca = fleet.places / BOXES[0] / "tls" / "edge-ca.crt"
     first = ca.read_bytes()
 
     def committed():
@@ -198,12 +199,12 @@ def test_an_authority_is_rotated_while_a_job_runs(fleet):
     goes_on()
     fleet.command("rotate", "edge-authority")
     broker_takes_up()
-    fleet.install("proxy", *boxes)
+    fleet.install("proxy", *BOXES)
     goes_on()
     fleet.command("rotate", "edge-authority", "--finish")
     broker_takes_up()  # from now on it takes no certificate of the authority before
     goes_on()
-    fleet.install("proxy", *boxes)
+    fleet.install("proxy", *BOXES)
     assert first not in ca.read_bytes()
     fleet.learns(DEVICES, job)
 
@@ -211,7 +212,7 @@ def test_an_authority_is_rotated_while_a_job_runs(fleet):
 def _renewed(fleet, box, *, left_days):
     """A box whose certificate ends soon, or has ended, gets its next one by itself."""
     path = fleet.places / box / "state" / "edge.crt"
-    before = x509.load_pem_x509_certificate(path.read_bytes())
+    before = shown(path)
     tls = fleet.places / "proxy" / "tls"
     authority = Authority.load(tls / "claims-ca.crt", *tls.glob("claims-ca-*.key"))
     now = datetime.datetime.now(datetime.UTC)
@@ -222,19 +223,16 @@ def _renewed(fleet, box, *, left_days):
     for one in before.extensions:
         copied = copied.add_extension(one.value, one.critical)
     path.write_bytes(certificate_pem(copied.sign(authority.key, hashes.SHA256())))
-    fleet.processes[box].send_signal(signal.SIGTERM)
-    fleet.processes[box].wait(30)
-    fleet.start(box)
-    wait_for(lambda: "certificate_renewed" in fleet.log(box), "the next certificate")
-    after = x509.load_pem_x509_certificate(path.read_bytes())
+    fleet.restart(box)
+    fleet.wait_logged(box, "certificate_renewed")
+    after = shown(path)
     assert after.not_valid_after_utc - now > datetime.timedelta(days=300)
     assert after.serial_number != before.serial_number
 
 
 @pytest.mark.parametrize("fleet", ["claims"], indirect=True)
 def test_one_image_serves_boxes_that_nobody_has_prepared(fleet):
-    boxes = [f"box-{number:04}" for number in range(1, DEVICES + 1)]
-    fleet.install(*SERVERS, *boxes)
+    fleet.install(*SERVERS, *BOXES)
     image = fleet.site / "bundles" / "image"
     config = str(fleet.places / "proxy" / "edgeveil.yaml")
     lines = fleet.places / "claims.csv"
@@ -245,7 +243,7 @@ def test_one_image_serves_boxes_that_nobody_has_prepared(fleet):
         place = fleet.places / f"box-{box}"
         assert main(["site", "install", str(image), str(place)]) == 0
         (place / "state" / "claim").write_text(claim)
-    fleet.start_all(*boxes, "box-ward-1", "box-ward-2")
+    fleet.start_all(*BOXES, "box-ward-1", "box-ward-2")
     fleet.learns(DEVICES + 2)
     state = fleet.places / "box-ward-1" / "state"
     assert not (state / "claim").exists()

@@ -35,13 +35,8 @@ def issue(folder, name, *, issuer=None, hosts=(), begins=-HOUR, ends=HOUR):
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     certificate = builder.sign(signer_key, hashes.SHA256())
     (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    (folder / f"{name}.key").write_bytes(key.private_bytes(*form, serialization.NoEncryption()))
     (folder / f"{name}.key").chmod(0o600)
     return key, subject
 

@@ -23,10 +23,10 @@ def blocks(page, kind):
 def await_free(*ports):
     """Wait until a guide's ports are free; fails with the ports that stay in use."""
     for port in ports:
-        wait_for(lambda port=port: _free(port), f"that port {port} is free", limit_s=20)
+        wait_for(lambda port=port: is_free(port), f"that port {port} is free", limit_s=20)
 
 
-def _free(port):
+def is_free(port):
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 

@@ -1,5 +1,6 @@
 """A provisioned site with real brokers and real processes."""
 
+import json
 import os
 import re
 import resource
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 import yaml
 
@@ -18,6 +21,7 @@ from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import BrokerProcess, free_ports, spec_of
 from edgeveil_tools.site.provision import CellPorts, Ports, SiteSpec, provision
+from tests.kits.commands import edgeveil
 from tests.kits.profiled_broker import ProfiledBroker
 
 WAIT_S = 60.0
@@ -34,6 +38,27 @@ def wait_for(condition, what, limit_s=WAIT_S, every_s=0.05):
         if time.monotonic() > end:
             raise AssertionError(f"{what} did not happen within {limit_s:g} s")
         time.sleep(every_s)
+
+
+def page(url, token=""):
+    """Return status and text of a page; (0, "") while nobody listens."""
+    asked = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urlopen(asked, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+    except (URLError, ConnectionError):
+        return 0, ""
+
+
+def answers(connect):
+    """Whether a cloud that `connect` makes a client of has started."""
+    try:
+        connect().list()
+    except UsageError:
+        return False
+    return True
 
 
 _JOB = Path(__file__).with_name("site_job.yaml")
@@ -107,15 +132,13 @@ class LiveSite:
 
         `files` are the soft and hard limit of open files; `blocked` is a folder for
         `begins_with`."""
-        command = [sys.executable, "-m", "edgeveil_tools.cli", name.split("-")[0], "--config"]
+        command = edgeveil(name.split("-")[0], "--config", *configs)
         env = dict(os.environ)
         if blocked:
             (blocked / "sitecustomize.py").write_text(begins_with)
             env["PYTHONPATH"] = os.pathsep.join([str(blocked), *sys.path])
         with (self.logs / name).open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [*command, *map(str, configs)], stdout=log, stderr=log, env=env
-            )
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=env)
         if files is not None:  # at once: it takes far longer until the process looks
             resource.prlimit(self.processes[name].pid, resource.RLIMIT_NOFILE, files)
         return self.processes[name]
@@ -140,24 +163,15 @@ class LiveSite:
         return sum(self.proxy_status(cell).get("online", 0) for cell in of_it)
 
     def answers(self):
-        try:
-            self.client.list()
-        except UsageError:
-            return False
-        return True
+        return answers(lambda: self.client)
 
     def proxy_status(self, cell=""):
         """Return the status page of a cell's proxy; empty while it does not answer."""
-        import json
-        from urllib.error import URLError
-        from urllib.request import urlopen
+        code, text = page(f"{self.proxy_url(cell)}/status")
+        return json.loads(text) if code == 200 else {}
 
-        try:
-            port = self.spec.ports_of(cell).proxy_http
-            with urlopen(f"http://127.0.0.1:{port}/status") as answer:
-                return json.loads(answer.read())
-        except (URLError, ConnectionError):
-            return {}
+    def proxy_url(self, cell=""):
+        return f"http://127.0.0.1:{self.spec.ports_of(cell).proxy_http}"
 
     @property
     def client(self):
@@ -179,6 +193,10 @@ class LiveSite:
             text = re.sub(rf"\b{key}: \d+", f"{key}: {number}", text)
         return self.client.submit_yaml(text.encode())
 
+    def committed(self, job):
+        """Return the number of the job's committed rounds."""
+        return len(self.client.job(job)["exchanges"])
+
     def finish(self, job):
         wait_for(lambda: self.client.job(job)["ended_at"], "the job's end")
         return self.client.job(job)
@@ -195,3 +213,15 @@ class LiveSite:
         process = self.processes.pop(name)
         process.send_signal(number)
         return process.wait(15)
+
+    def start_each(self):
+        """Start each party in a process of its own; returns when all have sent their hello."""
+        self.start("cloud", self.site.cloud)
+        self.start("proxy", self.site.proxy)
+        for number, edge in enumerate(self.site.edges, 1):
+            self.start(f"edge-{number}", edge)
+        self.wait_ready()
+
+    def stop_all(self):
+        for name in list(self.processes):
+            self.stop(name)

@@ -33,14 +33,8 @@ def _outputs(source, names, number):
         shown = getattr(value, "_repr_html_", None)
         if shown is not None:
             data["text/html"] = _lines(shown())
-        found.append(
-            {
-                "data": data,
-                "execution_count": number,
-                "metadata": {},
-                "output_type": "execute_result",
-            }
-        )
+        kind = {"execution_count": number, "metadata": {}, "output_type": "execute_result"}
+        found.append({"data": data, **kind})
     return found
 
 

@@ -1,8 +1,6 @@
 """Graph operators in each variant that has a kernel, and special values for them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -13,19 +11,18 @@ _FLOAT, _FLOAT16, _DOUBLE, _INT64, _BFLOAT16 = 1, 10, 11, 7, 16
 
 @dataclass(frozen=True)
 class OperatorVariant:
-    """One operator with its attributes, on x and further constants."""
+    """One operator with its attributes, on x and further constants.
+
+    `more`: inputs after x (before x if `before`): arrays, `None` for one left out, `...` for x.
+    `kind`: the type of x inside the graph, float or double. `flat`: x with two axes."""
 
     operator: str
     about: str = ""
-    more: tuple[Any, ...] = ()
-    """Inputs after x: arrays, `None` for one left out, `...` for x itself."""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    more: tuple = ()
+    attributes: dict = field(default_factory=dict)
     before: bool = False
-    """Whether the further inputs stand before x."""
     kind: int = _FLOAT
-    """The type of x inside the graph: float or double."""
     flat: bool = False
-    """Whether the operator gets x with its last axis and all others as one."""
 
     @property
     def name(self):
@@ -85,76 +82,57 @@ _PAIRS = ("Add", "Sub", "Mul", "Div", "Max", "Min")
 
 def variants():
     """Yield every allowed operator in each of its variants."""
-    yield from (OperatorVariant(name) for name in _ELEMENTWISE)
-    yield from (OperatorVariant(name, kind=_DOUBLE) for name in _DOUBLE_TOO)
-    yield from _of_pairs()
-    yield from _over_axes()
-    yield from _of_shape()
-
-
-def _of_pairs():
+    of = OperatorVariant
+    yield from map(of, _ELEMENTWISE)
+    yield from (of(name, kind=_DOUBLE) for name in _DOUBLE_TOO)
+    # of pairs
     third = (_number(1 / 3),)
     for kind in (_FLOAT, _DOUBLE):
-        yield from (OperatorVariant(name, "x, ⅓", third, kind=kind) for name in _PAIRS)
-        yield OperatorVariant("Div", "⅓, x", third, before=True, kind=kind)
+        yield from (of(name, "x, ⅓", third, kind=kind) for name in _PAIRS)
+        yield of("Div", "⅓, x", third, before=True, kind=kind)
         for exponent in (2.0, 3.0, 0.5, -1.0, 2.5):
-            about = f"constant exponent {exponent:g}"
-            yield OperatorVariant("Pow", about, (_number(exponent),), kind=kind)
-        yield OperatorVariant("Pow", "⅓ to the x", third, before=True, kind=kind)
-    yield OperatorVariant("Pow", "x to the x", (...,))
-    yield OperatorVariant("Pow", "whole exponent 2", (_whole(2),))
-    yield OperatorVariant("Add", "x, x", (...,))
-    yield OperatorVariant("Mul", "x, x", (...,))
-    yield OperatorVariant("Div", "x, x", (...,))
-    yield OperatorVariant("Mean", "x, ⅓", third)
-    yield OperatorVariant("Sum", "x, ⅓", third)
-    yield OperatorVariant("PRelu", "", third)
-    yield OperatorVariant("Clip", "-1, 1", (np.float32(-1).reshape(()), np.float32(1).reshape(())))
-    yield OperatorVariant("Gelu", "erf", attributes={"approximate": "none"})
-    yield OperatorVariant("Gelu", "tanh", attributes={"approximate": "tanh"})
+            yield of("Pow", f"constant exponent {exponent:g}", (_number(exponent),), kind=kind)
+        yield of("Pow", "⅓ to the x", third, before=True, kind=kind)
+    yield of("Pow", "x to the x", (...,))
+    yield of("Pow", "whole exponent 2", (_whole(2),))
+    yield from (of(name, "x, x", (...,)) for name in ("Add", "Mul", "Div"))
+    yield from (of(name, "x, ⅓", third) for name in ("Mean", "Sum"))
+    yield of("PRelu", "", third)
+    yield of("Clip", "-1, 1", (np.float32(-1).reshape(()), np.float32(1).reshape(())))
+    yield of("Gelu", "erf", attributes={"approximate": "none"})
+    yield of("Gelu", "tanh", attributes={"approximate": "tanh"})
     for kind, name in ((_DOUBLE, "double"), (_FLOAT16, "float16"), (_BFLOAT16, "bfloat16")):
-        yield OperatorVariant("Cast", f"to {name}", attributes={"to": kind})
-
-
-def _over_axes():
+        yield of("Cast", f"to {name}", attributes={"to": kind})
+    # over axes
     channels, width = SHAPE[1], SHAPE[3]
     one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
     for name in ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"):
-        yield OperatorVariant(name, "last axis", (_whole(3),))
-        yield OperatorVariant(name, "channels", (_whole(1),))
-        yield OperatorVariant(name, "last axis", (_whole(3),), kind=_DOUBLE)
+        yield of(name, "channels", (_whole(1),))
+        yield from (of(name, "last axis", (_whole(3),), kind=kind) for kind in (_FLOAT, _DOUBLE))
     for name in ("Softmax", "LogSoftmax"):
-        yield OperatorVariant(name, "last axis", attributes={"axis": 3})
-        yield OperatorVariant(name, "channels", attributes={"axis": 1})
-    third = np.full((width, width), 1 / 3, np.float32)
-    yield OperatorVariant("MatMul", "", (third,))
-    yield OperatorVariant("MatMul", "", (third,), kind=_DOUBLE)
-    yield OperatorVariant("Gemm", "", (third,), flat=True)
-    yield OperatorVariant("Conv", "3×3", (np.full((channels, channels, 3, 3), 1 / 3, np.float32),))
-    window = {"kernel_shape": [3, 3], "strides": [1, 1]}
-    yield OperatorVariant("MaxPool", "3×3", attributes=window)
-    yield OperatorVariant("AveragePool", "3×3", attributes=window)
-    yield OperatorVariant("GlobalAveragePool")
-    yield OperatorVariant("GlobalMaxPool")
-    yield OperatorVariant("BatchNormalization", "", (one, zero, zero, one))
-    yield OperatorVariant("InstanceNormalization", "", (one, zero))
-    wide = np.ones(width, np.float32)
-    yield OperatorVariant("LayerNormalization", "", (wide, wide))
-
-
-def _of_shape():
-    yield OperatorVariant("Concat", "x, x", (...,), {"axis": 1})
-    yield OperatorVariant("Constant", attributes={"value_floats": [0.0] * 4096})
-    yield OperatorVariant("Flatten")
-    yield OperatorVariant("Gather", "", (_whole(*range(SHAPE[1] - 1, -1, -1)),), {"axis": 1})
+        yield of(name, "last axis", attributes={"axis": 3})
+        yield of(name, "channels", attributes={"axis": 1})
+    third = (np.full((width, width), 1 / 3, np.float32),)
+    yield from (of("MatMul", "", third, kind=kind) for kind in (_FLOAT, _DOUBLE))
+    yield of("Gemm", "", third, flat=True)
+    yield of("Conv", "3×3", (np.full((channels, channels, 3, 3), 1 / 3, np.float32),))
+    for name in ("MaxPool", "AveragePool"):
+        yield of(name, "3×3", attributes={"kernel_shape": [3, 3], "strides": [1, 1]})
+    yield from map(of, ("GlobalAveragePool", "GlobalMaxPool"))
+    yield of("BatchNormalization", "", (one, zero, zero, one))
+    yield of("InstanceNormalization", "", (one, zero))
+    yield of("LayerNormalization", "", (np.ones(width, np.float32),) * 2)
+    # of shape
+    yield of("Concat", "x, x", (...,), {"axis": 1})
+    yield of("Constant", attributes={"value_floats": [0.0] * 4096})
+    yield from map(of, ("Flatten", "Shape"))
+    yield of("Gather", "", (_whole(*range(SHAPE[1] - 1, -1, -1)),), {"axis": 1})
     for mode in ("constant", "edge", "reflect"):
-        yield OperatorVariant("Pad", mode, (_whole(0, 0, 2, 2, 0, 0, 2, 2),), {"mode": mode})
-    yield OperatorVariant("Reshape", "", (_whole(1, -1),))
-    yield OperatorVariant("Shape")
-    yield OperatorVariant("Slice", "", (_whole(0), _whole(32), _whole(3), _whole(1)))
-    yield OperatorVariant("Squeeze", "", (_whole(0),))
-    yield OperatorVariant("Transpose", "", (), {"perm": [0, 3, 2, 1]})
-    yield OperatorVariant("Unsqueeze", "", (_whole(0),))
+        yield of("Pad", mode, (_whole(0, 0, 2, 2, 0, 0, 2, 2),), {"mode": mode})
+    yield of("Reshape", "", (_whole(1, -1),))
+    yield of("Slice", "", (_whole(0), _whole(32), _whole(3), _whole(1)))
+    yield from (of(name, "", (_whole(0),)) for name in ("Squeeze", "Unsqueeze"))
+    yield of("Transpose", "", (), {"perm": [0, 3, 2, 1]})
 
 
 def families(shape=SHAPE):

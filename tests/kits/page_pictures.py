@@ -29,14 +29,13 @@ _PAUSED = (
 
 def made_up_facts():
     """Return the status facts of a cloud with two cells."""
+    of, now = SimpleNamespace, datetime.now(UTC)
     moved = {"in": 48_211_200, "out": 9_120_300}
-    one = SimpleNamespace(connected=True, connections=1, unacknowledged=0, bytes=moved)
-    ends = {"snapshot": 12, "delegations": 140, "root": 1700}  # days
-    now = datetime.now(UTC)
-    trust = SimpleNamespace(expires={what: now + timedelta(n) for what, n in ends.items()})
-    broker = SimpleNamespace(cert_file=None, ca_file=None)
-    http = SimpleNamespace(tls=None)
-    site = SimpleNamespace(state_dir=IMAGES, http=http, broker=broker, cells=())
+    one = of(connected=True, connections=1, unacknowledged=0, bytes=moved)
+    days = {"snapshot": 12, "delegations": 140, "root": 1700}
+    trust = of(expires={what: now + timedelta(n) for what, n in days.items()})
+    broker = of(cert_file=None, ca_file=None)
+    site = of(state_dir=IMAGES, http=of(tls=None), broker=broker, cells=())
     return CloudFacts(site, {"north": one, "south": one}, trust)
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 from collections import deque
 
-from amqtt.adapters import ReaderAdapter, WriterAdapter
 from websockets.exceptions import ConnectionClosed
 
 from edgeveil.config.broker_profiles import PROFILES
@@ -41,7 +40,6 @@ class ProfileGuard:
         self._profile, self._clock = profile, clock
         self._cutter = PacketCutter()
         self._recent = deque()
-        self._recent_bytes = 0
         self._topics = set()
         self._in_flight = {}  # packet id, bytes
 
@@ -60,72 +58,50 @@ class ProfileGuard:
         return None
 
     def _judge(self, first, body):
-        kind, size = first >> 4, len(packet(first, body))
-        if _above(size, self._profile.packet_bytes):
-            return f"a packet of {size} bytes"
+        kind, size, profile = first >> 4, len(packet(first, body)), self._profile
+        reached = [(size, profile.packet_bytes, "a packet of {} bytes")]
         if kind == CONNECT:
-            return self._connects(body)
+            at = 2 + int.from_bytes(body[:2], "big") + 2  # name, version, flags
+            keepalive_s = int.from_bytes(body[at : at + 2], "big")
+            id_bytes = int.from_bytes(body[at + 2 : at + 4], "big")
+            reached.append((id_bytes, profile.client_id_bytes, "a client id of {} bytes"))
+            low, high = profile.keepalive_s
+            if not low <= keepalive_s <= high:
+                return f"a keep-alive of {keepalive_s} s"
         if kind == PUBLISH:
-            return self._publishes(first, body, size)
+            topics = [body[2 : 2 + int.from_bytes(body[:2], "big")]]
+            reached += [*self._of_topics(topics), *self._of_message(first, body, size)]
         if kind == _SUBSCRIBE:
-            return self._subscribes(body)
+            topics = _texts(body[2:], 1)
+            self._topics.update(topics)
+            reached += [
+                *self._of_topics(topics),
+                (len(topics), profile.topics_per_subscribe, "{} topics in one subscription"),
+                (len(self._topics), profile.subscriptions, "{} subscriptions"),
+            ]
         if kind == _UNSUBSCRIBE:
             self._topics.difference_update(_texts(body[2:], 0))
-        return None
+        beyond = (text.format(n) for n, limit, text in reached if limit is not None and n > limit)
+        return next(beyond, None)
 
-    def _connects(self, body):
-        at = 2 + int.from_bytes(body[:2], "big") + 2  # name, version, flags
-        keepalive_s = int.from_bytes(body[at : at + 2], "big")
-        id_bytes = int.from_bytes(body[at + 2 : at + 4], "big")
-        low, high = self._profile.keepalive_s
-        if not low <= keepalive_s <= high:
-            return f"a keep-alive of {keepalive_s} s"
-        if _above(id_bytes, self._profile.client_id_bytes):
-            return f"a client id of {id_bytes} bytes"
-        return None
+    def _of_topics(self, topics):
+        for topic in topics:
+            yield len(topic), self._profile.topic_bytes, "a topic of {} bytes"
+            yield topic.count(b"/") + 1, self._profile.topic_levels, "a topic of {} levels"
 
-    def _publishes(self, first, body, size):
-        if (broken := self._topic(body[2 : 2 + int.from_bytes(body[:2], "big")])) is not None:
-            return broken
+    def _of_message(self, first, body, size):
         if packet_id := read_publish(first, body, _MQTT_3_1_1)[0]:
             self._in_flight[packet_id] = size
-        if _above(len(self._in_flight), self._profile.in_flight_messages):
-            return f"{len(self._in_flight)} unacknowledged messages"
-        if _above(sum(self._in_flight.values()), self._profile.in_flight_bytes):
-            return f"{sum(self._in_flight.values())} unacknowledged bytes"
         now_s = self._clock()
         while self._recent and now_s - self._recent[0][0] >= _WINDOW_S:
-            self._recent_bytes -= self._recent.popleft()[1]
+            self._recent.popleft()
         self._recent.append((now_s, size))
-        self._recent_bytes += size
-        if _above(len(self._recent), self._profile.publishes_per_s):
-            return f"{len(self._recent)} publishes in a second"
-        if _above(self._recent_bytes, self._profile.bytes_per_s):
-            return f"{self._recent_bytes} bytes in a second"
-        return None
-
-    def _subscribes(self, body):
-        topics = _texts(body[2:], 1)
-        for topic in topics:
-            if (broken := self._topic(topic)) is not None:
-                return broken
-        self._topics.update(topics)
-        if _above(len(topics), self._profile.topics_per_subscribe):
-            return f"{len(topics)} topics in one subscription"
-        if _above(len(self._topics), self._profile.subscriptions):
-            return f"{len(self._topics)} subscriptions"
-        return None
-
-    def _topic(self, topic):
-        if _above(len(topic), self._profile.topic_bytes):
-            return f"a topic of {len(topic)} bytes"
-        if _above(topic.count(b"/") + 1, self._profile.topic_levels):
-            return f"a topic of {topic.count(b'/') + 1} levels"
-        return None
-
-
-def _above(value, limit):
-    return limit is not None and value > limit
+        in_flight, recent = self._in_flight.values(), [size for _, size in self._recent]
+        profile = self._profile
+        yield len(in_flight), profile.in_flight_messages, "{} unacknowledged messages"
+        yield sum(in_flight), profile.in_flight_bytes, "{} unacknowledged bytes"
+        yield len(recent), profile.publishes_per_s, "{} publishes in a second"
+        yield sum(recent), profile.bytes_per_s, "{} bytes in a second"
 
 
 def _texts(body, after):
@@ -138,60 +114,47 @@ def _texts(body, after):
     return found
 
 
-class LateAcknowledgements(WriterAdapter):
-    """A writer that delays acknowledgements as a distant service does, and records them."""
+def late(writer, guard):
+    """Delay a writer's acknowledgements as a distant service does, and record them."""
+    write, close, waiting = writer.write, writer.close, set()
 
-    def __init__(self, writer, guard):
-        self._writer, self._guard = writer, guard
-        self._late = set()
-
-    def write(self, data):
-        if data[0] >> 4 != PUBACK:
-            self._writer.write(data)
-            return
-        task = asyncio.create_task(self._acknowledge(data))
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
-
-    async def _acknowledge(self, puback):
+    async def acknowledge(puback):
         await asyncio.sleep(_ACKNOWLEDGE_S)
-        self._guard.acknowledged(int.from_bytes(puback[2:4], "big"))
+        guard.acknowledged(int.from_bytes(puback[2:4], "big"))
         with contextlib.suppress(OSError, ConnectionClosed):  # the client is gone
-            self._writer.write(puback)
-            await self._writer.drain()
+            write(puback)
+            await writer.drain()
 
-    async def drain(self):
-        await self._writer.drain()
+    def write_late(data):
+        if data[0] >> 4 != PUBACK:
+            write(data)
+            return
+        task = asyncio.create_task(acknowledge(data))
+        waiting.add(task)
+        task.add_done_callback(waiting.discard)
 
-    def get_peer_info(self):
-        return self._writer.get_peer_info()
-
-    def get_ssl_info(self):
-        return self._writer.get_ssl_info()
-
-    async def close(self):
-        for task in self._late:
+    async def close_all():
+        for task in waiting:
             task.cancel()
-        await self._writer.close()
+        await close()
+
+    writer.write, writer.close = write_late, close_all
 
 
-class GuardedReader(ReaderAdapter):
-    """A reader that ends the connection beyond the profile."""
+def guarded(reader, guard):
+    """Make a reader end the connection beyond the profile."""
+    read = reader.read
 
-    def __init__(self, reader, guard):
-        self._reader, self._guard = reader, guard
-
-    async def read(self, n=-1):
-        data = await self._reader.read(n)
-        if (broken := self._guard.received(data)) is not None:
+    async def read_within(n=-1):
+        data = await read(n)
+        if (broken := guard.received(data)) is not None:
             sys.stderr.write(f"{BEYOND_PROFILE}: {broken}\n")
             sys.stderr.flush()
-            self._reader.transport.abort()
+            reader.transport.abort()
             raise asyncio.IncompleteReadError(b"", n)
         return data
 
-    def feed_eof(self):
-        self._reader.feed_eof()
+    reader.read = read_within
 
 
 class GuardedBroker(BoundedBroker):
@@ -199,8 +162,9 @@ class GuardedBroker(BoundedBroker):
 
     async def external_connected(self, reader, writer, listener_name):
         guard = ProfileGuard(PROFILES[os.environ["PROFILE"]])
-        late = LateAcknowledgements(writer, guard)
-        await super().external_connected(GuardedReader(reader, guard), late, listener_name)
+        guarded(reader, guard)
+        late(writer, guard)
+        await super().external_connected(reader, writer, listener_name)
 
 
 class ProfiledBroker(BrokerProcess):

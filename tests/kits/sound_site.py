@@ -28,15 +28,9 @@ def segments(device, index):
 
 def sound(cells=("",)):
     numbers = range(DEVICES * len(cells))
+    accepted = {index: tuple(h for n in numbers for h in segments(n, index)) for index in ROUNDS}
     commits = tuple(
-        CommittedRound(
-            index,
-            1,
-            len(numbers),
-            tuple(h for device in numbers for h in segments(device, index)),
-            float(index),
-            tuple(cells),
-        )
+        CommittedRound(index, 1, len(numbers), accepted[index], float(index), tuple(cells))
         for index in ROUNDS
     )
     state = state_of(numbers, devices=len(numbers))
@@ -66,20 +60,15 @@ def state_of(counted, only=None, devices=DEVICES):
 
 def device_of(job, number, cell=""):
     wire = job.wire.hex()
-    priced = {
-        index: (
-            *PLAN.device.price(PLAN.round(index)),
-            *((PLAN.softmax_event(),) if PLAN.round(index).infer else ()),
-        )
-        for index in ROUNDS
-    }
-    releases = {index: PricedAnswer(index, events, b"") for index, events in priced.items()}
+    releases = {}
+    for index, round in ((index, PLAN.round(index)) for index in ROUNDS):
+        inferred = (PLAN.softmax_event(),) if round.infer else ()
+        releases[index] = PricedAnswer(index, (*PLAN.device.price(round), *inferred), b"")
     return DeviceFacts(
         number=number + 1,
         trains=True,
         receipts=tuple(
-            UploadReceipt(job.wire, index, 1, "counted", segments(number, index))
-            for index in ROUNDS
+            UploadReceipt(job.wire, k, 1, "counted", segments(number, k)) for k in ROUNDS
         ),
         links=tuple((wire, index) for index in ROUNDS),
         ledger={wire: JobAccount(PLAN.request(wire), answers=releases)},

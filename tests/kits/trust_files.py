@@ -1,10 +1,8 @@
 """`trust.json` of a root with one key, for any role keys."""
 
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any
 
-from edgeveil.crypto.keys import SigningKey, VerifyKey
+from edgeveil.crypto.keys import SigningKey
 from edgeveil.trust.bundle import TrustBundle
 from edgeveil.trust.metadata import (
     ROLES,
@@ -21,15 +19,7 @@ ROOT = SigningKey(bytes([77]) * 32)
 HOUR = timedelta(hours=1)  # so that "20 days left" is said for all of a test
 
 
-def trust_file(
-    path: Path,
-    keys: dict[str, VerifyKey] | None = None,
-    *,
-    days: float = 180,
-    version: int = 1,
-    now: datetime | None = None,
-    **more: Any,
-) -> Path:
+def trust_file(path, keys=None, *, days=180, version=1, now=None, **more):
     """Return a root that delegates to `keys` for so many days; other roles get new keys.
 
     `more` are further fields of the delegations, such as `cells`."""
