@@ -6,8 +6,6 @@ import logging
 import re
 from pathlib import Path
 from unittest.mock import Mock
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 import pytest
 import yaml
@@ -17,24 +15,11 @@ from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil.trust.watch import TrustWatch
 from edgeveil_tools.cli import main
-from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.commands import changed
+from tests.kits.live_site import LiveSite, page, wait_for
 
 pytestmark = pytest.mark.slow
 CONFIGS = Path(__file__).parents[2] / "configs"
-
-Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-
-def get(url, token=""):
-    """Status and body; (0, "") while nobody listens."""
-    asked = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
-    try:
-        with urlopen(asked, timeout=5) as answer:
-            return answer.status, answer.read().decode()
-    except HTTPError as error:
-        return error.code, error.read().decode()
-    except (URLError, ConnectionError):
-        return 0, ""
 
 
 def scraped(text):
@@ -52,23 +37,19 @@ class Watched(LiveSite):
     def __init__(self, folder):
         super().__init__(folder)
         for path in (self.site.cloud, self.site.proxy, *self.site.edges):
-            (kind, block), *_ = yaml.safe_load(path.read_text()).items()
-            block["log"] = {"level": "debug", "format": "json"}
-            path.write_text(yaml.safe_dump({kind: block}))
-        ports = self.spec.ports
-        self.pages = {
-            "cloud": f"http://127.0.0.1:{ports.cloud_http}",
-            "proxy": f"http://127.0.0.1:{ports.proxy_http}",
-        }
+            with changed(path) as text:
+                (block,) = text.values()
+                block["log"] = {"level": "debug", "format": "json"}
+        self.pages = {"cloud": self.spec.url, "proxy": self.proxy_url()}
 
     def metrics(self, name):
         token = self.site.token_file.read_text().strip() if name == "cloud" else ""
-        status, text = get(f"{self.pages[name]}/metrics", token)
+        status, text = page(f"{self.pages[name]}/metrics", token)
         assert status == 200
         return scraped(text)
 
     def health(self, name):
-        status, text = get(f"{self.pages[name]}/healthz")
+        status, text = page(f"{self.pages[name]}/healthz")
         return status, json.loads(text).get("parts", []) if text else []
 
     def lines(self, name):
@@ -88,20 +69,24 @@ def test_metrics_tell_what_happened(watched):
     live, done = watched
     rounds, devices = len(done["exchanges"]), live.spec.devices
     cloud, proxy = live.metrics("cloud"), live.metrics("proxy")
-    assert found(cloud, "rounds_total", result="committed") == rounds
-    assert found(cloud, "round_seconds_count") == rounds
-    assert found(cloud, "jobs", status="completed") == 1
-    assert found(cloud, "jobs", status="running") == 0
-    assert found(cloud, "devices", state="enrolled") == devices
-    assert found(cloud, "work_seconds_count", task="absorb") == rounds
+    for samples, name, labels, value in (
+        (cloud, "rounds_total", {"result": "committed"}, rounds),
+        (cloud, "round_seconds_count", {}, rounds),
+        (cloud, "jobs", {"status": "completed"}, 1),
+        (cloud, "jobs", {"status": "running"}, 0),
+        (cloud, "devices", {"state": "enrolled"}, devices),
+        (cloud, "work_seconds_count", {"task": "absorb"}, rounds),
+        (proxy, "answers_total", {"outcome": "uploaded"}, rounds * devices),
+        (proxy, "rounds_total", {"result": "delivered"}, rounds),
+        (proxy, "devices", {"state": "online"}, devices),
+        (proxy, "credit_bytes", {}, 0),
+        (proxy, "spool_bytes", {}, 0),
+    ):
+        assert found(samples, name, **labels) == value, (name, labels)
     end = live.client.events(done["id"], 0)[-1]["data"]["privacy"]
     for kind in ("training", "inference"):
         spent = found(cloud, "epsilon_spent", job=done["id"], kind=kind)
         assert spent == end[kind]["epsilon"] > 0
-    assert found(proxy, "answers_total", outcome="uploaded") == rounds * devices
-    assert found(proxy, "rounds_total", result="delivered") == rounds
-    assert found(proxy, "devices", state="online") == devices
-    assert found(proxy, "credit_bytes") == found(proxy, "spool_bytes") == 0
     assert found(proxy, "cache_bytes") > 0  # the release stays for devices that come late
     for samples, hops in ((cloud, ["cloud"]), (proxy, ["edge", "cloud"])):
         for hop in hops:
@@ -117,7 +102,7 @@ def test_metrics_tell_what_happened(watched):
 def test_dashboards_and_alerts_read_what_processes_tell(watched):
     live, _ = watched
     token = live.site.token_file.read_text().strip()
-    told = "".join(get(f"{live.pages[one]}/metrics", token)[1] for one in ("cloud", "proxy"))
+    told = "".join(page(f"{live.pages[one]}/metrics", token)[1] for one in ("cloud", "proxy"))
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", told, re.MULTILINE))
     parts = ("_bucket", "_sum", "_count")
     known = {name for name, kind in types.items() if kind != "histogram"}
@@ -161,9 +146,7 @@ def test_a_device_that_floods_is_named_to_the_operator_alone(watched, capsys):
 
     asyncio.run(flood())
     wait_for(lambda: cooling() == [device], "the cool-down")
-    status = live.proxy_status()
-    assert status["cooling_down"] == 1
-    (shown,) = status["refused_by_device"]
+    (shown,) = live.proxy_status()["refused_by_device"]
     assert shown["refused"]["rate"] > 500 and shown["refused"]["cooling_down"] > 0
     samples = live.metrics("proxy")
     assert found(samples, "devices", state="cooling_down") == 1
@@ -177,40 +160,36 @@ def test_a_device_that_floods_is_named_to_the_operator_alone(watched, capsys):
 
 def test_logs_name_job_and_round_and_nothing_that_is_secret(watched):
     live, done = watched
-    names = {"cloud": done["id"], "proxy": None, "edge": None}
-    for name, job in names.items():
+    hidden = [f"box-{n}" for n in range(1, live.spec.devices + 1)]
+    hidden += [word for users in live.site.passwords.values() for word in users.values()]
+    hidden += [live.site.token_file.read_text().strip(), *live.site.device_ids]
+    every = {round["index"] for round in done["exchanges"]}
+    for name in ("cloud", "proxy", "edge"):
         lines = live.lines(name)
         assert len(lines) > 10, name
-        assert all(
-            {"time", "level", "process", "event", "job", "round"} <= set(one) for one in lines
-        )
+        assert all({"time", "level", "process", "event", "job", "round"} <= set(o) for o in lines)
         assert all(re.fullmatch(r"[a-z][a-z0-9_]*", one["event"]) for one in lines), name
-        seen = {(one["job"], one["round"]) for one in lines}
-        jobs = {at[0] for at in seen if at[0]}
-        assert len(jobs) == 1, name
-        assert job is None or jobs == {job}
-        rounds = {at[1] for at in seen if at[1]}
-        assert rounds and rounds <= set(range(1, len(done["exchanges"]) + 1)), name
-        assert name == "edge" or len(rounds) == len(done["exchanges"]), name
+        (job,) = {one["job"] for one in lines if one["job"]}
+        assert name != "cloud" or job == done["id"]
+        rounds = {one["round"] for one in lines if one["round"]}
+        assert rounds and rounds <= every if name == "edge" else rounds == every, name
         text = "\n".join(map(json.dumps, lines))
-        hidden = [f"box-{n}" for n in range(1, live.spec.devices + 1)]
-        hidden += [word for users in live.site.passwords.values() for word in users.values()]
-        hidden += [live.site.token_file.read_text().strip(), *live.site.device_ids]
         assert not [word for word in hidden if word in text], name
         assert not re.search(r"\[[-0-9., ]{24,}\]|[0-9a-fA-F]{33,}", text), name
 
 
 def test_health_names_the_part_that_fails_and_recovers(tmp_path):
+    def both(code, *parts):
+        for name, found in zip(("cloud", "proxy"), parts, strict=True):
+            wait_for(lambda: live.health(name) == (code, found), f"{code} of {name}")  # noqa: B023
+
     with Watched(tmp_path) as live:
         live.start_all()
-        wait_for(lambda: live.health("cloud") == (200, []), "the cloud's start")
-        wait_for(lambda: live.health("proxy") == (200, []), "the proxy's start")
+        both(200, [], [])
         live.brokers["cloud"].stop()
-        wait_for(lambda: live.health("cloud") == (503, ["broker"]), "the cloud's notice")
-        wait_for(lambda: live.health("proxy") == (503, ["cloud_broker"]), "the proxy's notice")
+        both(503, ["broker"], ["cloud_broker"])
         assert found(live.metrics("proxy"), "link_up", hop="cloud") == 0
         assert found(live.metrics("proxy"), "link_up", hop="edge") == 1
         live.brokers["cloud"].start()
-        wait_for(lambda: live.health("cloud") == (200, []), "the cloud's return")
-        wait_for(lambda: live.health("proxy") == (200, []), "the proxy's return")
+        both(200, [], [])
         assert found(live.metrics("cloud"), "link_connections_total", hop="cloud") == 2
