@@ -6,10 +6,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 
@@ -20,7 +18,8 @@ from edgeveil.transport.process import LOCK_FILE
 from edgeveil_tools.probe import problem_of
 from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.provision import Ports, SiteSpec, provision
-from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.commands import edgeveil
+from tests.kits.live_site import LiveSite, page, wait_for
 
 pytestmark = pytest.mark.slow
 ENDS_S = 30.0
@@ -41,9 +40,6 @@ def without_memory(process):
     resource.prlimit(process.pid, resource.RLIMIT_AS, (int(size) * 1024 + (4 << 20), -1))
 
 
-# --- a thread that cannot be started ---
-
-
 def test_a_cloud_that_can_start_no_thread_ends_and_its_job_goes_on(site):
     cloud = site.start("cloud", site.site.cloud)
     wait_for(site.answers, "the cloud's start")
@@ -57,9 +53,6 @@ def test_a_cloud_that_can_start_no_thread_ends_and_its_job_goes_on(site):
     site.completed(job)
 
 
-# --- links: an outage longer than all attempts of a round ---
-
-
 @pytest.mark.drill
 @pytest.mark.parametrize("domain", ["edge", "cloud"])
 def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(site, domain):
@@ -69,9 +62,9 @@ def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(site,
     site.brokers[domain].stop()
     wait_for(lambda: site.client.job(job)["status"] == "paused", "the pause", 120)
     paused = site.client.job(job)
-    wait_for(lambda: health(site) == 503, "a health check that fails")
+    wait_for(lambda: page(f"{site.proxy_url()}/healthz")[0] == 503, "a health check that fails")
     if domain == "edge":
-        state = str(site.site.edges[0].parent / named_in(site.site.edges[0], "state_dir"))
+        state = str(state_of(site.site.edges[0]))
         assert problem_of(state, "", 0) == "not well: broker (link_down)"
         assert problem_of(state, "", 0, live=True) is None
     site.brokers[domain].start_again()
@@ -81,20 +74,12 @@ def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(site,
     site.completed(job)
 
 
-def health(site):
-    """What the proxy's health page answers: it is on both links."""
-    url = f"http://127.0.0.1:{site.spec.ports_of('').proxy_http}/healthz"
-    try:
-        with urlopen(url, timeout=10) as answer:
-            return answer.status
-    except HTTPError as error:
-        return error.code
-
-
-# --- what the machine lacks is tried again, what the owner wrote is not ---
-
+# --- what the machine lacks is tried again (1, 3), what the owner wrote is not (2) ---
 
 FILES = {"cloud": "cloud.yaml", "proxy": "proxy.yaml", "edge": "edge-1.yaml"}
+EVERYWHERE = ("ro", "password", "key", "possible path")
+CODES = {"possible path": 2, "broker": 3}
+NO_MOUNTS = "this machine does not let a test mount anything"
 
 
 @pytest.fixture(scope="module")
@@ -111,80 +96,63 @@ def files(provisioned, tmp_path):
     return Path(shutil.copytree(provisioned, tmp_path / "site"))
 
 
-def ended(config, *before):
-    """The exit code of a process that cannot start, and what it wrote."""
-    role = config.name.partition("-")[0].removesuffix(".yaml")
-    command = [*before, sys.executable, "-m", "edgeveil_tools.cli", role, "--config", str(config)]
-    done = subprocess.run(command, capture_output=True, timeout=STARTS_S, check=False)
-    return done.returncode, (done.stdout + done.stderr).decode()
-
-
 def named_in(config, key):
     """The first value of this key."""
     return re.findall(rf"^\s*{key}: (.+)$", config.read_text(), re.MULTILINE)[0]
 
 
-def mounted(options, state):
-    """A prefix of a command that sees another file system in the place of this folder."""
-    probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
-    if probe.returncode:
-        pytest.skip("this machine does not let a test mount anything")
-    script = f'mount -t tmpfs -o {options} none "{state}" && exec "$@"'
-    return ["unshare", "-m", "sh", "-c", script, "sh"]
+def state_of(config):
+    return config.parent / named_in(config, "state_dir")
 
 
-@pytest.mark.parametrize("role", FILES)
-@pytest.mark.parametrize("options", ["ro", "nr_inodes=1"])
-def test_a_disk_that_takes_nothing_is_tried_again(files, role, options):
+@contextmanager
+def without(what, config):
+    """Take it from the machine; yields a prefix of the command, and what a process must name."""
+    before, named = [], state_of(config)
+    if what == "password":
+        named = config.parent / named_in(config, "password_file")
+        named.unlink()
+    elif what == "possible path":
+        text = config.read_text()
+        config.write_text(text.replace(named_in(config, "state_dir"), f"{config}/state"))
+        named = config
+    elif what == "key":
+        shutil.rmtree(named)  # as if its disk were not mounted
+    elif what == "broker":
+        named = f"127.0.0.1:{named_in(config, 'url').rpartition(':')[2]}"  # none runs
+    elif what == "port":
+        named = int(named_in(config, "port"))
+    else:
+        if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+            pytest.skip(NO_MOUNTS)
+        named.mkdir(parents=True, exist_ok=True)
+        script = f'mount -t tmpfs -o {what} none "{named}" && exec "$@"'
+        before = ["unshare", "-m", "sh", "-c", script, "sh"]
+    with socket.create_server(("127.0.0.1", named)) if what == "port" else nullcontext():
+        yield before, str(named)
+
+
+@pytest.mark.parametrize(
+    ("what", "role"),
+    [
+        *((what, role) for what in EVERYWHERE for role in FILES),
+        ("nr_inodes=1", "edge"),
+        *((what, role) for what in ("port", "broker") for role in ("cloud", "proxy")),
+    ],
+)
+def test_a_process_that_cannot_start_names_what_is_missing_and_makes_nothing(files, what, role):
     config = files / FILES[role]
-    state = files / named_in(config, "state_dir")
-    state.mkdir(parents=True, exist_ok=True)
-    code, said = ended(config, *mounted(options, state))
-    assert code == 1 and str(state) in said
-
-
-@pytest.mark.parametrize("role", FILES)
-def test_a_password_that_is_not_there_yet_is_tried_again(files, role):
-    path = files / named_in(files / FILES[role], "password_file")
-    path.unlink()
-    code, said = ended(files / FILES[role])
-    assert code == 1 and str(path) in said
-
-
-@pytest.mark.parametrize("role", ["cloud", "proxy"])
-def test_a_port_that_is_taken_is_tried_again(files, role):
-    config = files / FILES[role]
-    port = int(named_in(config, "port"))
-    with socket.create_server(("127.0.0.1", port)):
-        code, said = ended(config)
-    assert code == 1 and str(port) in said
-
-
-@pytest.mark.parametrize("role", FILES)
-def test_a_path_that_can_never_be_a_folder_is_the_owners_word(files, role):
-    config = files / FILES[role]
-    text = config.read_text().replace(named_in(config, "state_dir"), f"{config}/state")
-    config.write_text(text)
-    assert ended(config)[0] == 2
-
-
-# --- a state folder whose disk is not mounted ---
-
-
-@pytest.mark.parametrize("role", FILES)
-def test_in_a_state_folder_without_its_key_a_process_makes_nothing(files, role):
-    config = files / FILES[role]
-    state = files / named_in(config, "state_dir")
-    shutil.rmtree(state)
-    code, said = ended(config)
-    assert code == 1 and str(state) in said
-    left = {path.name for path in state.rglob("*")} if state.exists() else set()
-    assert left <= {LOCK_FILE}
+    with without(what, config) as (before, named):
+        command = [*before, *edgeveil(role, "--config", config)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=STARTS_S)
+    assert done.returncode == CODES.get(what, 1), done.stderr
+    assert named in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert what != "key" or {path.name for path in Path(named).rglob("*")} <= {LOCK_FILE}
 
 
 @pytest.mark.parametrize("role", FILES)
 def test_provision_over_a_site_makes_no_second_key(files, role):
-    state = files / named_in(files / FILES[role], "state_dir")
+    state = state_of(files / FILES[role])
     shutil.rmtree(state)
     before = {path: path.read_bytes() for path in (files / "keys").iterdir()}
     plan = SiteSpec(files, devices=3, ports=Ports(*free_ports(6)))
@@ -200,7 +168,7 @@ def test_a_job_says_that_the_proxy_is_gone_and_goes_on_once_its_disk_is_mounted(
     job = site.submit(rounds=4, every=0, deadline_s=6)
     wait_for(lambda: site.client.job(job)["exchanges"], "the first round's commit")
     site.stop("proxy", signal.SIGKILL)
-    state = site.site.proxy.parent / named_in(site.site.proxy, "state_dir")
+    state = state_of(site.site.proxy)
     mounted_at = state.rename(state.with_name("elsewhere"))
     site.start_proxy()
     assert site.processes["proxy"].wait(STARTS_S) == 1
@@ -220,12 +188,12 @@ def test_a_party_with_another_key_than_its_fleets_is_named(site, role):
     wait_for(lambda: site.client.job(job)["exchanges"], "the first round's commit")
     site.stop(role)
     config = site.site.cloud if role == "cloud" else site.site.proxy
-    path = config.parent / named_in(config, "state_dir") / f"{role}.key"
+    path = state_of(config) / f"{role}.key"
     key = SigningKey.load(path)
     SigningKey.generate().save(path, overwrite=True)
     site.start(role, config)
     other = "proxy" if role == "cloud" else "cloud"
-    state = str(config.parent / named_in(config.parent / f"{other}.yaml", "state_dir"))
+    state = str(state_of(config.with_name(f"{other}.yaml")))
     wait_for(lambda: "keys (other_key)" in (problem_of(state, "", 0) or ""), "its peer's word", 60)
     wait_for(site.answers, "the cloud's control")
     wait_for(lambda: site.client.job(job)["status"] == "paused", "the pause", 120)
@@ -236,9 +204,6 @@ def test_a_party_with_another_key_than_its_fleets_is_named(site, role):
     wait_for(site.answers, "the cloud's control")
     site.completed(job)
     assert problem_of(state, "", 0) is None
-
-
-# --- the terminal hangs up ---
 
 
 def test_all_end_cleanly_when_their_terminal_hangs_up(site):

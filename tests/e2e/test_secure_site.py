@@ -7,6 +7,7 @@ import pytest
 from edgeveil.config.policy import Policy
 from tests.chaos.checks import CHECKS, all_hold
 from tests.chaos.evidence import collect, tap_site
+from tests.kits.commands import edited
 from tests.kits.live_site import LiveSite, wait_for
 
 pytestmark = pytest.mark.slow
@@ -17,16 +18,12 @@ DEVICES = 5
 
 def smaller(name, min_batch):
     """A shipped job for a few devices and three rounds."""
-    text = (JOBS / name).read_text("utf-8")
     edits = {
         "rounds: 15": "rounds: 3",
         "selection: {devices: 20}": f"selection: {{devices: {DEVICES}}}",
         f"min_batch: {min_batch}": f"min_batch: {DEVICES}",
     }
-    for old, new in edits.items():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text.encode()
+    return edited((JOBS / name).read_text("utf-8"), edits).encode()
 
 
 @pytest.mark.parametrize(
