@@ -3,11 +3,11 @@
 import shutil
 
 import pytest
-import yaml
 
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_tools.cli import main
+from tests.kits.commands import changed
 from tests.kits.live_site import LiveSite, wait_for
 
 pytestmark = pytest.mark.drill
@@ -22,46 +22,47 @@ class CopiedSite(LiveSite):
         super().__init__(folder, devices=DEVICES)
         self.copies = folder / "copies"
 
-    def begin(self):
-        self.start("cloud", self.site.cloud)
-        self.start("proxy", self.site.proxy)
-        for number in range(1, DEVICES + 1):
-            self.start_device(number)
-        self.wait_ready()
+    def start_first(self):
+        self.start("edge-1", self.site.edges[0])
 
-    def start_device(self, number):
-        self.start(f"edge-{number}", self.site.edges[number - 1])
-
-    def copy(self, number):
-        """Its state as it is now."""
+    def copy(self):
+        """The first device's state as it is now."""
         copied = self.copies / str(len(list(self.copies.glob("*"))))
-        shutil.copytree(self.spec.edge_state(number), copied)
-        return copied
+        return shutil.copytree(self.spec.edge_state(1), copied)
 
     def copied_after_a_job(self):
         """All have learnt once; the first device's state then. The device goes on."""
-        self.begin()
+        self.start_each()
         self.job()
         self.stop("edge-1")
-        copied = self.copy(1)
-        self.start_device(1)
+        copied = self.copy()
+        self.start_first()
         wait_for(lambda: self.proxy_status()["online"] == DEVICES, "the device again")
         return copied
 
-    def put_back(self, number, copied):
-        shutil.rmtree(self.spec.edge_state(number))
-        shutil.copytree(copied, self.spec.edge_state(number))
+    def go_on_from(self, copied):
+        """The first device finds the copy in its state's place, and hears that it is behind."""
+        shutil.rmtree(self.spec.edge_state(1))
+        shutil.copytree(copied, self.spec.edge_state(1))
+        before, words = self.accounts(), self.log("edge-1").count(SOUGHT)
+        self.start_first()
+        wait_for(lambda: self.log("edge-1").count(SOUGHT) > words, "the word that it is behind")
+        return before
 
     def job(self, rounds=2):
         """One job; its name in ledgers, and the uploads of each round."""
         found = self.completed(self.submit(rounds=rounds, every=0))
         return wire_id(found["id"]).hex(), [round["uploads"] for round in found["exchanges"]]
 
-    def accounts(self, number):
-        state = self.spec.edge_state(number)
+    def accounts(self):
+        state = self.spec.edge_state(1)
         assert main(["ledger", str(state)]) == 0
-        (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
-        return account
+        return account_of(state)
+
+
+def account_of(state):
+    (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
+    return account
 
 
 @pytest.fixture
@@ -70,53 +71,30 @@ def live(tmp_path):
         yield site
 
 
-def test_a_state_that_is_put_back_forgets_no_answer(live):
+def test_a_state_that_is_put_back_forgets_no_answer_nor_does_the_one_it_stood_in_for(live):
     early = live.copied_after_a_job()
-    _job, uploads = live.job()
+    first, uploads = live.job()
     assert set(uploads) == {DEVICES}
     live.stop("edge-1")
-    whole = live.accounts(1)
-
-    live.put_back(1, early)
-    assert len(live.accounts(1)) == len(whole) - 1, "the copy knows nothing of the second job"
-    live.start_device(1)
-    wait_for(lambda: SOUGHT in live.log("edge-1"), "the word that it is behind")
-    _job, uploads = live.job()
+    whole, later = live.accounts(), live.copy()
+    assert len(live.go_on_from(early)) == len(whole) - 1, "it knows nothing of the second job"
+    second, uploads = live.job()
     assert set(uploads) == {DEVICES}, "it answers again, without a visit"
-    after = live.accounts(1)
+    live.stop("edge-1")
+    after = live.accounts()
     for job, entry in whole.items():
         assert after[job].spent.training.epsilon >= entry.spent.training.epsilon > 0
         assert after[job].spent.inference.epsilon >= entry.spent.inference.epsilon
-    assert [entry.elsewhere for entry in after.values()] == [False, True, False]
-
-
-def test_of_two_copies_neither_keeps_its_answers_from_the_other(live):
-    twin = live.copied_after_a_job()
-    first, _uploads = live.job()
-    live.stop("edge-1")
-    original = live.copy(1)
-
-    live.put_back(1, twin)  # the twin, on a box of its own
-    live.start_device(1)
-    wait_for(lambda: SOUGHT in live.log("edge-1"), "the twin's word")
-    second, uploads = live.job()
-    assert set(uploads) == {DEVICES}
-    live.stop("edge-1")
-    assert live.accounts(1)[first].elsewhere and not live.accounts(1)[second].elsewhere
-
-    live.put_back(1, original)
-    words = live.log("edge-1").count(SOUGHT)
-    live.start_device(1)
-    wait_for(lambda: live.log("edge-1").count(SOUGHT) > words, "the original's word")
-    assert live.accounts(1)[second].elsewhere and not live.accounts(1)[first].elsewhere
+    assert [job for job, entry in after.items() if entry.elsewhere] == [first]
+    live.go_on_from(later)  # whose device did not know of the third job
+    assert [job for job, entry in live.accounts().items() if entry.elsewhere] == [second]
 
 
 def test_two_copies_at_once_hold_up_no_job_and_forget_no_answer(live, tmp_path):
     twin = live.copied_after_a_job()
-    text = yaml.safe_load(live.site.edges[0].read_text())
-    text["edge"]["state_dir"] = str(twin)
-    config = live.site.edges[0].with_name("twin.yaml")
-    config.write_text(yaml.safe_dump(text))
+    config = shutil.copy(live.site.edges[0], live.site.edges[0].with_name("twin.yaml"))
+    with changed(config) as text:
+        text["edge"]["state_dir"] = str(twin)
     live.start("edge-twin", config)
     wait_for(lambda: "broker_connected" in live.log("edge-twin"), "the twin's connection")
     job, uploads = live.job(rounds=4)
@@ -125,5 +103,5 @@ def test_two_copies_at_once_hold_up_no_job_and_forget_no_answer(live, tmp_path):
     live.stop("edge-1")
     rounds = uploads.count(DEVICES)
     for state in (live.spec.edge_state(1), twin):  # whichever was first at the proxy: both paid
-        (account,) = read_ledger(state / LEDGER_FILE).accounts.values()
-        assert account[job].elsewhere or len(account[job].answers) >= rounds
+        entry = account_of(state)[job]
+        assert entry.elsewhere or len(entry.answers) >= rounds
