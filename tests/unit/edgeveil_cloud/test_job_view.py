@@ -241,7 +241,7 @@ def test_figures_stand_beside_the_clouds_with_their_error_and_the_largest_classs
     given[2] = evaluation(largest_class_rate=0.95)
     shown = view(given)
     assert own_card(shown)["value"] == "0.910 ± 0.020"
-    assert "largest class 0.950" in own_card(shown)["note"]
+    assert "majority class 0.950" in own_card(shown)["note"]
     series = section(shown, "accuracy")["parts"][0]["series"]
     own = next(one for one in series if one["name"] == "on the devices' own records")
     assert (own["values"], own["off"]) == ([None, 0.91, None], [None, 0.02, None])
