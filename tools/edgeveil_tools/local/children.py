@@ -161,8 +161,8 @@ def scratch(*, keep: bool, parent: Path | None = None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(parent: Path, prefix: str = PREFIX) -> None:
-    for folder in parent.glob(f"{prefix}*"):
+def sweep(parent: Path) -> None:
+    for folder in parent.glob(f"{PREFIX}*"):
         with suppress(UsageError, OSError):
             if (folder / LOCK_FILE).is_file() and folder.stat().st_uid == os.getuid():
                 with OwnFolder(folder):

@@ -94,6 +94,14 @@ def test_a_models_updates_are_summed_and_their_noise_can_be_shared(more):
     assert (plan.quote().training.if_colluding is not None) == bool(more)
 
 
+def test_masked_sums_take_no_half_precision():
+    stages = "[{name: gradient_gaussian}, {name: cast}]"
+    of_a_model(stages, rule="{name: fedavg}")
+    with pytest.raises(ConfigError) as caught:
+        of_a_model(stages)
+    assert "update[1]: " in str(caught.value)
+
+
 def test_a_clip_norm_moves_in_secure_sums_alone():
     stages = "[{name: gradient_gaussian, quantile: 0.5}]"
     assert compile_job(of_a_model(stages)).context.stages[0].clip is not None
