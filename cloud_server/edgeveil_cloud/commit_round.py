@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import JobFailed, ProtocolError
-from edgeveil.evaluation.figures import GUESSING, guessing
+from edgeveil.evaluation.figures import GUESSING, baselines
 from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
@@ -184,7 +184,7 @@ def check_chosen(context: RoundContext, chosen: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class RoundFacts:
     attempt: int
     uploads: int
     answers: RoundAnswers
@@ -195,24 +195,24 @@ class Told:
     discarded: int = 0
 
 
-def tell_round(
+def round_record(
     context: RoundContext,
     evaluation: Evaluation,
     graph: bytes,
     state: Mapping[str, Array],
     valid: ValidatedBatch,
-    told: Told,
+    facts: RoundFacts,
 ) -> tuple[RoundRecord, dict[str, Any]]:
     """Test a round's model; return the round's stored record and its event."""
-    round, plan, answers = context.round, context.plan, told.answers
+    round, plan, answers = context.round, context.plan, facts.answers
     vectors, counts = list(valid.arrays.get(SOFTMAX, ())), valid.arrays.get(COUNTS, ())
-    scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, told.uploads)
-    federated = federated_figures(context, counts, told.uploads)
-    by_sums = cluster_figures(context, state, counts, told.uploads)
+    scores, averaged = clusters(context, vectors), mean_softmax(context, vectors, facts.uploads)
+    federated = federated_figures(context, counts, facts.uploads)
+    by_sums = cluster_figures(context, state, counts, facts.uploads)
     uploaded = scores.to_dict() if scores else averaged.to_dict() if averaged else None
     kept = dict(uploaded or federated or by_sums or {})
     tested = evaluation.tested(context, graph, state)
-    if tested and (guesses := guessing(tested.figures)):
+    if tested and (guesses := baselines(tested.figures)):
         kept[GUESSING] = guesses
     # The training round's event has these figures, except those that depend on a threshold.
     again = round.evaluates and THRESHOLD not in state
@@ -224,23 +224,23 @@ def tell_round(
         index=round.index,
         phase=round.phase,
         number=round.number,
-        attempt=told.attempt,
-        uploads=told.uploads,
+        attempt=facts.attempt,
+        uploads=facts.uploads,
         accuracy=tested.accuracy if tested else None,
         loss=tested.loss if tested else None,
         scores=kept or None,
-        seconds=sum(told.timeline.values()),
-        bytes={"cloud_out": told.sent_bytes, "cloud_in": told.taken_bytes},
+        seconds=sum(facts.timeline.values()),
+        bytes={"cloud_out": facts.sent_bytes, "cloud_in": facts.taken_bytes},
     )
     more = {
         "causes": dict(answers.causes),
         "offline": answers.offline,
         "federated": federated,
-        "cells": dict(told.cells) if any(told.cells) else None,  # if cells have names
-        "discarded": shown_discarded(context, told.discarded) if told.discarded else None,
+        "cells": dict(facts.cells) if any(facts.cells) else None,  # if cells have names
+        "discarded": shown_discarded(context, facts.discarded) if facts.discarded else None,
     }
     event = {
-        **round_event(record, plan, told.timeline),
+        **round_event(record, plan, facts.timeline),
         **shown_mean(plan, state),
         "declined": answers.declined,
         "accepted": len(valid.accepted),
@@ -473,7 +473,7 @@ class RoundCommitter:
         at = batches[0].at
         marks = self._work.marks[at.job_id]
         timeline = round_timeline(marks.times_s, started_s, self._work.clock())
-        told = Told(
+        facts = RoundFacts(
             at.attempt,
             uploads,
             RoundAnswers.of(0, batches),
@@ -486,7 +486,7 @@ class RoundCommitter:
         if discarded:
             data = shown_discarded(context, discarded)
             LOG.warning("sums_discarded", extra={"exchange": context.round.label, **data})
-        record, event = tell_round(context, self._evaluation, graph, state, valid, told)
+        record, event = round_record(context, self._evaluation, graph, state, valid, facts)
         done = self._store.commit_round(
             entry.id,
             record,

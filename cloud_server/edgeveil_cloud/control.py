@@ -18,7 +18,7 @@ from edgeveil.parts.models import runs_python
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, CloudMachine, RepeatEnd
 from edgeveil.protocol.cloud_job import CloudState, StartJob
-from edgeveil.protocol.cloud_reasons import DISK, EARLIER, STALE_ROSTER, goes_on
+from edgeveil.protocol.cloud_reasons import DISK, EARLIER, STALE_ROSTER, resumes_by_itself
 from edgeveil.transport.runtime import Runner
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.rehearsal import rehearse_job
@@ -134,7 +134,7 @@ class Control:
                 "round": run.round,
                 "attempt": run.attempt,
             }
-            for run in self._machine.courses.values()
+            for run in self._machine.runs.values()
         ]
         first = jobs[0] if jobs else {"state": CloudState.IDLE.value, "job": None, "round": None}
         return {
@@ -193,7 +193,7 @@ class Control:
         """Resume paused jobs once the cause of their pause has passed."""
         now_s, waiting = time.monotonic(), self._store.jobs("paused")
         tried_s = {job: at_s for job, at_s in self._tried_s.items() if now_s - at_s < RESUME_S}
-        due = [one for one in waiting if goes_on(one.reason) and one.id not in tried_s]
+        due = [one for one in waiting if resumes_by_itself(one.reason) and one.id not in tried_s]
         unreached = self._machine.unreached
         for entry in due:
             tried_s[entry.id] = now_s

@@ -28,7 +28,7 @@ from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.parts.models.heads import THRESHOLD
-from edgeveil.parts.own_records import held_records
+from edgeveil.parts.own_records import local_records
 from edgeveil.parts.round import CLUSTER, EVALUATE, Array
 from edgeveil.parts.sources import source_part
 from edgeveil.privacy.events import LaplaceEvent
@@ -56,7 +56,7 @@ class HeldTests:
                 continue
             plain = self._plain[at] if schema is None else None
             try:
-                read = held_records(block, schema) if plain is None else plain
+                read = local_records(block, schema) if plain is None else plain
                 if schema is not None and classes is not None:
                     read = _labelled(read)
                 found = in_form(read, shape, classes)
@@ -71,7 +71,7 @@ class HeldTests:
 
 def _plainly_read(block: DataSource) -> Records | None:
     try:
-        return held_records(block)
+        return local_records(block)
     except DataError as error:
         part = source_part(block.source)
         if not part.by_schema or block.path is None or not block.path.exists():

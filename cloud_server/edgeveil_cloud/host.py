@@ -24,7 +24,7 @@ from edgeveil.protocol.cloud import (
 )
 from edgeveil.protocol.messages import Batch
 from edgeveil.protocol.transfer import GrantPut, PutTaken, ShowBlob
-from edgeveil.transport.blob_store import StoreBeside, taken
+from edgeveil.transport.blob_store import OpenBlobStore, taken
 from edgeveil_cloud.broadcasts import BroadcastLimits, CloudWork, Sealer, TemporaryFailure
 from edgeveil_cloud.commit_round import RoundCommitter
 from edgeveil_cloud.compute.processes import ComputeError
@@ -45,7 +45,7 @@ class CloudHost:
     """Performs the cloud's work; decisions are stored before the machine continues.
 
     `spool_dir` (default: the system's temporary folder) holds batches; `moved` returns devices'
-    cells; `not_believed` why releases would be refused, or "". Others are as in `CloudWork`."""
+    cells; `not_trusted` why releases would be refused, or "". Others are as in `CloudWork`."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class CloudHost:
         *,
         spool_dir: Path | None = None,
         moved: Callable[[], Mapping[bytes, str]] = dict,
-        blobs: StoreBeside | None = None,
-        not_believed: Callable[[], str] = str,
+        blobs: OpenBlobStore | None = None,
+        not_trusted: Callable[[], str] = str,
         **more: Any,
     ) -> None:
         work = CloudWork(store, test, limits, **more)
-        self._blobs, self._not_believed, self._moved = blobs, not_believed, moved
+        self._blobs, self._not_trusted, self._moved = blobs, not_trusted, moved
         self.spare: Callable[[Callable[[], None]], object] = bool  # runs a call early
         self._store, self._clock, self._marks = store, work.clock, work.marks
         self.jobs, self.evaluation, self.limits = work.jobs, work.evaluation, limits
@@ -127,15 +127,15 @@ class CloudHost:
 
     def report(self, report: fx.Report) -> None:
         data: Mapping[str, Any] = report.data
-        LOG.info(report.what, extra=dict(data))
+        LOG.info(report.kind, extra=dict(data))
         if report.at is None:
             return
         job_id = report.at.job_id
-        if report.what in EVENTS:
-            self._store.append_event(self.jobs.name(job_id), report.what, dict(data))
-        if report.what in MARKS:
-            self._marks[job_id].times_s[report.what] = self._clock()
-        if report.what == "all_declined":
+        if report.kind in EVENTS:
+            self._store.append_event(self.jobs.name(job_id), report.kind, dict(data))
+        if report.kind in MARKS:
+            self._marks[job_id].times_s[report.kind] = self._clock()
+        if report.kind == "all_declined":
             self._all_declined.add(job_id)
 
     def _lacks_checks(self, task: ct.SealJob | ct.SealRound) -> bool:
@@ -161,7 +161,7 @@ class CloudHost:
         except MemoryError:
             return ct.Obstacle(reasons.MEMORY)
 
-    def _take(self, blobs: StoreBeside, task: ct.TakeBatch) -> PutTaken:
+    def _take(self, blobs: OpenBlobStore, task: ct.TakeBatch) -> PutTaken:
         job_id, blob, offset = task.batch.at.job_id, task.batch.blob, 0
         spool = self._spool_of(job_id, task.cell)
         for block in taken(blobs, task.name, blob):
@@ -171,7 +171,7 @@ class CloudHost:
 
     def _perform(self, task: object) -> object:
         match task:
-            case ct.SealJob() if reason := self._not_believed():
+            case ct.SealJob() if reason := self._not_trusted():
                 return ct.Obstacle(reason)
             case ct.SealJob() | ct.SealRound() if self._lacks_checks(task):
                 return ct.Obstacle(reasons.EARLIER)

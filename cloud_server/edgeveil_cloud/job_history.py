@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeveil.evaluation.figures import GUESSING, guessing, leading
+from edgeveil.evaluation.figures import GUESSING, baselines, leading
 from edgeveil.pages.parts import thinned
 from edgeveil.parts.round import EVALUATIONS
 
@@ -47,7 +47,7 @@ class JobHistory:
     release: list[str] = field(default_factory=list)
     figures: Mapping[str, Any] = field(default_factory=dict)  # of the newest tested model
     figures_round: int = 0
-    guessing: Mapping[str, float] = field(default_factory=dict)
+    baselines: Mapping[str, float] = field(default_factory=dict)
     federated: list[Mapping[str, Any]] = field(default_factory=list)  # by round
     events: int = 0
     seq: int = 0
@@ -100,7 +100,7 @@ class JobHistory:
         row = {
             **{name: data.get(name) for name in _ROW},
             "led": leading(data),
-            GUESSING: guessing(data.get("figures")),
+            GUESSING: baselines(data.get("figures")),
             "uploads": uploads,
             "seconds": float(data.get("seconds") or 0.0),
             "attempt": data.get("attempt", 1),
@@ -119,7 +119,7 @@ class JobHistory:
         self.causes.update(data.get("causes") or {})
         self._evaluate(data)
         if found := data.get("figures"):
-            self.figures, self.guessing = found, guessing(found)
+            self.figures, self.baselines = found, baselines(found)
             self.figures_round = int(data["number"])
         return row
 

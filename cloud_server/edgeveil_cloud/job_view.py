@@ -21,7 +21,7 @@ from edgeveil.evaluation.figures import (
     ACCURACY,
     AUC,
     RMSE,
-    beside_text,
+    baseline_text,
     cluster_text,
     evaluation_text,
     leading_stored,
@@ -42,8 +42,8 @@ from edgeveil.pages.parts import (
     heat,
     least,
     lines,
+    paragraph,
     rounded,
-    said,
     scatter,
     section,
     series,
@@ -350,14 +350,14 @@ class _View:
             parts.append(seconds_text(seconds))
         if run.broker and not run.simulated:
             parts.append(f"over {run.broker}")
-        found = [said(" · ".join(parts))]
+        found = [paragraph(" · ".join(parts))]
         if run.simulated:
             engine = f" (engine {run.engine})" if run.engine else ""
             text = f"Simulated{engine}, encryption off, noise seeded: it protects nobody"
-            found.append(said(text, "warn"))
-        found += [said(f"The release: {reason}") for reason in self._history.release]
+            found.append(paragraph(text, "warn"))
+        found += [paragraph(f"The release: {reason}") for reason in self._history.release]
         if facts.reason:
-            found.append(said(facts.reason, "soft" if facts.status == "completed" else "bad"))
+            found.append(paragraph(facts.reason, "soft" if facts.status == "completed" else "bad"))
         return found
 
     def _progress(self) -> Json | None:
@@ -375,7 +375,7 @@ class _View:
         if self._measure == RMSE:
             measured = f"in the label's unit, {measured}"
         value = self._measured(last) if last else None
-        if value is not None and (guess := beside_text(self._measure, value, history.guessing)):
+        if value is not None and (guess := baseline_text(self._measure, value, history.baselines)):
             measured = f"{guess}; {measured}"
         found = [card(name, self._text(value), measured)]
         if history.federated:
@@ -436,7 +436,7 @@ class _View:
         tested = {row["number"]: self._measured(row) for row in self._tested}
         x = sorted(tested.keys() | federated.keys())
         if not x:
-            return section("accuracy", title, [], before=[said("No round was tested yet.")])
+            return section("accuracy", title, [], before=[paragraph("No round was tested yet.")])
         text, note, shown = "After each committed round.", None, []
         if tested:
             own = [rounded(tested.get(number)) for number in x]
@@ -448,7 +448,7 @@ class _View:
             shown.append(series("on the devices' own records", points, "green", off=off))
         if reference:
             text += " Without noise: the same records, learned from in the tool's own process."
-            note = said(f"It was {run.reference_note}.", "bad") if run.reference_note else None
+            note = paragraph(f"It was {run.reference_note}.", "bad") if run.reference_note else None
             known = [reference[k - 1] if k <= len(reference) else None for k in x]
             shown.append(series("without noise", known, "orange", dash=True))
         lowest = least([value for one in shown for value in one["values"]])
@@ -466,7 +466,7 @@ class _View:
         if any(value is not None for value in losses) and self._measure == ACCURACY:
             loss = [series("loss", losses, "purple")]
             parts.append(lines("Loss on the test records", list(tested), loss, low=0.0))
-        return section("accuracy", title, parts, before=[said(text), note])
+        return section("accuracy", title, parts, before=[paragraph(text), note])
 
     def _figures(self) -> Json | None:
         found = self._history.figures
@@ -492,7 +492,7 @@ class _View:
         unusable = int(found.get("unusable") or 0)
         answer, count = _UNUSABLE[self._measure]
         bad = f"{counted(unusable, 'record')} got no usable {answer} and count as {count}."
-        before = [said(text), said(bad, "bad") if unusable else None]
+        before = [paragraph(text), paragraph(bad, "bad") if unusable else None]
         title = "Class by class" if found.get("per_class") else "Further figures"
         return section("figures", title, parts, before=before)
 
@@ -503,11 +503,11 @@ class _View:
         number = own["round"]
         if "leading" not in own:
             text = f"After round {number} the counts were nothing but noise: no figure is shown."
-            return section("federated", title, [], before=[said(text, "warn")])
+            return section("federated", title, [], before=[paragraph(text, "warn")])
         by_cloud = dict(self._history.figures)
         rounds = {row["number"]: row for row in self._history.rounds}
         by_cloud["accuracy"] = rounds.get(number, {}).get("accuracy")
-        guessed = self._history.guessing
+        guessed = self._history.baselines
         rows = [
             [display_name(name), _compared(own, name, own), _compared(by_cloud, name, guessed)]
             for name in _BY_DEVICES
@@ -536,7 +536,7 @@ class _View:
             table("Figures", ["figure", "devices' own records", "the cloud's test"], rows),
             _per_class(classes, self._history.figures.get("classes") or []),
         ]
-        return section("federated", title, parts, before=[said(text)])
+        return section("federated", title, parts, before=[paragraph(text)])
 
     # --- privacy ---
 
@@ -571,7 +571,7 @@ class _View:
             "The planned price of all rounds up to each one, as progress; the guarantees, also of a"
             " job that ended early, stand above."
         )
-        return section("epsilon", "Privacy by plan", parts, before=[said(text)])
+        return section("epsilon", "Privacy by plan", parts, before=[paragraph(text)])
 
     # --- answers ---
 
@@ -604,7 +604,7 @@ class _View:
             label = "Attempts that had to be repeated"
             parts.append(table(label, head, body, text=[5], first=FIRST_ROWS))
         text = "Counts alone: nobody but the proxy knows which devices they were."
-        return section("answers", "Who answered", parts, before=[said(text)])
+        return section("answers", "Who answered", parts, before=[paragraph(text)])
 
     # --- evaluation ---
 
@@ -625,7 +625,7 @@ class _View:
                 " distances to centroids."
             )
             title = "Clusters of the devices' records"
-            return section("clusters", title, [by_round], before=[said(text)])
+            return section("clusters", title, [by_round], before=[paragraph(text)])
         shown, text = self._history.evaluations, ""
         if shown:
             text = (
@@ -636,7 +636,7 @@ class _View:
             text += " Silhouettes near 0 mean that noise hides most of the structure."
         parts = [_cluster_picture(shown), by_round]
         title = "What devices uploaded for evaluation"
-        return section("clusters", title, parts, before=[said(text.strip()) if text else None])
+        return section("clusters", title, parts, before=[paragraph(text.strip()) if text else None])
 
     def _averages(self) -> Json | None:
         means = self._history.means
@@ -659,7 +659,7 @@ class _View:
         head = ["round", *classes, "noise", "uploads"]
         found = table("Mean softmax by class", head, rows, first=FIRST_ROWS)
         title = "What devices predicted, on average"
-        return section("averages", title, [found], before=[said(text)])
+        return section("averages", title, [found], before=[paragraph(text)])
 
     # --- time and bytes ---
 
@@ -671,7 +671,7 @@ class _View:
             series(name, [rounded(one.get(key)) for one in timed], colour, "seconds")
             for key, name, colour in STEPS
         ]
-        text = said("What each round took, by what it waited for.")
+        text = paragraph("What each round took, by what it waited for.")
         parts = [self._by_row("Seconds by round", shown)]
         return section("time", "Where the time went", parts, before=[text])
 
@@ -687,7 +687,9 @@ class _View:
         if not any(hops.values()):
             return None
         rows = [(name, float(hops[key]), byte_text(hops[key])) for key, name in HOPS if key in hops]
-        return section("bytes", "Bytes by hop", [bars("Bytes by hop", rows)], before=[said(text)])
+        return section(
+            "bytes", "Bytes by hop", [bars("Bytes by hop", rows)], before=[paragraph(text)]
+        )
 
     # --- meaning ---
 
@@ -702,7 +704,7 @@ class _View:
             "While the two do not work together. Brokers see ciphertext. Devices see the models"
             " that are sealed to them."
         )
-        return section("seen", title, [found], after=[said(text)])
+        return section("seen", title, [found], after=[paragraph(text)])
 
     def _meaning(self) -> Json | None:
         if not self._guarantees:
@@ -784,7 +786,7 @@ class _View:
             for row in self._rows[-MOST_ROWS:]
         ]
         more = len(self._rows) - len(rows)
-        note = said(f"The last {MOST_ROWS} rounds; {more} are before them.") if more else None
+        note = paragraph(f"The last {MOST_ROWS} rounds; {more} are before them.") if more else None
         found = table("Rounds", head, rows, first=FIRST_ROWS)
         return section("rounds", "Rounds", [found], before=[note])
 
@@ -942,9 +944,9 @@ def _with_error(own: Mapping[str, Any], key: str) -> str:
 
 
 def _baseline(found: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:
-    """Return `beside_text` for accuracy or RMSE, otherwise ""."""
+    """Return `baseline_text` for accuracy or RMSE, otherwise ""."""
     measure, value = {"accuracy": ACCURACY, "rmse": RMSE}.get(key, ""), found.get(key)
-    return "" if value is None else beside_text(measure, value, figures)
+    return "" if value is None else baseline_text(measure, value, figures)
 
 
 def _compared(own: Mapping[str, Any], key: str, figures: Mapping[str, Any]) -> str:

@@ -29,7 +29,13 @@ from edgeveil.transport.link import SERVER_BACKOFF_CAP_S, LinkDown, Topics
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, StateDisk
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
-from edgeveil.transport.process import OwnFolder, first_of, own_audit_log, run_until_stopped, tell
+from edgeveil.transport.process import (
+    OwnFolder,
+    first_of,
+    notify_systemd,
+    own_audit_log,
+    run_until_stopped,
+)
 from edgeveil.transport.runtime import Runtime
 from edgeveil.trust.watch import TrustWatch
 from edgeveil_cloud.host import LOG
@@ -75,7 +81,7 @@ async def _run(site: CloudSite, stop: asyncio.Event) -> int:
                 await blobs.start()
             for cell, why in (await links.connect_or_raise()).items():
                 LOG.warning("cell_unreachable", extra={"cell": cell, "reason": why})
-            tell("READY=1")
+            notify_systemd("READY=1")
             LOG.info("running", extra={"http": http.url, "enrolled": store.counts().enrolled})
             watch = [folder.gone(), *([process.trust.run()] if process.trust else [])]
             if blobs is not None:

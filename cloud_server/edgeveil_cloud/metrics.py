@@ -70,7 +70,7 @@ class CloudMetrics(Collector):
                     self._seconds.observe(time.monotonic() - since_s)
             case JobStatus(job_id=job_id):
                 self._rounds_since.pop(job_id, None)
-            case fx.Report(what="round_repeated"):
+            case fx.Report(kind="round_repeated"):
                 self._rounds.labels("repeated").inc()
 
     def _ask(self, job_id: bytes, number: int) -> None:
@@ -95,10 +95,10 @@ class CloudMetrics(Collector):
             for outcome in ReleaseOutcome:
                 family.add_metric([rollout.job, outcome.value], outcomes.get(outcome.value, 0))
         yield family
-        courses = list(self._machine.courses.values())
-        oldest = courses[0].round if courses else 0
+        runs = list(self._machine.runs.values())
+        oldest = runs[0].round if runs else 0
         yield gauge("current_round", "Round of the job that has run longest; 0: none.", oldest)
-        rounds = {self._host.jobs.name(one.job_id): float(one.round) for one in courses}
+        rounds = {self._host.jobs.name(one.job_id): float(one.round) for one in runs}
         yield gauge("job_round", "Round of each job that runs.", rounds, "job")
         family = GaugeMetricFamily("edgeveil_epsilon_spent", _EPSILON, labels=["job", "kind"])
         for job, quote in [self._spent(*asked) for asked in list(self._asked.items())]:

@@ -26,9 +26,9 @@ from edgeveil.jobs.rehearsal import (
     MadeUpDevice,
     brief,
     evaluation_kinds,
-    made_up_records,
     rehearsed_evaluation,
     rehearsed_softmax,
+    synthetic_records,
     training_kinds,
 )
 from edgeveil.jobs.round_context import RoundContext
@@ -105,7 +105,7 @@ class _Rehearsal:
         self._devices = devices or self._own
         named = "model.function" if self._own else "model"
         self._network = named if plan.job.model else "features"
-        self._test = made_up_records(plan, BATCH_RECORDS + plan.rule.validation_records)
+        self._test = synthetic_records(plan, BATCH_RECORDS + plan.rule.validation_records)
         self._evaluation = Evaluation(self._test)
         self._state: dict[str, Array] = {}
         self._federated: Mapping[str, Any] | None = None
@@ -129,7 +129,7 @@ class _Rehearsal:
     # --- rounds ---
 
     def _rounds(self, graph: bytes) -> None:
-        plan, records = self._plan, made_up_records(self._plan, RECORDS)
+        plan, records = self._plan, synthetic_records(self._plan, RECORDS)
         device = MadeUpDevice(plan, records, "cpu")
         for round in training_kinds(plan):
             with _stage(f"{round.label} on a device", "train"):

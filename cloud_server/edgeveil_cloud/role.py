@@ -22,9 +22,9 @@ from edgeveil.transport.blob_store import open_store
 from edgeveil.transport.health import writable
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
-from edgeveil.trust.believed import believed_keys, delegated_key
-from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.bundle import StoredTrust
 from edgeveil.trust.moves import moved_cells, read_moves
+from edgeveil.trust.trusted_keys import delegated_key, trusted_keys
 from edgeveil_cloud.broadcasts import BroadcastLimits, Choose, draw
 from edgeveil_cloud.compute.processes import workers_of
 from edgeveil_cloud.control import Control
@@ -65,7 +65,7 @@ class CloudRole:
         self.not_delegated = ""  # why the keys that the root names cannot be used
         own_signing_key(site.state_dir, "cloud")  # before anything is written
         self.store = store_of(site)
-        self.trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
+        self.trust = StoredTrust(site.state_dir, site.trust_file) if site.trust_file else None
         jobs, releases, keys, metadata = self._own_keys()
         self.machine = CloudMachine(
             Signer("cloud", jobs),
@@ -74,7 +74,7 @@ class CloudRole:
                 packet_bytes=limits.packet_bytes,
                 blob_bytes=limits.blob_bytes,
                 spool_bytes=limits.spool_bytes,
-                beside_bytes=LEAST_BYTES if site.blobs else 0,
+                out_of_band_bytes=LEAST_BYTES if site.blobs else 0,
             ),
             releases=Signer("cloud", releases) if self.trust else None,
             rosters=self.store.roster_marks(),
@@ -96,10 +96,10 @@ class CloudRole:
             moved=self._moved,
             blobs=self.blobs,
             workers=self.workers,
-            not_believed=self._not_believed,
+            not_trusted=self._not_trusted,
         )
 
-    def _not_believed(self) -> str:
+    def _not_trusted(self) -> str:
         """Return why devices would refuse this cloud's signatures, or ""."""
         return self.not_delegated or (self.trust.problem if self.trust else "")
 
@@ -114,7 +114,7 @@ class CloudRole:
         """Return own and peer keys and metadata; raises UsageError for a missing delegated key."""
         folder = self.site.state_dir
         by_cell = {
-            cell.name: believed_keys(self.trust, proxy=cell.proxy_key_file, cell=cell.name)
+            cell.name: trusted_keys(self.trust, proxy=cell.proxy_key_file, cell=cell.name)
             for cell in self.site.all_cells
         }
         own, keys = own_signing_key(folder, "cloud"), next(iter(by_cell.values()))
@@ -125,7 +125,7 @@ class CloudRole:
         jobs = delegated_key(folder, "cloud", keys.cloud)
         return jobs, delegated_key(folder, "releases", keys.releases), by_cell, sent
 
-    def take_up_trust(self) -> None:
+    def refresh_trust(self) -> None:
         try:
             jobs, releases, keys, metadata = self._own_keys()
         except EdgeVeilError as error:

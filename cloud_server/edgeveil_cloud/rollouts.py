@@ -148,7 +148,7 @@ class RolloutDriver:
     def _publish(
         self, found: Sequence[Rollout], newest: Mapping[str, Rollout], now_s: float
     ) -> None:
-        sealing = any(run.releasing for run in self._machine.courses.values())
+        sealing = any(run.releasing for run in self._machine.runs.values())
         if sealing or now_s < self._asked_at + PUBLISH_AGAIN_S:
             return
         free = [cell for cell in self._machine.keys if not self._machine.offering(cell)]
@@ -162,7 +162,9 @@ class RolloutDriver:
             last = max(rollout.sequences, default=-1)
             hidden = any(last < max(one.sequences, default=-1) for one in later)
             to_all = not rollout.held or hidden or came >= rollout.sent_at
-            lacking = self._machine.heard - set(rollout.cells)  # cells that are reachable again
+            lacking = self._machine.responding - set(
+                rollout.cells
+            )  # cells that are reachable again
             cells = tuple(cell for cell in free if to_all or cell in lacking)
             if cells:
                 self._asked_at = now_s

@@ -27,7 +27,7 @@ def measured():
 
 def main(site, enough):
     """Take part until a model is there; `enough` ends it earlier."""
-    with edgeveil.Device(site, records=measured, say=print) as device:
+    with edgeveil.Device(site, records=measured, on_message=print) as device:
         while not device.status().release:  # the application's own work would stand here
             if device.status().state == "failed" or enough.wait(EVERY_S):
                 print(device.status())

@@ -22,8 +22,8 @@ from edgeveil.storage import write_durably
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_link import MqttLink, link_settings
 from edgeveil.transport.process import OwnFolder
-from edgeveil.trust.believed import believed_keys
-from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.bundle import StoredTrust
+from edgeveil.trust.trusted_keys import trusted_keys
 from edgeveil_edge.identity import DeviceIdentity
 
 ANSWER_S = 10.0
@@ -150,8 +150,8 @@ async def _answer(received: asyncio.Queue[bytes], proxy: VerifyKey, device_id: s
 
 
 def _proxy_key(site: EdgeSite) -> VerifyKey:
-    trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
-    found = believed_keys(trust, proxy=site.proxy_key_file, cell=site.cell).proxy
+    trust = StoredTrust(site.state_dir, site.trust_file) if site.trust_file else None
+    found = trusted_keys(trust, proxy=site.proxy_key_file, cell=site.cell).proxy
     if found is None:
         fix = "get the newest trust.json from the keeper of the root"
         raise UsageError("the trust file names no valid proxy key", where=site.name, fix=fix)

@@ -50,7 +50,7 @@ class DeviceStatus:
     state    `online`: its broker is reached; `paused`: declines rounds; `failed`: ended by itself,
              with the reason in `error`
     release  version of the model in use, "" before the first
-    said     the last line for the owner
+    message  the last line for the owner
     stale    warning that the release was not renewed in time (a newer one may be withheld), or ""
     """
 
@@ -58,7 +58,7 @@ class DeviceStatus:
     name: str
     state: DeviceState
     release: str
-    said: str
+    message: str
     error: str
     stale: str = ""
 
@@ -66,12 +66,12 @@ class DeviceStatus:
 class Device:
     """One device of a site, run inside this program.
 
-    site     the device's site file with the owner's policy, or an EdgeSite
-    records  returns this device's records as x (n, …) of numbers and y (n,) of labels from 0;
-             called once by each `start`. Default: the site's own data source. If given, only the
-             name of the site's `data` block is used, for the ledger
-    say      takes each line for the owner, from the device's thread; lines may quote private
-             counts. Default: `status().said` only
+    site        the device's site file with the owner's policy, or an EdgeSite
+    records     returns this device's records as x (n, …) of numbers and y (n,) of labels from 0;
+                called once by each `start`. Default: the site's own data source. If given, only
+                the name of the site's `data` block is used, for the ledger
+    on_message  takes each line for the owner, from the device's thread; lines may quote private
+                counts. Default: `status().message` only
 
     As a context manager, starts and stops. Methods may be called from several threads. A state
     folder belongs to one program at a time. From its first start on, this program accepts the
@@ -88,7 +88,7 @@ class Device:
         site: str | Path | EdgeSite,
         *,
         records: RecordsFrom | None = None,
-        say: Callable[[str], None] | None = None,
+        on_message: Callable[[str], None] | None = None,
     ) -> None:
         found = site if isinstance(site, EdgeSite) else load_site(Path(site))
         if not isinstance(found, EdgeSite):
@@ -96,13 +96,13 @@ class Device:
         if records is not None:  # arrays have no header line
             data = found.data.model_copy(update={"header": True})
             found = found.model_copy(update={"data": data})
-        self.site, self._records, self._say = found, records, say
+        self.site, self._records, self._notify = found, records, on_message
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # held by `start`, whose callable may call methods
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._process: DeviceProcess | None = None
-        self._paused, self._said, self._id = False, "", ""
+        self._paused, self._message, self._id = False, "", ""
         self._error: BaseException | None = None
 
     # --- start and stop ---
@@ -174,7 +174,7 @@ class Device:
         release, stale = "", ""
         if current is not None:
             release, stale = current.version, current.stale(time.time())
-        lines = self._said, str(self._error or ""), stale
+        lines = self._message, str(self._error or ""), stale
         return DeviceStatus(self._id, self.site.name, state, release, *lines)
 
     def ledger(self) -> dict[str, Any]:
@@ -219,7 +219,9 @@ class Device:
     ) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         with Lanes() as lanes:
-            process = DeviceProcess(self.site, lanes, computing, records=given, say=self._on_line)
+            process = DeviceProcess(
+                self.site, lanes, computing, records=given, on_message=self._on_line
+            )
             self._process, self._id = process, process.device.id
             if self._paused:  # else as the owner set it at the box
                 self._apply_pause()
@@ -236,6 +238,6 @@ class Device:
             self._process.pause(self._paused)
 
     def _on_line(self, line: str) -> None:
-        self._said = line
-        if self._say is not None:
-            self._say(line)
+        self._message = line
+        if self._notify is not None:
+            self._notify(line)

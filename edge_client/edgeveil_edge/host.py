@@ -17,7 +17,7 @@ from msgspec import structs
 
 from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError, EdgeVeilError, ProtocolError
-from edgeveil.privacy.derived import NoiseFor, noise_from
+from edgeveil.privacy.derived import NoiseByContext, noise_by_context
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.policy import INFER
 from edgeveil.protocol import device as machine
@@ -31,8 +31,8 @@ from edgeveil.protocol.sealed import (
     Sealing,
     decode_package,
 )
-from edgeveil.trust.believed import take_trust
-from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.bundle import StoredTrust
+from edgeveil.trust.trusted_keys import take_trust
 from edgeveil_edge.compute import Compute, Computer
 from edgeveil_edge.consent import limits_of
 from edgeveil_edge.identity import DeviceIdentity
@@ -76,7 +76,7 @@ class _OpenedRound:
 class DeviceChance:
     """Randomness: `noise_for` (default: from the ledger's key), and `moment` in [0, 1)."""
 
-    noise_for: NoiseFor | None = None
+    noise_for: NoiseByContext | None = None
     moment: Callable[[], float] = SystemRandom().random
 
 
@@ -90,17 +90,20 @@ class DeviceHost:
         store: DeviceStore,
         ledger: Ledger,
         random: DeviceChance | None = None,
-        say: Callable[[str], None] = lambda _line: None,
+        on_message: Callable[[str], None] = lambda _line: None,
         sealing: Sealing = real_sealing,
         compute: Compute | None = None,
-        trust: HeldTrust | None = None,
+        trust: StoredTrust | None = None,
     ) -> None:
         self.site, self.identity, self._sealing, self._trust = site, identity, sealing, trust
-        self._store, self._ledger, self._say = store, ledger, say
+        self._store, self._ledger, self._notify = store, ledger, on_message
         chance = random or DeviceChance()
-        noise_for, self.moment = chance.noise_for or noise_from(ledger.noise_key()), chance.moment
+        self.moment = chance.moment
+        noise_for = chance.noise_for or noise_by_context(ledger.noise_key())
         compute = compute or Computer(site, identity.split_key)
-        self._work = RoundWork(site, identity, store, ledger, noise_for, compute, sealing, say)
+        self._work = RoundWork(
+            site, identity, store, ledger, noise_for, compute, sealing, on_message
+        )
         self.releases = ReleaseStore(site.state_dir / "releases")
         self.releases.follow(site.policy.on_expired_release)
         self.unheard = False  # whether the proxy did not answer since the last check
@@ -123,7 +126,7 @@ class DeviceHost:
             policy, alone = self.site.policy, ""
             if train.if_colluding is not None:
                 alone = f", if all others collude {policy.collusion_epsilon_in_all:g}"
-            self._say(
+            self._notify(
                 f"job {m.short_name(item.job_id)} ended, {item.status};"
                 f" spent on '{self.site.data.name}' so far:"
                 f" training: {train} (limit ε = {policy.lifetime_epsilon:g}{alone});"
@@ -131,7 +134,7 @@ class DeviceHost:
             )
             refusal = self._ledger.next_refusal(limits_of(policy))
             if refusal is not None:
-                self._say(f"one more job like it would be declined: {refusal}")
+                self._notify(f"one more job like it would be declined: {refusal}")
         self._store.store(item)
 
     def together(self) -> AbstractContextManager[None]:
@@ -139,20 +142,20 @@ class DeviceHost:
 
     def report(self, report: fx.Report) -> None:
         """Print a line on the owner's console; log it without the device's name."""
-        self.unheard |= report.what == "unheard"
-        warns, line = _LINES.get(report.what, (False, ""))
+        self.unheard |= report.kind == "unheard"
+        warns, line = _LINES.get(report.kind, (False, ""))
         # A free-text reason may quote a path or a record: print it on the console only.
         extra = {k: v for k, v in report.data.items() if k != "why" or _SLUG.fullmatch(str(v))}
-        if report.what == "declined" and report.at is not None:
+        if report.kind == "declined" and report.at is not None:
             why, job_id = str(report.data["why"]), report.at.job_id
             if (key := _KEY.match(why)) is not None:
                 extra["key"] = key[0]
             refusal = {"time_s": round(time.time(), 3), "job_id": job_id.hex(), "why": why}
             refusal |= {"round": report.at.round, "cause": report.data["cause"]}
             self._store.note_refusal(refusal | {"job": self._store.job_name(job_id)})
-        LOG.log(logging.WARNING if warns else logging.DEBUG, report.what, extra=extra)
+        LOG.log(logging.WARNING if warns else logging.DEBUG, report.kind, extra=extra)
         if line:
-            self._say(line.format(**report.data))
+            self._notify(line.format(**report.data))
 
     def perform(self, task: object) -> object:
         problem = self._trust.problem if self._trust else ""
@@ -171,7 +174,7 @@ class DeviceHost:
             case fx.TakeTrust(metadata=metadata):
                 return take_trust(self._trust, metadata, self.site.cell)
             case rounds.ComputeAnswer() | machine.InstallRelease() if problem:
-                self._say(f"nothing is done for the cloud: {problem}")
+                self._notify(f"nothing is done for the cloud: {problem}")
                 if isinstance(task, machine.InstallRelease):
                     return fx.WorkFailed("trust_expired")
                 return rounds.NoAnswer(problem, "conditions")
@@ -231,7 +234,7 @@ class DeviceHost:
             outcome = m.ReleaseOutcome.ROLLED_BACK
         self._note_fate(manifest, outcome=outcome.value, digest=digest)
         if why:
-            self._say(f"a release of job '{package.job_name[:64]}' is not put in use: {why}")
+            self._notify(f"a release of job '{package.job_name[:64]}' is not put in use: {why}")
             return fx.WorkFailed("refused_release")
         meta = {"job_id": manifest.at.job_id.hex(), "sequence": manifest.sequence}
         meta |= {"package": manifest.package_digest.hex(), "expires_s": package.expires_s}
@@ -249,7 +252,7 @@ class DeviceHost:
         before, self._stale = self._stale, release.stale(now_s) if release else ""
         if self._stale and self._stale != before:
             LOG.warning("release_stale")
-            self._say(f"{self._stale}, so a newer one may be withheld")
+            self._notify(f"{self._stale}, so a newer one may be withheld")
         return self._stale
 
     def _adopt(self, manifest: m.Manifest) -> machine.Installation:
@@ -291,22 +294,22 @@ class DeviceHost:
             try:
                 now = self.releases.current()
             except DataError as error:
-                self._say(f"the release before the withdrawn one is damaged: {error}")
+                self._notify(f"the release before the withdrawn one is damaged: {error}")
             else:
-                self._say(f"{now.version if now else 'no release'} is in use from now on")
+                self._notify(f"{now.version if now else 'no release'} is in use from now on")
         self._store.put_fact("release_statement", str(news.number))
         return machine.StatementApplied(left)
 
     def _count_elsewhere(self, behind: m.Behind) -> machine.Installation:
         """Charge the ledger first: until then, nothing more may be answered."""
         for job in behind.jobs:
-            self._ledger.count_elsewhere(job.job_id.hex(), job.deposit)
+            self._ledger.count_answer_of_copy(job.job_id.hex(), job.encrypted_state)
             self._work.forget(job.job_id)
         if not behind.whole:
-            self._ledger.count_untold()
+            self._ledger.count_unknown_answers()
         self._store.put_fact("answered", str(behind.answered))
         spent = self._ledger.spent()
-        self._say(
+        self._notify(
             "this state is older than the proxy's: a copy of this device has answered, or an older"
             " state was restored. Later answers are charged here, each job with all that it"
             f" reserved; spent on '{self.site.data.name}' so far: training: {spent}"
@@ -319,5 +322,5 @@ class DeviceHost:
             self.releases.current()
         except DataError as error:
             left = self.releases.leave_broken()
-            self._say(f"the release in use is damaged, {left}: {error}")
+            self._notify(f"the release in use is damaged, {left}: {error}")
         self._work.warm_up()

@@ -42,7 +42,13 @@ from edgeveil.transport.health import (
 )
 from edgeveil.transport.link import Topics
 from edgeveil.transport.mqtt_link import RuntimeLink, link_settings
-from edgeveil.transport.process import EXIT_S, OwnFolder, first_of, run_until_stopped, tell
+from edgeveil.transport.process import (
+    EXIT_S,
+    OwnFolder,
+    first_of,
+    notify_systemd,
+    run_until_stopped,
+)
 from edgeveil.transport.runtime import Runtime
 from edgeveil_edge import conditions
 from edgeveil_edge.claim import due, is_unclaimed, renew, take_up_claim
@@ -92,7 +98,7 @@ async def _run(sites: Sequence[EdgeSite], computing: ComputeProcess, stop: async
         devices = [DeviceProcess(site, lanes, computing) for site in sites]
         for device in devices:
             lanes.warm_up(device.device.host)
-        tell("READY=1")
+        notify_systemd("READY=1")
         LOG.info("running", extra={"devices": len(devices)})
         try:
             await first_of(stop, *(device.run() for device in devices))
@@ -153,19 +159,19 @@ class DeviceProcess:
         computing: ComputeProcess,
         *,
         records: Records | None = None,
-        say: Callable[[str], None] | None = None,
+        on_message: Callable[[str], None] | None = None,
         sensors: conditions.BoxSensors | None = None,
     ) -> None:
         self._folder = OwnFolder(site.state_dir)
         self._lanes, self.site = lanes, site
         self.session: RuntimeLink
         self.runtime: Runtime
-        self._report = say or self._say
+        self._report = on_message or self._notify
 
         def compute(site: EdgeSite, own: DeviceIdentity) -> RemoteComputer:
             return RemoteComputer(computing, own.device_id, site, own.split_key, records)
 
-        self.device = build(site, link=self._join, say=self._report, compute=compute)
+        self.device = build(site, link=self._join, on_message=self._report, compute=compute)
         self.inference = InferenceService(site.inference, self.device.host.releases)
         self.spending = OwnSpending(site.state_dir / LEDGER_FILE, site.data.name, site.policy)
         sensors = sensors or conditions.BoxSensors()
@@ -218,7 +224,7 @@ class DeviceProcess:
         most = PROFILES[device.site.broker.profile].subscriptions
         return found if most is None or len(found) + _OWN_TOPICS <= most else []
 
-    def _say(self, line: str) -> None:
+    def _notify(self, line: str) -> None:
         print(logs.printable(f"{self.site.name}: {line}"), flush=True)  # may contain a job's names
 
     async def run(self) -> None:

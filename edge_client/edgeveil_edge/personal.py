@@ -22,7 +22,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import schema_in
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import DataError, UsageError
-from edgeveil.evaluation.figures import ACCURACY, classification_figures, guessing, leading_text
+from edgeveil.evaluation.figures import ACCURACY, baselines, classification_figures, leading_text
 from edgeveil.evaluation.model_head import LinearHead, find_head, with_output
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, aligned, open_session, run_session
 from edgeveil.parts.own_records import device_records, of_shape
@@ -213,10 +213,10 @@ def _score(
         return None, None, {}
     found = _probabilities(head, records.phi)
     right, figures = np.argmax(found, axis=1) == records.y, classification_figures(found, records.y)
-    return float(right.mean()), float(_losses(head, records).mean()), guessing(figures)
+    return float(right.mean()), float(_losses(head, records).mean()), baselines(figures)
 
 
-def told(found: PersonalModel, state_dir: Path) -> Sequence[str]:
+def summary(found: PersonalModel, state_dir: Path) -> Sequence[str]:
     """Return lines for the owner, for the box's console only."""
 
     def text(accuracy: float | None, balanced: float | None) -> str:

@@ -21,16 +21,16 @@ from edgeveil.errors import DataError, UsageError, needs_extra
 from edgeveil.evaluation.figures import (
     ACCURACY,
     anomaly_figures,
-    beside_text,
+    baseline_text,
+    baselines,
     classification_figures,
-    guessing,
     regression_figures,
 )
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
 from edgeveil.parts.sources.arrays import npy_array, npz_array
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
 from edgeveil.parts.sources.source import Origin
-from edgeveil.parts.sources.tables import any_form, encode_csv, encode_parquet, read_matrix
+from edgeveil.parts.sources.tables import detected_form, encode_csv, encode_parquet, read_matrix
 from edgeveil_edge.release_trial import released_session, run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
@@ -121,16 +121,16 @@ class Predictions:
         return float((self.labels[known] == self.given[known]).mean()) if known.any() else None
 
     @property
-    def guessing(self) -> dict[str, float]:
-        """Reference figures for `accuracy` or an RMSE, see `evaluation.figures.guessing`."""
+    def baselines(self) -> dict[str, float]:
+        """Reference figures for `accuracy` or an RMSE, see `evaluation.figures.baselines`."""
         if self.given is None or self._number is not None:
-            return guessing(self.errors)
-        return guessing(classification_figures(self.probabilities, self.given))
+            return baselines(self.errors)
+        return baselines(classification_figures(self.probabilities, self.given))
 
     @property
-    def beside(self) -> str:
+    def baseline(self) -> str:
         accuracy = self.accuracy
-        return "" if accuracy is None else beside_text(ACCURACY, accuracy, self.guessing)
+        return "" if accuracy is None else baseline_text(ACCURACY, accuracy, self.baselines)
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row per record: number, file, label, name, probability; else as `plain`."""
@@ -273,7 +273,7 @@ def _given(
         if file.suffix == ".parquet":
             found = encode_parquet(origin, schema, labelled=None)
         else:
-            formed, header = any_form(file, schema)
+            formed, header = detected_form(file, schema)
             found = encode_csv(replace(origin, header=header), formed, labelled=None)
         labels = found.records.y if found.labelled else None
         return _Given(found.records.x, labels, file=file)

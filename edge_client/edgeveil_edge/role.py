@@ -17,8 +17,8 @@ from edgeveil.protocol.device_round import DeviceSettings
 from edgeveil.protocol.messages import Signer, data_set_tag
 from edgeveil.protocol.sealed import Sealing
 from edgeveil.transport.runtime import Runner
-from edgeveil.trust.believed import believed_keys
-from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.bundle import StoredTrust
+from edgeveil.trust.trusted_keys import trusted_keys
 from edgeveil_edge.compute import Compute
 from edgeveil_edge.host import DeviceChance, DeviceHost
 from edgeveil_edge.identity import DeviceIdentity
@@ -28,11 +28,11 @@ from edgeveil_edge.store import STORE_FILE, DeviceStore
 class DeviceRole:
     """A device that is ready to run, with its state in `site.state_dir`.
 
-    random   noise and moments; default: the operating system's
-    link     connects the role to a transport; returns the runner of its machine
-    sealing  replaced in simulations only
-    say      takes lines for the owner
-    compute  default: computes in this process
+    random      noise and moments; default: the operating system's
+    link        connects the role to a transport; returns the runner of its machine
+    sealing     replaced in simulations only
+    on_message  takes lines for the owner
+    compute     default: computes in this process
 
     Raises UsageError, StorageError, PrivacyError or CryptoError.
     """
@@ -44,7 +44,7 @@ class DeviceRole:
         random: DeviceChance | None = None,
         link: Callable[[DeviceRole], Runner],
         sealing: Sealing = real_sealing,
-        say: Callable[[str], None] = lambda _line: None,
+        on_message: Callable[[str], None] = lambda _line: None,
         compute: Callable[[EdgeSite, DeviceIdentity], Compute] | None = None,
     ) -> None:
         limits = site.limits
@@ -54,9 +54,9 @@ class DeviceRole:
         self.store = DeviceStore(site.state_dir / STORE_FILE)
         self.ledger = Ledger(site.state_dir / LEDGER_FILE, site.data.name)
         self.signer = Signer(self.id, identity.signing)
-        trust = HeldTrust(site.state_dir, site.trust_file) if site.trust_file else None
+        trust = StoredTrust(site.state_dir, site.trust_file) if site.trust_file else None
         files = {"cloud": site.cloud_key_file, "proxy": site.proxy_key_file}
-        keys = believed_keys(trust, cell=site.cell, **files)
+        keys = trusted_keys(trust, cell=site.cell, **files)
         own = identity.opening.public().to_bytes()
         self.store.enter_cell(site.cell, self.id, own, time.time())
         memory = self.store.load()
@@ -69,7 +69,7 @@ class DeviceRole:
             self.store,
             self.ledger,
             random,
-            say=say,
+            on_message=on_message,
             sealing=sealing,
             compute=compute(site, identity) if compute else None,
             trust=trust,

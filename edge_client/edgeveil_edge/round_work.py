@@ -19,7 +19,7 @@ from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.round import EVALUATIONS, KEPT, Answer, Array, Tensors
-from edgeveil.privacy.derived import NoiseFor, Question
+from edgeveil.privacy.derived import NoiseByContext, NoiseContext
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.ledger import Ledger, Receipt
 from edgeveil.protocol.device_round import WORK_SHARE, ComputeAnswer, NoAnswer, SealedAnswer
@@ -63,12 +63,13 @@ class RoundWork:
         identity: DeviceIdentity,
         store: DeviceStore,
         ledger: Ledger,
-        noise_for: NoiseFor,
+        noise_for: NoiseByContext,
         compute: Compute,
         sealing: Sealing,
-        say: Callable[[str], None],
+        on_message: Callable[[str], None],
     ) -> None:
-        self.site, self.identity, self._sealing, self._say = site, identity, sealing, say
+        self.site, self.identity, self._sealing = site, identity, sealing
+        self._notify = on_message
         self._store, self._ledger, self._noise_for = store, ledger, noise_for
         self._compute = compute
         store.adopt_split(ledger.datasets or (ledger.dataset,))
@@ -101,7 +102,7 @@ class RoundWork:
         if most > room:
             why = f"its models may have {most} bytes, limits.blob_bytes allows {room}"
             self._put_trial(job_id, JobTrial(refused=why))
-            self._say(f"a job is declined, {short_name(job_id)}: {why}")
+            self._notify(f"a job is declined, {short_name(job_id)}: {why}")
         else:
             self._run_trial(job_id, self._job(manifest))
 
@@ -113,7 +114,7 @@ class RoundWork:
         found = self._compute.try_job(job, trains=self.site.role == "train")
         why = found.refused or self._too_slow(found, job.plan.job.round.time_budget_s * WORK_SHARE)
         if why:
-            self._say(f"a job is declined, {short_name(job_id)}: {why}")
+            self._notify(f"a job is declined, {short_name(job_id)}: {why}")
         else:  # records read at the start may have another share, or were freed with a job
             self._read_ahead(job.plan.job.data)
         before = self._trial(job_id) or JobTrial()
@@ -181,7 +182,7 @@ class RoundWork:
         refused = trial.refused or why * (overruns >= MOST_OVERRUNS)
         self._put_trial(job_id, replace(trial, refused=refused, overruns=overruns, again=True))
         if refused:
-            self._say(f"a job is declined, {short_name(job_id)}: {refused}")
+            self._notify(f"a job is declined, {short_name(job_id)}: {refused}")
 
     def _job(self, manifest: Manifest) -> TaughtJob:
         job = self._compiled(manifest.at.job_id)
@@ -204,7 +205,7 @@ class RoundWork:
         try:
             return TaughtJob.of(canonical, graph, backbones)
         except ProtocolError as error:
-            self._say(f"a job is declined: {error}")
+            self._notify(f"a job is declined: {error}")
             raise
 
     def _compiled(self, job_id: bytes) -> TaughtJob:
@@ -231,7 +232,7 @@ class RoundWork:
         # Before any budget is spent: reject a key that cannot be sealed to, and check factors
         # other than those the proxy will enforce.
         if manifest.check:
-            check_factors(manifest, RoundCheck.said(manifest, membership).key)
+            check_factors(manifest, RoundCheck.of_manifest(manifest, membership).key)
         masks = Masks.of(manifest, self.identity.device_id, task.round_key)
         if self.paused:
             return NoAnswer("the owner has paused the device", "conditions")
@@ -255,8 +256,8 @@ class RoundWork:
         except (PrivacyError, DataError, UsageError) as error:
             return NoAnswer(str(error), decline_cause(error))
         sealed = seal_release(*held, context, manifest, membership, self._sealing, masks, weight)
-        deposit = self._ledger.deposit(manifest.at.job_id.hex())
-        return replace(sealed, at_once=late is not None or not price, deposit=deposit)
+        state = self._ledger.encrypted_state(manifest.at.job_id.hex())
+        return replace(sealed, at_once=late is not None or not price, encrypted_state=state)
 
     def _late(self, manifest: Manifest, plan: Plan) -> tuple[tuple[Receipt, bytes], float] | None:
         at, job_id, since = manifest.at, manifest.at.job_id.hex(), list[int]()
@@ -269,7 +270,7 @@ class RoundWork:
                 return None
             late = plan.round(at.round).number - earlier.number
             weight = staleness_weight(late)
-            self._say(
+            self._notify(
                 f"job {short_name(at.job_id)}, round {at.round} is answered with the update of"
                 f" round {earlier.index}, which was late for its own: it weighs {weight:.2f}"
             )
@@ -287,7 +288,7 @@ class RoundWork:
         groups = every if self.site.role == "train" else inferred or every
         masks = Masks.of(manifest, self.identity.device_id, round_key)
         dummies = seal_dummies(manifest, groups, masks, self._sealing)
-        return replace(dummies, deposit=self._ledger.deposit())
+        return replace(dummies, encrypted_state=self._ledger.encrypted_state())
 
     def _too_often(self, manifest: Manifest, plan: Plan) -> str:
         # Answers of many attempts at one round could be compared.
@@ -332,7 +333,7 @@ class RoundWork:
         manifest, trains, at = task.manifest, self.site.role == "train", task.manifest.at
         # Every attempt with the same package uses the same noise.
         place = self._ledger.dataset, at.job_id.hex(), at.round
-        noise_context = Question(*place, manifest.package_digest)
+        noise_context = NoiseContext(*place, manifest.package_digest)
         self._ledger.admit(manifest.at.job_id.hex(), price)
         own: Tensors = {}
         if trains:
@@ -346,7 +347,7 @@ class RoundWork:
         found = self._compute.answer(Computation(*asked, noise, *times))
         if found.without:
             where = f"job {short_name(at.job_id)}, round {at.round}"
-            self._say(f"{where} is answered without records: {found.without}")
+            self._notify(f"{where} is answered without records: {found.without}")
         if found.late:
             self._overran(manifest.at.job_id)
         data = context.job.data

@@ -55,7 +55,7 @@ class Masks:
         return cls({one.group: one for one in found}, seed, sealed, manifest)
 
     def applied(self, group: int, array: Array, membership: bytes) -> bytes:
-        check = RoundCheck.said(self.manifest, membership)
+        check = RoundCheck.of_manifest(self.manifest, membership)
         return masked_segment(self.vectors[group], array.astype(np.int64), self.seed, check)
 
     def seed_for(self, groups: Sequence[int]) -> bytes:

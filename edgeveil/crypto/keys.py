@@ -171,9 +171,9 @@ class LedgerKey(SecretKey):
         """Derive the key of this device's noise; neither key reveals the other."""
         return NoiseKey(derived(self._raw, separated(labels.NOISE_KEY)))
 
-    def deposit_key(self) -> DepositKey:
+    def state_key(self) -> StateKey:
         """Derive the key of the encrypted state that the device stores at the proxy."""
-        return DepositKey(derived(self._raw, separated(labels.DEPOSIT_KEY)))
+        return StateKey(derived(self._raw, separated(labels.DEPOSIT_KEY)))
 
 
 class NoiseKey(SecretKey):
@@ -182,7 +182,7 @@ class NoiseKey(SecretKey):
     tag = "edgeveil-noise-key-1"
 
 
-class DepositKey(SecretKey):
+class StateKey(SecretKey):
     """Key of the state that a device stores at the proxy, readable by the device only."""
 
     tag = "edgeveil-deposit-key-1"
@@ -214,7 +214,7 @@ class CheckKey(SecretKey):
         return hashlib.sha256(labels.context(labels.CHECK_COMMITMENT, at, self._raw)).digest()
 
 
-DEPOSIT_BYTES = 1024  # constant size of the encrypted state at the proxy
+STATE_BYTES = 1024  # constant size of the encrypted state at the proxy
 
 SIGNATURE_BYTES = 64
 

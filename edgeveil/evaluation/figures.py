@@ -191,7 +191,7 @@ def leading_stored(
     return None if half is None else half * math.sqrt(loss)
 
 
-def guessing(figures: Mapping[str, Any] | None) -> dict[str, float]:
+def baselines(figures: Mapping[str, Any] | None) -> dict[str, float]:
     """Return baselines: {largest_class_rate, and if uneven balanced_accuracy} or {rmse_of_mean}."""
     figures = (figures or {}).get(GUESSING) or figures or {}
     found = {key: float(figures[key]) for key in _GUESSED if figures.get(key) is not None}
@@ -201,15 +201,15 @@ def guessing(figures: Mapping[str, Any] | None) -> dict[str, float]:
     return found
 
 
-def beside_text(name: str, value: float, figures: Mapping[str, Any] | None) -> str:
-    """Return `majority class 0.866`, from `guessing`, or ""."""
-    baselines = guessing(figures)
-    if name == RMSE and "rmse_of_mean" in baselines:
-        mean = baselines["rmse_of_mean"]
+def baseline_text(name: str, value: float, figures: Mapping[str, Any] | None) -> str:
+    """Return `majority class 0.866`, from `baselines`, or ""."""
+    found = baselines(figures)
+    if name == RMSE and "rmse_of_mean" in found:
+        mean = found["rmse_of_mean"]
         return f"mean as guess {mean:.4g}" + (_WORSE if to_digits(value) > mean else "")
-    if name != ACCURACY or "largest_class_rate" not in baselines:
+    if name != ACCURACY or "largest_class_rate" not in found:
         return ""
-    rate, balanced = baselines["largest_class_rate"], baselines.get("balanced_accuracy")
+    rate, balanced = found["largest_class_rate"], found.get("balanced_accuracy")
     text = f"majority class {rate:.3f}" + (_WORSE if to_places(value) < rate else "")
     return text + ("" if balanced is None else f"; balanced {balanced:.3f}")
 
@@ -218,7 +218,7 @@ def leading_text(name: str, value: float | None, figures: Mapping[str, Any] | No
     """Return the value of `leading`, three places or four digits, with its baseline in brackets."""
     if value is None:
         return "unknown"
-    baseline = beside_text(name, value, figures)
+    baseline = baseline_text(name, value, figures)
     shown = f"{value:.4g}" if name == RMSE else f"{value:.3f}"
     return f"{shown} ({baseline})" if baseline else shown
 
@@ -279,7 +279,7 @@ def federated_text(found: Mapping[str, Any]) -> str:
         return f"nothing but noise{BY_DEVICES}"
     name = {"rmse": RMSE, "auc": AUC}.get(key, key.replace("_", " "))
     value, off = (leading_text(name, found[one]) for one in (key, f"{key}_deviation"))
-    baseline = beside_text(name, found[key], found)
+    baseline = baseline_text(name, found[key], found)
     return f"{name} {value} ± {off}{f' ({baseline})' if baseline else ''}{BY_DEVICES}"
 
 

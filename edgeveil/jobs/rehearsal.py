@@ -31,7 +31,7 @@ def brief(plan: Plan) -> Plan:
     return Plan(job, plan.artifacts)  # already compiled with more repeats
 
 
-def made_up_records(plan: Plan, count: int) -> Records:
+def synthetic_records(plan: Plan, count: int) -> Records:
     """Return `count` synthetic records, the same in every process, with labels in turn."""
     chance, data = np.random.default_rng(_SEED), plan.job.data
     scales = [getattr(one, "input_scale", None) for one in (plan.job.model, *plan.job.features)]
@@ -55,7 +55,7 @@ def rehearse_device(
     `memory_bytes`: most state kept between rounds. Raises DataError, PrivacyError or ProtocolError.
     """
     try:
-        made, state = made_up_records(plan, records), plan.cloud.initial_state()
+        made, state = synthetic_records(plan, records), plan.cloud.initial_state()
         if plan.job.anomaly:  # anomalous records train nothing
             made = Records(made.x, np.zeros_like(made.y))
         begun_s, trained_s, evaluated_s = _clocks(), 0.0, 0.0

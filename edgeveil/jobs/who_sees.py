@@ -13,7 +13,7 @@ _SUMMED = f"{_PROXY}; the seeds of masks, without what they hide"
 
 
 @dataclass(frozen=True)
-class Sight:
+class Visibility:
     """The cloud's and the proxy's view of one thing, if they do not collude."""
 
     what: str
@@ -21,13 +21,13 @@ class Sight:
     proxy: str
 
 
-def who_sees(plan: Plan, cells: int = 1) -> tuple[Sight, ...]:
+def who_sees(plan: Plan, cells: int = 1) -> tuple[Visibility, ...]:
     """Return the views of a job's training uploads, inferences and models, with `cells` cells."""
     train = next(one for one in plan.planned if one.phase == TRAIN)
     noised, what = "noised" if plan.adds_noise else "unprotected", "training uploads"
-    rows = [Sight(what, f"each {noised} upload, {_order(plan, cells)}", _PROXY)]
+    rows = [Visibility(what, f"each {noised} upload, {_order(plan, cells)}", _PROXY)]
     if plan.masked(train):
-        rows = [Sight(what, _sums(plan, noised, "sum", cells), _SUMMED)]
+        rows = [Visibility(what, _sums(plan, noised, "sum", cells), _SUMMED)]
     if plan.job.infer_every:
         rows.append(_inference(plan, cells))
     if plan.job.federated_evaluation is not None:
@@ -36,23 +36,23 @@ def who_sees(plan: Plan, cells: int = 1) -> tuple[Sight, ...]:
     if plan.job.cluster_every:
         what = "noised by-cluster totals of evaluation records"
         rows.append(_evaluation(plan, cells, CLUSTER_SUMS, what))
-    models = Sight("models sent to devices", "all: it makes them", "ciphertext")
+    models = Visibility("models sent to devices", "all: it makes them", "ciphertext")
     return (*rows, models)
 
 
-def _inference(plan: Plan, cells: int) -> Sight:
+def _inference(plan: Plan, cells: int) -> Visibility:
     noised = "unprotected" if plan.softmax_epsilon is None else "noised"
     if plan.sums_inferences:
-        return Sight("inferences", _sums(plan, f"{noised} softmax", "mean", cells), _SUMMED)
+        return Visibility("inferences", _sums(plan, f"{noised} softmax", "mean", cells), _SUMMED)
     rows = "mean softmax of a device" if plan.softmax_samples is None else "softmax of a record"
     alone = ", not under masks: clusters need each" if plan.job.aggregation.secure else ""
-    return Sight("inferences", f"each {noised} {rows}, {_order(plan, cells)}{alone}", _PROXY)
+    return Visibility("inferences", f"each {noised} {rows}, {_order(plan, cells)}{alone}", _PROXY)
 
 
-def _evaluation(plan: Plan, cells: int, name: str, what: str) -> Sight:
+def _evaluation(plan: Plan, cells: int, name: str, what: str) -> Visibility:
     if plan.context.summed:
-        return Sight(name, _sums(plan, what, "sum", cells, sets=1), _SUMMED)
-    return Sight(name, f"each device's {what}, {_order(plan, cells)}", _PROXY)
+        return Visibility(name, _sums(plan, what, "sum", cells, sets=1), _SUMMED)
+    return Visibility(name, f"each device's {what}, {_order(plan, cells)}", _PROXY)
 
 
 def _sums(plan: Plan, what: str, kind: str, cells: int, sets: int = 0) -> str:

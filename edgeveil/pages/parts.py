@@ -23,7 +23,7 @@ Form = Literal["figure", "up", "count", "seconds", "bytes"]
 MOST_POINTS = 400  # of a line: more are indistinguishable on a screen
 
 
-def said(text: str, tone: Tone = "soft") -> Json:
+def paragraph(text: str, tone: Tone = "soft") -> Json:
     return {"text": text, "tone": tone}
 
 

@@ -22,8 +22,8 @@ from edgeveil.parts.partitions.dealing import (
 )
 from edgeveil.parts.sources import (
     Origin,
-    brings_its_test,
     guessed_header,
+    has_own_test,
     load_records,
     require_schema,
     source_part,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgeveil.config.data import DataSource, Partition
 
 
-def held_records(data: DataSource, schema: DataSchema | None = None) -> Records:
+def local_records(data: DataSource, schema: DataSchema | None = None) -> Records:
     """Return the cloud's test records: a share that no device gets, or a separate file."""
     test = source_part(data.source).test
     origin = origin_of(data, schema)
@@ -83,14 +83,14 @@ def dealt_records(
 ) -> tuple[Records, Shares]:
     """Return a whole data set as its devices hold it, and each device's indices; cached."""
     records = all_device_records(source, origin)
-    if not brings_its_test(source):
+    if not has_own_test(source):
         return deal_own(records, devices, rule, seed, classes)
     shares = partition(records.y, devices, rule, seed)
     return disturbed(records, shares, rule, seed), shares
 
 
 def all_device_records(source: str, origin: Origin) -> Records:
-    if origin.test_share is None or brings_its_test(source):
+    if origin.test_share is None or has_own_test(source):
         return load_records(source, origin)
     return _halves(source, origin)[0]
 

@@ -105,7 +105,7 @@ def import_function(target: str, where: str) -> Any:
         ) from error
 
 
-def says_nothing(default: object) -> Callable[[object], bool]:
+def omit_if_default(default: object) -> Callable[[object], bool]:
     """Return an `exclude_if` for later keys: earlier jobs keep their canonical bytes."""
     return lambda value: bool(value == default)
 

@@ -36,7 +36,7 @@ _NUMBER_AT = len(labels.context(labels.NOISE_SUM, b""))  # offset of the draw's 
 
 
 @dataclass(frozen=True)
-class Question:
+class NoiseContext:
     """The context of one answer's noise. `package_digest`: SHA-256 of the opened package."""
 
     dataset: str
@@ -45,21 +45,21 @@ class Question:
     package_digest: bytes
 
 
-NoiseFor = Callable[[Question], RandomBytes]
+NoiseByContext = Callable[[NoiseContext], RandomBytes]
 """Returns the source of a device's randomness for one answer."""
 
 
-def noise_from(key: NoiseKey) -> NoiseFor:
-    return lambda question: DerivedRandom(question_key(key, question))
+def noise_by_context(key: NoiseKey) -> NoiseByContext:
+    return lambda context: DerivedRandom(noise_context_key(key, context))
 
 
-def question_key(key: NoiseKey, question: Question) -> bytes:
+def noise_context_key(key: NoiseKey, context: NoiseContext) -> bytes:
     message = labels.context(
         labels.NOISE_QUESTION,
-        question.dataset.encode(),
-        question.job_id.encode(),
-        question.round.to_bytes(8, "big"),
-        question.package_digest,
+        context.dataset.encode(),
+        context.job_id.encode(),
+        context.round.to_bytes(8, "big"),
+        context.package_digest,
     )
     return hmac.digest(key.to_bytes(), message, "sha256")
 
@@ -67,10 +67,10 @@ def question_key(key: NoiseKey, question: Question) -> bytes:
 class DerivedRandom(SampleBytes):
     """All randomness of one answer from its key: a call returns samples, `bound` a noise stream."""
 
-    def __init__(self, question_key: bytes) -> None:
-        if len(question_key) != KEY_BYTES:
-            raise PrivacyError(f"a question's key has {KEY_BYTES} bytes, got {len(question_key)}")
-        self._key, self._draws = bytes(question_key), 0
+    def __init__(self, noise_context_key: bytes) -> None:
+        if len(noise_context_key) != KEY_BYTES:
+            raise PrivacyError(f"the key must have {KEY_BYTES} bytes, got {len(noise_context_key)}")
+        self._key, self._draws = bytes(noise_context_key), 0
         self._keyed = hmac.new(self._key, digestmod="sha256")  # copied for each draw
         self._samples: _Keystream | None = None  # most answers need none
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from edgeveil.crypto.keys import DEPOSIT_BYTES, DepositKey, NoiseKey
+from edgeveil.crypto.keys import STATE_BYTES, NoiseKey, StateKey
 from edgeveil.crypto.labels import DEPOSIT_KEY, separated
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.privacy.events import Event
@@ -44,29 +44,29 @@ from edgeveil.privacy.policy import TRAIN, JobRequest, Limits, Quote, check_job,
 from edgeveil.storage import SqliteFile
 
 _NONCE_BYTES, _TAG_BYTES, _SIZE_BYTES = 12, 16, 2
-_ROOM_BYTES = DEPOSIT_BYTES - _NONCE_BYTES - _TAG_BYTES - _SIZE_BYTES
+_ROOM_BYTES = STATE_BYTES - _NONCE_BYTES - _TAG_BYTES - _SIZE_BYTES
 _TEXT_BYTES = 1 << 16  # most bytes after decompression
 
 
-def encrypted_state(key: DepositKey, request: JobRequest | None) -> bytes:
-    """Encrypt a request or none to `DEPOSIT_BYTES`; random bytes, unreadable, if too large."""
+def encrypted_state(key: StateKey, request: JobRequest | None) -> bytes:
+    """Encrypt `request`, or none, to a fixed size; unreadable random bytes if too large."""
     text = zlib.compress(request.to_json().encode(), 9) if request else b""
     nonce = os.urandom(_NONCE_BYTES)
     if len(text) > _ROOM_BYTES:
-        return os.urandom(DEPOSIT_BYTES)
+        return os.urandom(STATE_BYTES)
     plain = len(text).to_bytes(_SIZE_BYTES, "big") + text.ljust(_ROOM_BYTES, b"\0")
     aead = ChaCha20Poly1305(key.to_bytes())
     return nonce + aead.encrypt(nonce, plain, separated(DEPOSIT_KEY))
 
 
-def decrypted_state(key: DepositKey, deposit: bytes) -> JobRequest | None:
+def decrypted_state(key: StateKey, encrypted: bytes) -> JobRequest | None:
     """Decrypt a request; return None for a dummy. Raises PrivacyError if unreadable."""
-    nonce, sealed = deposit[:_NONCE_BYTES], deposit[_NONCE_BYTES:]
+    nonce, sealed = encrypted[:_NONCE_BYTES], encrypted[_NONCE_BYTES:]
     try:
         aead = ChaCha20Poly1305(key.to_bytes())
         plain = aead.decrypt(nonce, sealed, separated(DEPOSIT_KEY))
     except (InvalidTag, ValueError):
-        raise PrivacyError("a deposit cannot be read") from None
+        raise PrivacyError("encrypted state cannot be read") from None
     size_bytes = int.from_bytes(plain[:_SIZE_BYTES], "big")
     if not size_bytes:
         return None
@@ -243,18 +243,18 @@ class Ledger:
         db.executemany("DELETE FROM payloads WHERE number = ?", numbers)
         self._keep(db, job_id, b"")
 
-    def deposit(self, job_id: str = "") -> bytes:
+    def encrypted_state(self, job_id: str = "") -> bytes:
         """Return an open job's request, or a dummy, encrypted for this device."""
         with self._file.guard():
             entry = self._account().get(job_id)
-            return encrypted_state(self._chain.key.deposit_key(), entry.request if entry else None)
+            return encrypted_state(self._chain.key.state_key(), entry.request if entry else None)
 
-    def count_elsewhere(self, job_id: str, deposit: bytes) -> None:
-        """Count a copy's whole reservation; an unreadable `deposit` leaves no budget."""
+    def count_answer_of_copy(self, job_id: str, encrypted: bytes) -> None:
+        """Count a copy's whole reservation; an unreadable state leaves no budget."""
         try:
-            request = decrypted_state(self._chain.key.deposit_key(), deposit)
+            request = decrypted_state(self._chain.key.state_key(), encrypted)
         except PrivacyError:
-            self.count_untold()
+            self.count_unknown_answers()
             return
         if request is None:
             return
@@ -267,7 +267,7 @@ class Ledger:
             if known is not None:
                 self._forget(db, job_id, known)
 
-    def count_untold(self) -> None:
+    def count_unknown_answers(self) -> None:
         """Leave no budget, as it is unknown which jobs a copy of this device answered."""
         with self._written() as db:
             if UNKNOWN_ANSWERS.job_id not in self._account():

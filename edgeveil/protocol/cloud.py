@@ -184,7 +184,7 @@ class RosterArrival:
 
 
 class CloudMachine:
-    """One cloud; `courses` are running jobs by id, oldest first, `heard` responding cells."""
+    """One cloud; `runs` are running jobs by id, oldest first, `responding` the reachable cells."""
 
     def __init__(
         self,
@@ -198,12 +198,12 @@ class CloudMachine:
     ) -> None:
         """`keys`, `rosters` are by cell; `releases` signs models; `metadata` is for proxies."""
         self.signer, self.keys, self._metadata = signer, dict(keys), metadata
-        self.heard: set[str] = set()
+        self.responding: set[str] = set()
         self._down: dict[str, dict[str, str]] = {cell: {} for cell in keys}  # failed links by hop
         self._now_s = 0.0
         self._releases = releases or signer
         self.settings = settings or cj.CloudSettings()
-        self.courses: dict[bytes, cj.JobRun] = {}
+        self.runs: dict[bytes, cj.JobRun] = {}
         cells = {name: cj.Cell(name, signer, self._releases, self.settings) for name in keys}
         marks, self._cells = rosters or {}, cells
         self._rosters = {name: RosterArrival(one, marks.get(name)) for name, one in cells.items()}
@@ -219,7 +219,7 @@ class CloudMachine:
     @property
     def at(self) -> m.RoundId | None:
         """Attempt of the only running job; None if none or several run."""
-        runs = list(self.courses.values())
+        runs = list(self.runs.values())
         return runs[0].at if len(runs) == 1 else None
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
@@ -228,40 +228,40 @@ class CloudMachine:
             out = self._handle(event)
         except ProtocolError as error:
             return [fx.Refuse(error.reason)]
-        for run in [one for one in self.courses.values() if one.over]:
+        for run in [one for one in self.runs.values() if one.over]:
             # A silent cell must respond again.
-            self.heard -= {name for name, cell in run.cells.items() if cell.silent}
-            del self.courses[run.job_id]
+            self.responding -= {name for name, cell in run.cells.items() if cell.silent}
+            del self.runs[run.job_id]
         return out
 
     def _handle(self, event: fx.Event) -> list[fx.Effect]:
         match event:
-            case fx.Command(what=cj.StartJob() as start):
-                run = self.courses.get(start.job_id)
+            case fx.Command(request=cj.StartJob() as start):
+                run = self.runs.get(start.job_id)
                 if run is None:
                     cells = self._cells.values()
                     own = [with_changes(cell, job_id=start.job_id) for cell in cells]
                     run = cj.JobRun(start, own, list(self._ends.values()))
                 out = run.begin()
-                self.courses[start.job_id] = run
+                self.runs[start.job_id] = run
                 for cell in self.keys:
                     run.cells[cell].linked(self.link_down(cell))
                 # A proxy answers with its roster before it holds the job, so that a roster to be
                 # refused is known before a round is sealed.
                 return [*map(self._here, self.keys), *out]
-            case fx.Command(what=CancelJob(job_id=job_id)):
-                return self.courses[job_id].cancel() if job_id in self.courses else []
-            case fx.Command(what=RepeatEnd(job_id=job_id, status=status)):
+            case fx.Command(request=CancelJob(job_id=job_id)):
+                return self.runs[job_id].cancel() if job_id in self.runs else []
+            case fx.Command(request=RepeatEnd(job_id=job_id, status=status)):
                 close = m.Close(job_id, status)  # type: ignore[arg-type]
                 return [one for ends in self._ends.values() for one in ends.add(job_id, close)]
-            case fx.Command(what=PublishRelease() as new):
+            case fx.Command(request=PublishRelease() as new):
                 if self._publishing is not None or any(map(self.offering, new.cells)):
                     return []
                 self._publishing = new
                 return [fx.Work(SealPublication(new.job_id, new.cells))]
-            case fx.Command(what=m.ReleaseStatement() as new):
+            case fx.Command(request=m.ReleaseStatement() as new):
                 return [one for each in self._statements.values() for one in each.add(b"", new)]
-            case fx.Command(what=OwnKeys() as keys):
+            case fx.Command(request=OwnKeys() as keys):
                 return self._rekeyed(keys)
             case fx.PeerSilent(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
                 return [self._here(cell)]
@@ -272,7 +272,7 @@ class CloudMachine:
                 out = [*self._send_trust(cell), self._here(cell), *jobs, *shared]
                 return [*out, *self._linked(cell, "cloud", "")]
             case fx.PeerLost(peer=fx.ProxyAddress(cell=cell)) if cell in self.keys:
-                self.heard.discard(cell)
+                self.responding.discard(cell)
                 return self._linked(cell, "cloud", OWN_LINK)
             case fx.PeerSigned(peer=fx.ProxyAddress(cell=cell), known=known) if cell in self.keys:
                 return self._linked(cell, "key", "" if known else OTHER_KEY)
@@ -293,7 +293,7 @@ class CloudMachine:
         return []
 
     def _cell_runs(self, cell: str) -> list[cj.CellRun]:
-        return [run.cells[cell] for run in self.courses.values()]
+        return [run.cells[cell] for run in self.runs.values()]
 
     def offering(self, cell: str) -> bool:
         sealing = self._publishing is not None and cell in self._publishing.cells
@@ -314,7 +314,7 @@ class CloudMachine:
 
     @property
     def unreached(self) -> list[str]:
-        return [cell for cell in self.keys if self._down[cell] or cell not in self.heard]
+        return [cell for cell in self.keys if self._down[cell] or cell not in self.responding]
 
     def link_down(self, cell: str) -> str:
         """Return which link towards the cell's devices is down, or ""."""
@@ -341,19 +341,19 @@ class CloudMachine:
                 return self._note(cell, envelope)
         return []
 
-    def _mark_heard(self, cell: str) -> None:
-        self.heard.add(cell)
+    def _mark_responding(self, cell: str) -> None:
+        self.responding.add(cell)
         for run in self._cell_runs(cell):
-            run.heard = True
+            run.responding = True
 
     def _here(self, cell: str) -> fx.Effect:
         return fx.Send(fx.ProxyAddress(cell), self.signer.note(m.Here(0.0)))
 
     def _run(self, test: Callable[[cj.JobRun], bool]) -> cj.JobRun | None:
-        return next((one for one in self.courses.values() if test(one)), None)
+        return next((one for one in self.runs.values() if test(one)), None)
 
     def _done(self, task: object, result: object) -> list[fx.Effect]:
-        run = self.courses.get(job_of(task) or b"")
+        run = self.runs.get(job_of(task) or b"")
         if run is None:
             if isinstance(task, cj.TakeBatch):  # written since the job ended
                 return [fx.Persist(cj.BatchDropped(task.batch.at.job_id, task.cell))]
@@ -369,7 +369,7 @@ class CloudMachine:
 
     def _shown(self, task: tr.ShowBlob, result: object) -> list[fx.Effect]:
         """Pass a stored blob to its broadcast; several cells may send the same one."""
-        runs = [one for run in self.courses.values() for one in run.cells.values()]
+        runs = [one for run in self.runs.values() for one in run.cells.values()]
         outgoing = [*self._published.values(), *(one.out for one in runs)]
         waiting = [one for one in outgoing if one.shown.awaits(task)]
         waiting = [one for one in waiting if one.lends(task.data)] or waiting
@@ -392,7 +392,7 @@ class CloudMachine:
         out += [one for ends in self._ends.values() for one in ends.sign_anew()]
         for cell, published in self._published.items():
             out += [*published.send(), *self._statements[cell].sign_anew()]
-        return out + [one for run in self.courses.values() for one in run.rekeyed()]
+        return out + [one for run in self.runs.values() for one in run.rekeyed()]
 
     def _answer(self, cell: str, need: m.Need) -> list[fx.Effect]:
         """Send parts of a broadcast or its URL. Raises `unknown_blob`, `bad_index`."""
@@ -406,15 +406,15 @@ class CloudMachine:
 
     def _offer(self, cell: str, offer: m.Offer) -> list[fx.Effect]:
         header = m.verified_header(offer.header, "proxy", self.keys[cell].proxy)
-        self._mark_heard(cell)
+        self._mark_responding(cell)
         match header:
             case m.MaskSums(at=at):
-                run = self.courses.get(at.job_id)
+                run = self.runs.get(at.job_id)
                 if run is None:
                     return [self._cells[cell].ack(header.blob.digest, "held")]
                 return run.masks(cell, offer, header)
             case m.Batch(at=at):
-                run = self.courses.get(at.job_id)
+                run = self.runs.get(at.job_id)
                 if run is not None:
                     return self._batch(run, cell, offer, header)
                 tr.check_fetchable(offer, header.blob, self.settings.spool_bytes)
@@ -424,7 +424,7 @@ class CloudMachine:
         raise ProtocolError("unexpected_header")
 
     def _others(self, run: cj.JobRun, cell: str) -> list[cj.BatchArrival]:
-        runs = [one for each in self.courses.values() for one in each.cells.values()]
+        runs = [one for each in self.runs.values() for one in each.cells.values()]
         return [one.arrival for one in runs if one is not run.cells[cell]]
 
     def _batch(self, run: cj.JobRun, cell: str, offer: m.Offer, header: m.Batch) -> list[fx.Effect]:
@@ -439,7 +439,7 @@ class CloudMachine:
         return [*out, *run.batch(cell, offer, header, left_bytes, self._now_s)]
 
     def _stream(self, cell: str, arrived: m.Arrived) -> list[fx.Effect]:
-        run = self.courses.get(arrived.at.job_id)
+        run = self.runs.get(arrived.at.job_id)
         if run is None:
             return []
         others = self._others(run, cell)
@@ -450,10 +450,10 @@ class CloudMachine:
 
     def _note(self, cell: str, envelope: m.Envelope) -> list[fx.Effect]:
         body = m.verified_body(envelope, "proxy", self.keys[cell].proxy)
-        self._mark_heard(cell)
+        self._mark_responding(cell)
         match body:
             case m.Shortfall(at=at):
-                run = self.courses.get(at.job_id)
+                run = self.runs.get(at.job_id)
                 return run.short(cell, body) if run else []
             case m.Arrived():
                 return self._stream(cell, body)
@@ -488,7 +488,7 @@ class CloudMachine:
         job, _, cell = scope.partition("/")
         job_id = bytes.fromhex(job)
         if job_id:
-            return self.courses[job_id].timer(kind, cell) if job_id in self.courses else []
+            return self.runs[job_id].timer(kind, cell) if job_id in self.runs else []
         match kind:
             case "close":
                 return self._ends[cell].send()

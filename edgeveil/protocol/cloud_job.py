@@ -33,7 +33,7 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
-from edgeveil.protocol.cloud_reasons import SILENT, RoundAnswers, all_declined, goes_on
+from edgeveil.protocol.cloud_reasons import SILENT, RoundAnswers, all_declined, resumes_by_itself
 
 ONE_CELL = ("",)  # a fleet without named cells
 
@@ -216,8 +216,8 @@ class CloudSettings:
     proxy_margin_s: float = 30.0  # after a round's deadline, before the proxy counts as lost
     close_cap_s: float = 60.0  # between two announcements of a job's end
     push_bytes: int = 16 << 20  # larger broadcasts are pulled, with bounded credit
-    beside_bytes: int = 0  # minimum size of a blob that goes out of band; 0: none
-    beside_s: float = 3600.0  # validity of a URL
+    out_of_band_bytes: int = 0  # minimum size of a blob that goes out of band; 0: none
+    url_valid_s: float = 3600.0  # validity of a URL
 
 
 def timer_name(kind: str, job_id: bytes = b"", cell: str = "") -> str:
@@ -263,7 +263,7 @@ class OutgoingBroadcast:
         self._manifest: m.Manifest | None = None
         self._data = tr.LentData(b"")
         settings = cell.settings
-        self.shown = tr.ShownBlobs(cell.signer, settings.beside_bytes, settings.beside_s)
+        self.shown = tr.ShownBlobs(cell.signer, settings.out_of_band_bytes, settings.url_valid_s)
 
     def offer(self, new: Broadcast) -> list[fx.Effect]:
         self.drop()
@@ -290,7 +290,7 @@ class OutgoingBroadcast:
             self._data,
             cell.settings.packet_bytes,
             push=push,
-            beside=self.shown.takes(manifest.blob),
+            out_of_band=self.shown.takes(manifest.blob),
         )
         return [*packets, cell.set(self._timer, cell.settings.resend_s)]
 
@@ -309,7 +309,7 @@ class OutgoingBroadcast:
         if self._manifest is None or not self.is_blob(need.blob):
             raise ProtocolError("unknown_blob")
         proxy, blob = self._cell.proxy, self._manifest.blob
-        if need.beside:
+        if need.out_of_band:
             answer = self.shown.answer(proxy, blob, self._data, now_s)
             if answer is not None:
                 return answer
@@ -324,7 +324,9 @@ class BatchArrival:
         self._batch: tr.Fetch[m.Batch] | None = None  # its bytes go to the host
         self._stream: tr.Fetch[m.Batch] | None = None  # the front of an incomplete one
         self._at_work = self._more = False  # the host opens a stream; more was received since
-        self.grants = tr.PutGrants[m.Batch](cell.signer, settings.beside_bytes, settings.beside_s)
+        self.grants = tr.PutGrants[m.Batch](
+            cell.signer, settings.out_of_band_bytes, settings.url_valid_s
+        )
 
     @property
     def whole_batch(self) -> m.Batch | None:
@@ -362,7 +364,7 @@ class BatchArrival:
             self._batch, self._stream = batch, None
         proxy, blob = cell.proxy, header.blob
         repair = cell.set("repair", cell.settings.repair_s)
-        if offer.beside and not header.stream and self.grants.takes(proxy, blob, now_s):
+        if offer.out_of_band and not header.stream and self.grants.takes(proxy, blob, now_s):
             batch.in_transit = True
             grant = self.grants.offered(proxy, cell.job_id, blob, header, now_s)
             return [*grant, repair, self.watch()]
@@ -604,7 +606,7 @@ class CellRun:
         self.arrival = BatchArrival(home)
         self.masks = MaskArrivals(home)
         self.status, self.reason = CellStatus.OUT, ""
-        self.joined = self.joining = self.heard = False
+        self.joined = self.joining = self.responding = False
         self.link = self.outage = ""  # link that is down now; that was, since the last offer
         self.manifest: m.Manifest | None = None  # newest offered
         self.shortfall: m.Shortfall | None = None
@@ -615,7 +617,7 @@ class CellRun:
 
     @property
     def silent(self) -> bool:
-        return self.reason == SILENT and not self.heard
+        return self.reason == SILENT and not self.responding
 
     def offer(self, new: Broadcast) -> list[fx.Effect]:
         self.status, self.reason, self.shortfall = CellStatus.OFFERED, "", None
@@ -645,7 +647,7 @@ class CellRun:
 
     def fail(self, reason: str) -> list[fx.Effect]:
         self.status, self.reason = CellStatus.FAILED, reason
-        self.joined = self.heard = False
+        self.joined = self.responding = False
         return self._drop_all()
 
     def drop(self) -> list[fx.Effect]:
@@ -939,7 +941,7 @@ class JobRun:
 
     def _join(self) -> list[fx.Effect]:
         """Seal the job for cells that responded without holding it, in parallel to rounds."""
-        late = [one for one in self.cells.values() if one.heard and not one.joined]
+        late = [one for one in self.cells.values() if one.responding and not one.joined]
         late = [one for one in late if not one.joining]
         for cell in late:
             cell.joining = True
@@ -1122,7 +1124,7 @@ class JobRun:
         short = [one.shortfall for one in self.cells.values() if one.status is CellStatus.SHORT]
         if not short:
             why = self._why()
-            return self._repeat(why) if goes_on(why) else self._pause(why)
+            return self._repeat(why) if resumes_by_itself(why) else self._pause(why)
         selected = sum(manifest.selected for manifest in self._manifests)
         answers = RoundAnswers.of(selected, [one for one in short if one is not None])
         if self.attempt == 1 and answers.ends_job(self.round):

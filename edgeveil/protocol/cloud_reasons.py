@@ -165,7 +165,7 @@ _BY_CAUSE = {
 _COUNTS = re.compile(r"(\d+) late or absent(?:, (\d+) offline in the fleet)?")
 
 
-def goes_on(reason: str) -> bool:
+def resumes_by_itself(reason: str) -> bool:
     """Return whether a job that paused for this reason resumes automatically."""
     return any(part in reason for part, what in _ADVICE.items() if BY_ITSELF in what)
 

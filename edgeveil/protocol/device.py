@@ -128,7 +128,7 @@ class CloudEpoch:
 
 
 @dataclass(frozen=True)
-class SealingKeyTold:
+class SealingKeyAcknowledged:
     """The proxy acknowledged the newest sealing key."""
 
 
@@ -191,18 +191,24 @@ class Fetches:
     ) -> tr.Fetch[m.BroadcastHeader] | None:
         """Begin or continue a fetch; returns None if the stanzas are complete."""
         limit_bytes = self._settings.blob_bytes
-        beside = offer.beside and bool(self._settings.blob_urls)
+        out_of_band = offer.out_of_band and bool(self._settings.blob_urls)
         if offer.data or not isinstance(header, m.Manifest) or not header.pieces:
-            new = tr.Fetch[m.BroadcastHeader](offer, header, limit_bytes, beside=beside)
+            new = tr.Fetch[m.BroadcastHeader](offer, header, limit_bytes, out_of_band=out_of_band)
             return self.under_way.setdefault(header.blob.digest, new)
         stanzas = header.pieces[0]
         for piece in () if self.has(header) else header.pieces:
             bucketed, ciphertext = piece == stanzas and header.buckets > 1, piece != stanzas
             mine = {bucket_of(key, header.buckets) for key in self._sealing} if bucketed else ()
-            large = beside and piece.size_bytes >= tr.LEAST_BYTES and not bucketed
+            large = out_of_band and piece.size_bytes >= tr.LEAST_BYTES and not bucketed
             only = frozenset(mine) or None
             self.under_way[piece.digest] = tr.Fetch[m.BroadcastHeader](
-                offer, header, limit_bytes, blob=piece, idle=ciphertext, only=only, beside=large
+                offer,
+                header,
+                limit_bytes,
+                blob=piece,
+                idle=ciphertext,
+                only=only,
+                out_of_band=large,
             )
         return self.under_way.get(stanzas.digest)
 
@@ -216,7 +222,7 @@ class Fetches:
                 fetch.add(part)
         out: list[fx.Effect] = []
         for one in list(self.under_way.values()) if ask else ():
-            if one.header == header and one.beside:
+            if one.header == header and one.out_of_band:
                 out += _request(one.next_need(timer=False))
         return out + self._finish(fetch) if fetch and fetch.complete else out
 
@@ -230,7 +236,7 @@ class Fetches:
         fetch = self.under_way.get(at.blob)
         return [] if fetch is None else tr.begin_fetch(fetch, at, self._settings.blob_urls)
 
-    def end_fetch(self, task: tr.FetchBeside, result: object) -> list[fx.Effect]:
+    def end_fetch(self, task: tr.FetchOutOfBand, result: object) -> list[fx.Effect]:
         fetch = self.under_way.get(task.blob.digest)
         if fetch is None:
             return []
@@ -355,7 +361,7 @@ class DeviceMachine:
         """Whether the proxy answered none of several hellos."""
         return bool(self._hello) and self._hello_tries > UNHEARD_TRIES
 
-    def hears(self, bucket: fx.BucketAddress) -> bool:
+    def subscribes_to(self, bucket: fx.BucketAddress) -> bool:
         return any(bucket_of(key, bucket.level) == bucket.index for key in self._sealing)
 
     def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
@@ -400,12 +406,12 @@ class DeviceMachine:
                 return self._timer(name)
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result)
-            case fx.Command(what="leave"):
+            case fx.Command(request="leave"):
                 self._away = True
-            case fx.Command(what="come") if self._away:
+            case fx.Command(request="come") if self._away:
                 self._away = False
                 return [*self._send_key(), *self._greet()]
-            case fx.Command(what="stop"):
+            case fx.Command(request="stop"):
                 return [self._note_to_proxy(m.Bye(self.signer.name))]
         return []
 
@@ -509,9 +515,9 @@ class DeviceMachine:
         match task, result:
             case fx.TakeTrust(), _:
                 return self._trust_taken(result)
-            case tr.FetchBeside() as transfer, _:
+            case tr.FetchOutOfBand() as transfer, _:
                 return self.fetches.end_fetch(transfer, result)
-            case tr.PutBeside() as put, _:
+            case tr.PutOutOfBand() as put, _:
                 digest = put.blob.digest
                 senders = [one for one in self.rounds if one.store_put.in_progress == digest]
                 return [effect for one in senders for effect in one.end_put(put, result)]
@@ -771,7 +777,7 @@ class DeviceMachine:
         new = memory.new_sealing
         if new is not None and hashlib.sha256(m.encode_inner(new)).digest() == ack.blob:
             memory.new_sealing = None
-            return [fx.Persist(SealingKeyTold())]
+            return [fx.Persist(SealingKeyAcknowledged())]
         if due and self._report and _digest(self._report.body) == ack.blob:
             memory.report_due, memory.reported, self._report = None, due.sequence, None
             return [fx.Persist(ReportSettled(due.sequence)), fx.CancelTimer("report")]

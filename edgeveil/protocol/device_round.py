@@ -83,7 +83,7 @@ class SealedAnswer:
     marks: tuple[bytes, ...]
     dummy: bool = False
     at_once: bool = False  # independent of records, so it need not wait for its time
-    deposit: bytes = b""  # for the upload's header
+    encrypted_state: bytes = b""  # for the upload's header
     seed: bytes = b""  # of the masks, sealed to the proxy
 
 
@@ -502,7 +502,7 @@ class DeviceRound:
         blob = tr.describe(sealed.data, tr.part_bytes(self._settings.packet_bytes))
         memory.answered += memory.answered >= 0
         number = max(0, memory.answered)
-        upload = m.Upload(at, sealed.groups, blob, number, sealed.deposit, sealed.seed)
+        upload = m.Upload(at, sealed.groups, blob, number, sealed.encrypted_state, sealed.seed)
         signed = signer.header(upload)
         item = OutboxPut(at, signed, upload, sealed.marks, sealed.data, sealed.dummy)
         memory.uploads[self.job_id], self._resends = item, 0
@@ -518,8 +518,10 @@ class DeviceRound:
         )
         to, blob = fx.ProxyAddress(), item.upload.blob
         whole_bytes = min(settings.packet_bytes, INLINE_PACKET_BYTES)
-        beside = self.store_put.takes(blob)
-        packets = tr.sends(to, item.header, blob, item.data, whole_bytes, push=False, beside=beside)
+        out_of_band = self.store_put.takes(blob)
+        packets = tr.sends(
+            to, item.header, blob, item.data, whole_bytes, push=False, out_of_band=out_of_band
+        )
         return [*packets, fx.SetTimer(self._resend, wait_s)]
 
     def resend(self) -> list[fx.Effect]:
@@ -539,7 +541,7 @@ class DeviceRound:
             return []
         return self.store_put.begin(at, item.upload.blob, item.data)
 
-    def end_put(self, task: tr.PutBeside, result: object) -> list[fx.Effect]:
+    def end_put(self, task: tr.PutOutOfBand, result: object) -> list[fx.Effect]:
         """Wait for the proxy to take the stored upload, or offer it again."""
         stored, out = self.store_put.end(task, result)
         item = self.item

@@ -109,7 +109,7 @@ class WorkFailed:
 class Command:
     """Request of the process, e.g. submit, cancel or start."""
 
-    what: object
+    request: object
 
 
 LinkEvent = PeerConnected | PeerLost | PeerSilent | PeerSigned
@@ -169,7 +169,7 @@ class Refuse:
 class Report:
     """Information for operators, without secrets, samples or device names."""
 
-    what: str
+    kind: str
     data: Mapping[str, object] = field(default_factory=dict)
     at: RoundId | None = None
 

@@ -15,7 +15,14 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from edgeveil.crypto.keys import DEPOSIT_BYTES, KEY_BYTES, SigningKey, VerifyKey, sign, verify
+from edgeveil.crypto.keys import (
+    KEY_BYTES,
+    STATE_BYTES,
+    SigningKey,
+    VerifyKey,
+    sign,
+    verify,
+)
 from edgeveil.crypto.labels import BODY, DATA_SET, HEADER, RELEASE_AHEAD, context
 from edgeveil.errors import ProtocolError
 
@@ -29,7 +36,7 @@ Count = Annotated[int, Meta(ge=0, le=2**31)]
 Bytes = Annotated[int, Meta(ge=0, le=2**40)]
 Seconds = Annotated[float, Meta(ge=0, le=10 * 86400)]
 Answers = Annotated[int, Meta(ge=-1, le=2**62)]
-Deposit = Annotated[bytes, Meta(max_length=DEPOSIT_BYTES)]
+EncryptedState = Annotated[bytes, Meta(max_length=STATE_BYTES)]
 
 
 class Blob(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +64,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
 
     header: Envelope
     data: bytes = b""
-    beside: bool = False  # available out of band; no part is sent unrequested
+    out_of_band: bool = False  # available out of band; no part is sent unrequested
 
 
 class BlobPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
@@ -70,11 +77,11 @@ class BlobPart(msgspec.Struct, frozen=True, array_like=True, tag="part"):
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, tag="need"):
-    """Request for parts of a blob; with `beside`, for its URL instead (`BlobAt`)."""
+    """Request for parts of a blob; with `out_of_band`, for its URL instead (`BlobAt`)."""
 
     blob: Digest
     indices: Annotated[tuple[Count, ...], Meta(max_length=64)]
-    beside: bool = False
+    out_of_band: bool = False
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag="note"):
@@ -200,7 +207,7 @@ class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
     groups: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1024)]
     blob: Blob
     number: Answers = 0  # of this answer, over the device's lifetime; 0: not counted
-    deposit: Deposit = b""  # the job's price, encrypted for the device itself
+    encrypted_state: EncryptedState = b""  # the job's price, encrypted for the device itself
     seed: Annotated[bytes, Meta(max_length=SEALED_SEED_BYTES)] = b""  # of masks, for the proxy
 
 
@@ -294,11 +301,11 @@ class Later(msgspec.Struct, frozen=True, array_like=True, tag="later"):
     delay_s: Seconds
 
 
-class JobDeposit(msgspec.Struct, frozen=True, array_like=True):
-    """Encrypted state (`deposit`) of a device's newest answer in a job."""
+class EncryptedJobState(msgspec.Struct, frozen=True, array_like=True):
+    """Encrypted state of a device's newest answer in a job."""
 
     job_id: JobId
-    deposit: Deposit
+    encrypted_state: EncryptedState
 
 
 class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
@@ -306,7 +313,8 @@ class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
 
     hello: Digest
     answered: Answers  # number of the last answer in `jobs`
-    jobs: Annotated[tuple[JobDeposit, ...], Meta(max_length=64)]  # answered since the hello's count
+    # Answered since the hello's count.
+    jobs: Annotated[tuple[EncryptedJobState, ...], Meta(max_length=64)]
     whole: bool  # otherwise the next hello brings more
 
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgeveil.crypto.keys import DEPOSIT_BYTES
+from edgeveil.crypto.keys import STATE_BYTES
 from edgeveil.crypto.labels import BODY
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
@@ -38,7 +38,7 @@ class Answered:
     """Jobs in order of their answers, up to answer `number`; `whole`: there are no others."""
 
     number: int
-    jobs: tuple[m.JobDeposit, ...]
+    jobs: tuple[m.EncryptedJobState, ...]
     whole: bool
 
 
@@ -159,17 +159,17 @@ class ProxyMachine:
                 return [self._link_state(up=False)] if self._edge_up else []
             case fx.PeerSilent(peer=fx.CloudAddress()):
                 return self._send_roster()
-            case fx.Command(what="started"):
+            case fx.Command(request="started"):
                 return self.rounds.resume()
-            case fx.Command(what="roster_changed"):
+            case fx.Command(request="roster_changed"):
                 known = self.registry.verify_key
                 gone = {device for device in self.online if known(device) is None}
                 self.online -= gone
                 self.rounds.attendance.keep(self.registry.admitted())
                 return [*self._send_roster(), *([self._presence()] if gone else [])]
-            case fx.Command(what=m.PeerKeys() as keys):
+            case fx.Command(request=m.PeerKeys() as keys):
                 return self._believe(keys)
-            case fx.Command(what=SetAside(device=device)):
+            case fx.Command(request=SetAside(device=device)):
                 return self.rounds.set_aside(device)
             case fx.WorkDone(task=task, result=result):
                 return self._done(task, result, now_s)
@@ -194,9 +194,9 @@ class ProxyMachine:
                 return self.rounds.streamed(task, result)
             case tr.ShowBlob():
                 return self.serving.shown.done(task, result, now_s)
-            case tr.FetchBeside():
+            case tr.FetchOutOfBand():
                 return self.broadcasts.end_fetch(task, result)
-            case tr.PutBeside():
+            case tr.PutOutOfBand():
                 return self.rounds.end_put(task, result)
             case tr.GrantPut():
                 return self.uploads.grants.granted(task, result)
@@ -411,7 +411,7 @@ class ProxyMachine:
         self._count_hello(device, now_s)
         self.hello_rate.take()
         if known is not None and 0 <= hello.answered < known:
-            most = min(max(1, self.settings.packet_bytes // (2 * DEPOSIT_BYTES)), _MOST_JOBS)
+            most = min(max(1, self.settings.packet_bytes // (2 * STATE_BYTES)), _MOST_JOBS)
             find = FindAnswered(device, digest, hello.answered, known, most)
             return [*newer, fx.Refuse("behind"), fx.Work(find)]
         acked = [*self._answers(hello), self._context.ack(to, digest, "held")]

@@ -263,10 +263,10 @@ class Broadcasts:
             if not self._fits(offer.header, header, ended):
                 return [*out, *self._refuse(digest, "cache_full")]
             limit_bytes = self._context.settings.blob_bytes
-            beside = offer.beside and bool(self._context.settings.blob_urls)
-            fetch = tr.Fetch(offer, header, limit_bytes, keep=False, beside=beside)
+            out_of_band = offer.out_of_band and bool(self._context.settings.blob_urls)
+            fetch = tr.Fetch(offer, header, limit_bytes, keep=False, out_of_band=out_of_band)
             self.arriving[digest] = fetch
-            if beside and (need := fetch.next_need(timer=False)):
+            if out_of_band and (need := fetch.next_need(timer=False)):
                 out.append(fx.Send(fx.CloudAddress(), need))
         fetch = self.arriving[digest]
         for part in tr.first_data(offer, header.blob):
@@ -384,7 +384,7 @@ class Broadcasts:
         fetch = self.arriving.get(at.blob)
         return [] if fetch is None else tr.begin_fetch(fetch, at, self._context.settings.blob_urls)
 
-    def end_fetch(self, task: tr.FetchBeside, result: object) -> list[fx.Effect]:
+    def end_fetch(self, task: tr.FetchOutOfBand, result: object) -> list[fx.Effect]:
         fetch = self.arriving.get(task.blob.digest)
         if fetch is None:
             known = task.blob.digest in self._context.memory.kept
@@ -531,7 +531,7 @@ class Serving:
         self._served: dict[str, _Served] = {}  # only of admitted devices
         self._wanted: dict[str, float] = {}  # likewise; no job before this time
         settings = context.settings
-        self.shown = tr.ShownBlobs(context.signer, settings.beside_bytes, settings.beside_s)
+        self.shown = tr.ShownBlobs(context.signer, settings.out_of_band_bytes, settings.url_valid_s)
 
     def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
         """Offer a broadcast, pushing its parts to all devices if it is small.
@@ -550,8 +550,8 @@ class Serving:
             pushed, packet_bytes = [], min(packet_bytes, RECORD_BYTES)
         if tr.fits_offer(kept.signed, kept.data, packet_bytes):
             return [*key, fx.Send(to, m.Offer(kept.signed, kept.data[:]))]
-        beside = any(self.shown.takes(piece) for piece, _ in (pieces or pushed))
-        out: list[fx.Effect] = [*key, fx.Send(to, m.Offer(kept.signed, beside=beside))]
+        out_of_band = any(self.shown.takes(piece) for piece, _ in (pieces or pushed))
+        out: list[fx.Effect] = [*key, fx.Send(to, m.Offer(kept.signed, out_of_band=out_of_band))]
         if not isinstance(to, fx.AllDevices):
             return out
         level = header.buckets if isinstance(header, m.Manifest) else 1
@@ -577,7 +577,7 @@ class Serving:
         if self._context.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
         blob, data = self._found(need.blob)
-        if need.beside:
+        if need.out_of_band:
             answer = self.shown.answer(fx.DeviceAddress(device), blob, data, now_s)
             if answer is not None:
                 return answer

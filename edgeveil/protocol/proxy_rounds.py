@@ -79,7 +79,7 @@ class UploadKept:
     device: str
     held: HeldUpload
     number: int = 0
-    deposit: bytes = b""
+    encrypted_state: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class ProxySettings:
     credit_patience_s: float = 5.0  # unused grants are then revoked
     hellos_per_s: float = 500.0
     min_batch_floor: int = 3
-    lot_bytes: int = 1 << 20  # minimum chunk of masked uploads in a stream
+    chunk_bytes: int = 1 << 20  # minimum chunk of masked uploads in a stream
     repair_s: float = 1.0
     resend_s: float = 3.0
     waits_cap_s: float = 300.0  # maximum wait between repeated shortfalls
@@ -166,8 +166,8 @@ class ProxySettings:
     cover_window_s: float = 0.0  # 0: no cover traffic
     roster_again_s: float = 6 * 3600.0  # interval of signing the roster again
     stalled_rounds: int = 3  # missed in a row before a device is no longer awaited
-    beside_bytes: int = 0  # minimum size of a blob that goes out of band; 0: none
-    beside_s: float = 3600.0  # validity of a URL
+    out_of_band_bytes: int = 0  # minimum size of a blob that goes out of band; 0: none
+    url_valid_s: float = 3600.0  # validity of a URL
     blob_urls: tuple[str, ...] = ()  # allowed URL prefixes of the cloud's store
 
 
@@ -642,7 +642,7 @@ class ProxyRounds:
         least = settings.min_batch_floor
         count = len(stream.waiting) - least
         masked_bytes = sum(collection.segment_bytes[group] for group in collection.masked)
-        enough = count >= least and count * masked_bytes >= settings.lot_bytes
+        enough = count >= least and count * masked_bytes >= settings.chunk_bytes
         if stream.at_work or not enough:
             return []
         stream.begun = stream.at_work = True
@@ -765,7 +765,7 @@ class ProxyRounds:
             limit.packet_bytes,
             # The cloud already has most of a streamed batch and requests the remainder.
             push=push and blob.size_bytes <= limit.push_bytes and not kept.batch.stream,
-            beside=self._put(at).takes(blob) and not kept.batch.stream,
+            out_of_band=self._put(at).takes(blob) and not kept.batch.stream,
         )
         return [*packets, _set("handover", at, limit.resend_s)]
 
@@ -783,7 +783,7 @@ class ProxyRounds:
         batches = self._context.memory.batches.values()
         return next((kept for kept in batches if kept.batch.blob.digest == digest), None)
 
-    def end_put(self, task: tr.PutBeside, result: object) -> list[fx.Effect]:
+    def end_put(self, task: tr.PutOutOfBand, result: object) -> list[fx.Effect]:
         if (kept := self._batch(task.blob.digest)) is None:
             return []
         stored, out = self._put(kept.at).end(task, result)

@@ -206,7 +206,7 @@ class UploadArrival:
         return max(1, min(tr.NEED_LIMIT, limit_bytes // self.header.blob.part_bytes))
 
 
-class Asked(NamedTuple):
+class OpenRequest(NamedTuple):
     """Number of a request and of its parts, some of which are missing."""
 
     number: int
@@ -223,13 +223,13 @@ class ProxyUploads:
         self.credit = Credit(settings.credit_bytes, settings.credit_patience_s)
         self.arriving: dict[str, UploadArrival] = {}  # by device
         self.grants = tr.PutGrants[UploadArrival](
-            context.signer, settings.beside_bytes, settings.beside_s
+            context.signer, settings.out_of_band_bytes, settings.url_valid_s
         )
-        self._open_requests: dict[str, Asked] = {}  # the last request of each upload under way
+        self._open_requests: dict[str, OpenRequest] = {}  # of each upload under way, the last
         self._requests = 0
         self._ticking = False
 
-    def asked(self, device: str) -> Asked | None:
+    def asked(self, device: str) -> OpenRequest | None:
         """Return the device's unanswered request, or None."""
         return self._open_requests.get(device) if self.credit.expects(device) else None
 
@@ -276,7 +276,7 @@ class ProxyUploads:
         self._check_room(collection, device)
         data = tr.whole(blob, offer.data) if offer.data else b""
         arrival, job_id = UploadArrival(offer.header, header, seed), header.at.job_id
-        if offer.beside and self.grants.takes(address, blob, now_s):
+        if offer.out_of_band and self.grants.takes(address, blob, now_s):
             under_way = self.arriving.get(device)
             if under_way is not None and under_way.header.at.job_id == job_id:
                 self._forget(device)
@@ -347,7 +347,7 @@ class ProxyUploads:
         for device in self.credit.deal(now_s):
             need = self.arriving[device].next_need(self.credit.share_bytes(device))
             self._requests += 1
-            self._open_requests[device] = Asked(self._requests, len(need.indices))
+            self._open_requests[device] = OpenRequest(self._requests, len(need.indices))
             out.append(fx.Send(fx.DeviceAddress(device), need))
         if not self._ticking and not self.credit.idle:
             self._ticking = True
@@ -400,14 +400,14 @@ class ProxyUploads:
         """Store a complete upload, then acknowledge it, then count it."""
         slot, header = collection.slots[device], arrival.header
         held = pr.HeldUpload(header.groups, header.blob.digest, slot, arrival.seed)
-        collection.uploads[device] = held
+        collection.uploads[device], state = held, header.encrypted_state
         collection.answered(device)
         self._rounds.attendance.answered(device)
         answered = self._context.memory.answered
         if header.number > answered.get(device, header.number):
             answered[device] = header.number
         return [
-            fx.Persist(pr.UploadKept(header.at, device, held, header.number, header.deposit)),
+            fx.Persist(pr.UploadKept(header.at, device, held, header.number, state)),
             self._context.ack(fx.DeviceAddress(device), held.digest, "held"),
             _counts(collection),
             *self._rounds.stream(collection, [(len(collection.uploads) - 1, held)]),

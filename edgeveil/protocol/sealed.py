@@ -399,7 +399,7 @@ class RoundCheck:
         return cls(CheckKey.disclosable(membership, _names(at)), disclosed)
 
     @classmethod
-    def said(cls, manifest: Manifest, membership: bytes) -> RoundCheck:
+    def of_manifest(cls, manifest: Manifest, membership: bytes) -> RoundCheck:
         return cls.of(manifest.at, membership, disclosed=bool(manifest.check))
 
     def bits(self, ring: Ring) -> int:

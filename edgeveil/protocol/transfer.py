@@ -129,13 +129,13 @@ def sends(
     packet_bytes: int,
     *,
     push: bool = True,
-    beside: bool = False,
+    out_of_band: bool = False,
 ) -> list[fx.Effect]:
     """Return the offer, inline if it fits one packet, else with parts if `push`."""
     if fits_offer(signed, data, packet_bytes):
         return [fx.Send(to, m.Offer(signed, data[:]))]
-    if beside:
-        return [fx.Send(to, m.Offer(signed, beside=True))]
+    if out_of_band:
+        return [fx.Send(to, m.Offer(signed, out_of_band=True))]
     pieces = parts(blob, data) if push else ()
     return [fx.Send(to, m.Offer(signed)), *(fx.Send(to, piece) for piece in pieces)]
 
@@ -165,20 +165,20 @@ class Fetch(Generic[H]):
         blob: m.Blob | None = None,
         idle: bool = False,  # request nothing until `wake`
         only: frozenset[int] | None = None,  # ignore other parts and the digest
-        beside: bool = False,  # request a URL first
+        out_of_band: bool = False,  # request a URL first
     ) -> None:
         """Initialise a fetch of `blob` (default: the header's). Raises as `check_claim`."""
         self.offer, self.header, self.blob = offer, header, blob or header.blob
         check_claim(self.blob, limit_bytes)
         self._keep, self._credit, self._only = keep, credit, only
-        self.idle, self.beside, self.in_transit, self.failures = idle, beside, False, 0
+        self.idle, self.out_of_band, self.in_transit, self.failures = idle, out_of_band, False, 0
         self.before = b""  # the preceding piece
         self._parts: dict[int, bytes] = {}
         self._whole: bytes | None = None
         self._lowest_missing = 0
         self._requested: set[int] = set()  # requested and not received
         self._next = 0  # all lower parts were requested since the last timer without progress
-        self._pulling, self._progress = beside, False
+        self._pulling, self._progress = out_of_band, False
         self.idle_timeouts = 0
 
     def __contains__(self, index: int) -> bool:
@@ -195,7 +195,7 @@ class Fetch(Generic[H]):
         if self._only is None or message.index in self._only:
             self._parts.setdefault(message.index, message.data if self._keep else b"")
         self._progress, self.idle_timeouts = True, 0
-        self.beside = False  # received over the broker
+        self.out_of_band = False  # received over the broker
         self._requested.discard(message.index)
         return self.complete
 
@@ -259,7 +259,7 @@ class Fetch(Generic[H]):
         if wanted:
             self._requested.update(wanted)
             self._next = wanted[-1] + 1
-        return m.Need(self.blob.digest, wanted, self.beside)
+        return m.Need(self.blob.digest, wanted, self.out_of_band)
 
 
 def check_fetchable(offer: m.Offer, blob: m.Blob, limit_bytes: int) -> None:
@@ -357,8 +357,8 @@ MOST_FAILURES = 3  # of one blob, before it goes over the broker
 
 
 @dataclass(frozen=True)
-class FetchBeside:
-    """Work: fetch the blob within `within_s`. Returns `FetchedBeside` or `WorkFailed`."""
+class FetchOutOfBand:
+    """Work: fetch the blob within `within_s`. Returns `FetchedOutOfBand` or `WorkFailed`."""
 
     blob: m.Blob
     url: str
@@ -366,15 +366,15 @@ class FetchBeside:
 
 
 @dataclass(frozen=True)
-class FetchedBeside:
+class FetchedOutOfBand:
     """Verified blob; empty if it is in a file."""
 
     data: bytes = b""
 
 
 @dataclass(frozen=True)
-class PutBeside:
-    """Work: store the blob within `within_s`. Returns `LaidDown` or `WorkFailed`."""
+class PutOutOfBand:
+    """Work: store the blob within `within_s`. Returns `BlobStored` or `WorkFailed`."""
 
     blob: m.Blob
     url: str
@@ -383,11 +383,11 @@ class PutBeside:
 
 
 @dataclass(frozen=True)
-class LaidDown:
-    """Result of `PutBeside`: the blob is stored."""
+class BlobStored:
+    """Result of `PutOutOfBand`: the blob is stored."""
 
 
-Carriage = FetchBeside | PutBeside  # network work, not queued behind other work
+Carriage = FetchOutOfBand | PutOutOfBand  # network work, not queued behind other work
 
 
 @dataclass(frozen=True)
@@ -455,25 +455,25 @@ def _below(url: SplitResult, prefix: SplitResult) -> bool:
 
 def begin_fetch(fetch: Fetch[H], at: m.BlobAt, prefixes: Iterable[str]) -> list[fx.Effect]:
     """Fetch from the announced URL. Raises ProtocolError `foreign_url`."""
-    if at.put or fetch.in_transit or not fetch.beside or fetch.complete:
+    if at.put or fetch.in_transit or not fetch.out_of_band or fetch.complete:
         return []
     if not is_allowed(at.url, prefixes):
-        fetch.beside = False
+        fetch.out_of_band = False
         raise ProtocolError("foreign_url")
     fetch.in_transit = True
-    return [fx.Work(FetchBeside(fetch.blob, at.url, at.expires_s))]
+    return [fx.Work(FetchOutOfBand(fetch.blob, at.url, at.expires_s))]
 
 
 def end_fetch(fetch: Fetch[H], result: object) -> list[fx.Effect]:
     """Complete the fetch, or retry; after `MOST_FAILURES` failures over the broker."""
     fetch.in_transit = False
-    if isinstance(result, FetchedBeside):
+    if isinstance(result, FetchedOutOfBand):
         fetch.fill(result.data)
         return []
     fetch.failures += 1
-    fetch.beside = fetch.failures < MOST_FAILURES
+    fetch.out_of_band = fetch.failures < MOST_FAILURES
     why = why_not(result)
-    report = [] if fetch.beside else [fx.Report("over_the_broker", {"why": why})]
+    report = [] if fetch.out_of_band else [fx.Report("over_the_broker", {"why": why})]
     return [fx.Refuse(f"beside_{why}"), *report]
 
 
@@ -498,16 +498,16 @@ class StorePut:
             self._blob, self._failures = blob.digest, MOST_FAILURES
             raise ProtocolError("foreign_url")
         self.in_progress = blob.digest
-        return [fx.Work(PutBeside(blob, at.url, at.expires_s, data))]
+        return [fx.Work(PutOutOfBand(blob, at.url, at.expires_s, data))]
 
-    def end(self, task: PutBeside, result: object) -> tuple[bool, list[fx.Effect]]:
+    def end(self, task: PutOutOfBand, result: object) -> tuple[bool, list[fx.Effect]]:
         """Return whether the blob is stored, and the effects; if not, offer it again."""
         digest = task.blob.digest
         self.in_progress = b""
         # Every put counts as a failure until the receiver has verified the blob.
         self._failures = self._failures + 1 if self._blob == digest else 1
         self._blob = digest
-        if isinstance(result, LaidDown):
+        if isinstance(result, BlobStored):
             return True, [fx.Send(self._to, self._signer.note(m.BlobPut(digest)))]
         why = why_not(result)
         report = [] if self.takes(task.blob) else [fx.Report("over_the_broker", {"why": why})]

@@ -23,7 +23,13 @@ from urllib.parse import urlsplit
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.effects import WorkFailed
 from edgeveil.protocol.messages import Blob
-from edgeveil.protocol.transfer import Carriage, FetchBeside, FetchedBeside, LaidDown, PutBeside
+from edgeveil.protocol.transfer import (
+    BlobStored,
+    Carriage,
+    FetchedOutOfBand,
+    FetchOutOfBand,
+    PutOutOfBand,
+)
 from edgeveil.transport.dialling import client_context, clock_advice
 
 if TYPE_CHECKING:
@@ -85,20 +91,20 @@ class BlobClient:
                 connection.sock.shutdown(2)
         self.executor.shutdown(wait=False, cancel_futures=True)
 
-    def carry(self, task: Carriage) -> FetchedBeside | LaidDown | WorkFailed:
+    def carry(self, task: Carriage) -> FetchedOutOfBand | BlobStored | WorkFailed:
         """Transfer one blob; a failure has one of a few reasons, none of which quotes a URL."""
         until_s = time.monotonic() + task.within_s
         try:
-            if isinstance(task, FetchBeside):
-                return FetchedBeside(self._fetch(task, until_s))
+            if isinstance(task, FetchOutOfBand):
+                return FetchedOutOfBand(self._fetch(task, until_s))
             self._put(task, until_s)
-            return LaidDown()
+            return BlobStored()
         except ProtocolError as error:
             return WorkFailed(error.reason)
         except (OSError, ValueError, HTTPException):  # of the disk, or a malformed answer
             return WorkFailed("failed")
 
-    def _fetch(self, task: FetchBeside, until_s: float) -> bytes:
+    def _fetch(self, task: FetchOutOfBand, until_s: float) -> bytes:
         size_bytes, sink = task.blob.size_bytes, self._sink(task.blob)
         digest, got, failed = hashlib.sha256(), 0, 0
         block = memoryview(bytearray(BLOCK_BYTES))
@@ -126,7 +132,7 @@ class BlobClient:
             raise ProtocolError("wrong_bytes")
         return sink.finish()
 
-    def _put(self, task: PutBeside, until_s: float) -> None:
+    def _put(self, task: PutOutOfBand, until_s: float) -> None:
         failed = 0
         while True:
             try:
@@ -142,7 +148,7 @@ class BlobClient:
         method: str,
         url: str,
         headers: dict[str, str],
-        body: PutBeside | None = None,
+        body: PutOutOfBand | None = None,
         until_s: float = 0.0,
     ) -> Iterator[HTTPResponse]:
         """Yield the store's answer. Raises _Broken, or ProtocolError for a lasting refusal."""
@@ -177,7 +183,7 @@ class BlobClient:
             self._open.discard(connection)
             connection.close()
 
-    def _send(self, connection: HTTPConnection, body: PutBeside, until_s: float) -> None:
+    def _send(self, connection: HTTPConnection, body: PutOutOfBand, until_s: float) -> None:
         try:
             for start in range(0, body.blob.size_bytes, BLOCK_BYTES):
                 connection.send(body.data[start : start + BLOCK_BYTES])

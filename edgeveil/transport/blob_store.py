@@ -42,7 +42,7 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
-def open_store(site: BlobStore | None, state_dir: Path) -> StoreBeside | None:
+def open_store(site: BlobStore | None, state_dir: Path) -> OpenBlobStore | None:
     """Open the store of a site file's block. Raises UsageError."""
     if site is None:
         return None
@@ -56,7 +56,7 @@ def open_store(site: BlobStore | None, state_dir: Path) -> StoreBeside | None:
     return ServedStore(state_dir / "blobs", site.url, at, EXPIRES_S)
 
 
-def taken(store: StoreBeside, name: str, blob: Blob) -> Iterator[bytes]:
+def taken(store: OpenBlobStore, name: str, blob: Blob) -> Iterator[bytes]:
     """Yield the blob uploaded as `name`, then delete it. Raises ProtocolError."""
     digest, left_bytes = hashlib.sha256(), blob.size_bytes
     try:
@@ -72,7 +72,7 @@ def taken(store: StoreBeside, name: str, blob: Blob) -> Iterator[bytes]:
         store.forget(name)
 
 
-async def sweep_forever(store: StoreBeside) -> None:
+async def sweep_forever(store: OpenBlobStore) -> None:
     while True:
         await asyncio.sleep(_SWEEP_S)
         try:
@@ -330,7 +330,7 @@ class BucketStore:
     async def stop(self) -> None: ...
 
 
-StoreBeside = ServedStore | BucketStore  # methods may block, and run in any thread
+OpenBlobStore = ServedStore | BucketStore  # methods may block, and run in any thread
 
 
 def _read_blocks(data: Data) -> Iterator[bytes]:

@@ -142,4 +142,4 @@ def _listens(node: Node, to: fx.AllDevices | fx.BucketAddress) -> bool:
         return False
     if isinstance(to, fx.AllDevices):
         return True
-    return isinstance(node.machine, DeviceMachine) and node.machine.hears(to)
+    return isinstance(node.machine, DeviceMachine) and node.machine.subscribes_to(to)

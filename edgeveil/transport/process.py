@@ -176,7 +176,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[object, object, 
             for number in numbers:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL)
-            tell("STOPPING=1")
+            notify_systemd("STOPPING=1")
             stop.set()
 
         for number in numbers:
@@ -226,7 +226,7 @@ async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:
 # --- systemd --------------------------------------------------------------------------------
 
 
-def tell(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
+def notify_systemd(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Send `KEY=value` lines to systemd (sd_notify(3)); return whether a socket was found."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
@@ -253,5 +253,5 @@ async def keep_alive() -> None:
     """Notify systemd's watchdog from the event loop twice per period, for ever."""
     limit_s = watchdog_s()
     while limit_s is not None:
-        tell("WATCHDOG=1")
+        notify_systemd("WATCHDOG=1")
         await asyncio.sleep(limit_s / 2)

@@ -78,7 +78,7 @@ def _no_bundle(path: Path) -> TrustError:
     )
 
 
-class HeldTrust:
+class StoredTrust:
     """One party's verified documents; the first start pins the first root of `given`."""
 
     def __init__(self, state_dir: Path, given: Path, now: Callable[[], datetime] = now_utc) -> None:

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from edgeveil.transport.metrics import gauge
-from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.bundle import StoredTrust
 
 TRUST_LOOK_S = 1.0
 _WARN_EVERY_S = 86400.0
@@ -24,13 +24,13 @@ class TrustingRole(Protocol):
 
     not_delegated: str
 
-    def take_up_trust(self) -> None: ...
+    def refresh_trust(self) -> None: ...
 
 
 class TrustWatch(Collector):
     """Polls `trust_file` of a running cloud or proxy, and logs what expires soon."""
 
-    def __init__(self, role: TrustingRole, trust: HeldTrust, log: logging.Logger) -> None:
+    def __init__(self, role: TrustingRole, trust: StoredTrust, log: logging.Logger) -> None:
         self._role, self._trust, self._log = role, trust, log
         self._warned_s, self._logged = -math.inf, ""
 
@@ -44,7 +44,7 @@ class TrustWatch(Collector):
     def look(self) -> None:
         """Reload `trust_file` if it changed, and log a new problem or warning."""
         if self._trust.look():
-            self._role.take_up_trust()
+            self._role.refresh_trust()
         trust, now_s = self._trust, time.monotonic()
         reason = self._role.not_delegated or trust.problem or trust.complaint or trust.warning
         if reason and (reason != self._logged or now_s - self._warned_s > _WARN_EVERY_S):

@@ -17,7 +17,7 @@ from typing import Any
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import PART_START
-from edgeveil.protocol.proxy_uploads import Asked
+from edgeveil.protocol.proxy_uploads import OpenRequest
 
 BURST_S = 2.0  # a silent device may send this time's messages at once
 OTHERS = 1024  # records of identities that are not admitted
@@ -78,7 +78,7 @@ class DeviceConduct:
         self,
         limits: ConductLimits,
         enrolled: Callable[[str], bool],
-        asked: Callable[[str], Asked | None],
+        open_request: Callable[[str], OpenRequest | None],
         on_cool_down: Callable[[str], None] = lambda _device: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -86,7 +86,7 @@ class DeviceConduct:
         self._wall_clock = wall_clock
         self._limits, self._each_s = limits, 1.0 / limits.messages_per_s
         self._burst_s = max(BURST_S, self._each_s)
-        self._is_enrolled, self._asked = enrolled, asked
+        self._is_enrolled, self._asked = enrolled, open_request
         self._on_cool_down, self._clock = on_cool_down, clock
         self._enrolled: dict[str, _Record] = {}
         self._others: dict[str, _Record] = {}
@@ -157,11 +157,11 @@ class DeviceConduct:
 
     def _is_due(self, record: _Record, device: str) -> bool:
         """Return whether this part was requested; the machine counts too late, after queueing."""
-        asked = self._asked(device)
-        if asked is None:
+        open_request = self._asked(device)
+        if open_request is None:
             return False
-        if asked.number != record.request:
-            record.request, record.due = asked
+        if open_request.number != record.request:
+            record.request, record.due = open_request
         if not record.due:
             return False
         record.due -= 1

@@ -42,7 +42,7 @@ from edgeveil.transport.link import SERVER_BACKOFF_CAP_S, Topics
 from edgeveil.transport.listener import ListenAt
 from edgeveil.transport.metrics import Linked, MeteredHost, Metrics, StateDisk, gauge
 from edgeveil.transport.mqtt_link import MqttLink, RuntimeLink, link_settings
-from edgeveil.transport.process import OwnFolder, first_of, run_until_stopped, tell
+from edgeveil.transport.process import OwnFolder, first_of, notify_systemd, run_until_stopped
 from edgeveil.transport.runtime import Runtime
 from edgeveil_proxy.page import ProxyPage
 from edgeveil_proxy.role import LOG, ProxyRole, build
@@ -161,7 +161,7 @@ class ProxyProcess:
             await self.cloud.connect_or_raise()
             self.runtime.post(fx.Command("started"))
             enrolled = len(self.proxy.registry.devices())
-            tell("READY=1")
+            notify_systemd("READY=1")
             LOG.info("running", extra={"http": http.url, "enrolled": enrolled})
             await first_of(
                 stop,
@@ -229,7 +229,7 @@ class ProxyMetrics(Collector):
         match thing:
             case UploadKept():
                 self._answers.labels("uploaded").inc()
-            case fx.Report(what="answer", data=data):
+            case fx.Report(kind="answer", data=data):
                 self._answers.labels(data["outcome"]).inc(data["count"])  # type: ignore[arg-type]
             case KeptBroadcast(header=header) if getattr(header, "kind", "") == "round":
                 self._rounds.labels("opened").inc()

@@ -22,15 +22,15 @@ from edgeveil.protocol.sealed import RoundCheck
 from edgeveil.protocol.transfer import LEAST_BYTES, GrantPut, ShowBlob
 from edgeveil.transport.process import own_signing_key
 from edgeveil.transport.runtime import Runner
-from edgeveil.trust.believed import believed_keys, check_own_cell, delegated_key, take_trust
+from edgeveil.trust.trusted_keys import check_own_cell, delegated_key, take_trust, trusted_keys
 from edgeveil_proxy.conduct import ConductLimits, DeviceConduct
 from edgeveil_proxy.registry import REGISTRY_FILE, Registry
 from edgeveil_proxy.shuffle import Shuffle
 from edgeveil_proxy.spool import SPOOL_FILE, Spool
 
 if TYPE_CHECKING:
-    from edgeveil.transport.blob_store import StoreBeside
-    from edgeveil.trust.bundle import HeldTrust
+    from edgeveil.transport.blob_store import OpenBlobStore
+    from edgeveil.trust.bundle import StoredTrust
     from edgeveil.trust.metadata import RoleKey
     from edgeveil_proxy.devices_file import DevicesFile
 
@@ -48,12 +48,12 @@ class ProxyRole:
         limits = site.limits
         self.site, self.address = site, fx.ProxyAddress(site.cell)
         key = own_signing_key(site.state_dir, "proxy")  # before anything is written
-        self.trust: HeldTrust | None = None
+        self.trust: StoredTrust | None = None
         if site.trust_file:
-            from edgeveil.trust.bundle import HeldTrust  # loaded only with a root
+            from edgeveil.trust.bundle import StoredTrust  # loaded only with a root
 
-            self.trust = HeldTrust(site.state_dir, site.trust_file)
-        keys = believed_keys(self.trust, cloud=site.cloud_key_file, cell=site.cell)
+            self.trust = StoredTrust(site.state_dir, site.trust_file)
+        keys = trusted_keys(self.trust, cloud=site.cloud_key_file, cell=site.cell)
         if self.trust is not None and keys.proxy is not None:
             check_own_cell(self.trust, site.cell, key.public())
             key = delegated_key(site.state_dir, "proxy", keys.proxy)
@@ -66,7 +66,7 @@ class ProxyRole:
             self._planned = DevicesFile(site.devices_file, self.registry, site.cell, self._site_key)
             self._planned.look()
         self.spool = Spool(site.state_dir / SPOOL_FILE)
-        self.blobs: StoreBeside | None = None
+        self.blobs: OpenBlobStore | None = None
         if site.blobs is not None:
             from edgeveil.transport.blob_store import open_store  # loaded only if configured
 
@@ -118,7 +118,7 @@ class ProxyRole:
         declined = 2 * answers.get("declined", 0) > answers.get("selected", 0)
         return ["fleet_offline"] * away + ["rounds_declined"] * declined
 
-    def take_up_trust(self) -> None:
+    def refresh_trust(self) -> None:
         self.runner.post(fx.Command(self._believe()))
 
     def _take(self, metadata: TrustMetadata) -> object:
@@ -127,7 +127,7 @@ class ProxyRole:
 
     def _believe(self) -> PeerKeys:
         """Return the peer keys; sign with the delegated key from now on if it is here."""
-        keys = believed_keys(self.trust, cell=self.site.cell)
+        keys = trusted_keys(self.trust, cell=self.site.cell)
         if keys.proxy is not None:
             try:
                 self.machine.signer.key = delegated_key(self.site.state_dir, "proxy", keys.proxy)
@@ -163,7 +163,7 @@ def machine_settings(site: ProxySite) -> rounds.ProxySettings:
         **site.limits.model_dump(exclude=own),
         cover_window_s=site.cover_window_s if site.cover_traffic else 0.0,
         min_batch_floor=site.min_batch_floor,
-        beside_bytes=LEAST_BYTES if site.blobs else 0,
+        out_of_band_bytes=LEAST_BYTES if site.blobs else 0,
         blob_urls=site.cloud_blobs.urls if site.cloud_blobs else (),
     )
 
@@ -177,7 +177,7 @@ class ProxyHost:
         shuffle: Shuffle,
         take_trust: Callable[[TrustMetadata], object] = lambda _metadata: None,
         registry: Registry | None = None,
-        blobs: StoreBeside | None = None,
+        blobs: OpenBlobStore | None = None,
     ) -> None:
         self._spool, self._shuffle, self._take_trust = spool, shuffle, take_trust
         self._registry, self._blobs = registry, blobs
@@ -228,15 +228,15 @@ class ProxyHost:
     def report(self, report: fx.Report) -> None:
         """Log a report and update counts; device ids are never logged."""
         data: Mapping[str, Any] = report.data
-        if report.what == "devices_online":
+        if report.kind == "devices_online":
             self.online = int(data["count"])
-        elif report.what == "round_open":
+        elif report.kind == "round_open":
             self.round = {"index": data["round"], "phase": data["phase"], "uploads": 0}
             if report.at is not None:
                 self.opened_s[report.at] = time.time()
                 while len(self.opened_s) > _OPENED_KEPT:
                     del self.opened_s[next(iter(self.opened_s))]
-        elif report.what == "answered":
+        elif report.kind == "answered":
             self.round = {**self.round, **data, "index": data["round"]}
-        level = logging.WARNING if report.what == "over_the_broker" else logging.DEBUG
-        LOG.log(level, report.what, extra=dict(data))
+        level = logging.WARNING if report.kind == "over_the_broker" else logging.DEBUG
+        LOG.log(level, report.kind, extra=dict(data))

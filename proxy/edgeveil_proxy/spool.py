@@ -284,7 +284,9 @@ class Spool:
             since = db.execute(f"{query} AND job = x''", (asked.device, -1)).fetchone()
         sent = rows[: asked.most]
         number = sent[-1][0] if len(sent) < len(rows) else asked.known
-        jobs = tuple(m.JobDeposit(job, deposit) for _number, job, deposit in sent)
+        jobs = tuple(
+            m.EncryptedJobState(job, encrypted_state) for _number, job, encrypted_state in sent
+        )
         return proxy.Answered(number, jobs, since is not None and since[0] <= asked.since)
 
     def _keep(self, db: sqlite3.Connection, kept: rounds.KeptBroadcast) -> None:
@@ -430,7 +432,7 @@ def _add_answer(db: sqlite3.Connection, kept: rounds.UploadKept) -> None:
     since = db.execute("SELECT 1 FROM answered WHERE device = ? AND job = x''", device).fetchone()
     if since is None or not kept.number:
         return
-    row = (kept.device, kept.at.job_id, kept.number, kept.deposit)
+    row = (kept.device, kept.at.job_id, kept.number, kept.encrypted_state)
     db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?)", row)
     oldest = db.execute(
         "SELECT number FROM answered WHERE device = ? AND job <> x''"

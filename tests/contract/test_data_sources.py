@@ -11,8 +11,8 @@ import pytest
 
 from edgeveil.config.data import DataSource
 from edgeveil.errors import DataError
-from edgeveil.parts.own_records import all_device_records, held_records, origin_of
-from edgeveil.parts.sources import SOURCES, brings_its_test, load_records, published_files
+from edgeveil.parts.own_records import all_device_records, local_records, origin_of
+from edgeveil.parts.sources import SOURCES, has_own_test, load_records, published_files
 from edgeveil.parts.sources.source import Origin
 from edgeveil_lab.audit.record_guard import FORMS, PYTHON_MODULE, SIDE, RecordTable
 
@@ -108,13 +108,13 @@ def test_records_are_rows_of_numbers_with_whole_labels_and_no_file_changes(name,
 def test_what_the_cloud_tests_on_is_not_among_the_devices_records(name, tmp_path):
     source, origin = made(name, tmp_path)
     whole = load_records(source, origin)
-    if brings_its_test(name):
+    if has_own_test(name):
         rest = all_device_records(source, replace(origin, test_records=3))
         assert len(whole) - len(rest) == {"digits": 3 - 360}.get(name, 0)
         return
     rest = all_device_records(source, replace(origin, test_share=0.4))
     shown = {key: value for key, value in vars(origin).items() if key in DataSource.model_fields}
-    held = held_records(DataSource(name="own", source=source, **{**shown, "test_share": 0.4}))
+    held = local_records(DataSource(name="own", source=source, **{**shown, "test_share": 0.4}))
     assert 0 < len(held) < COUNT
     everything = np.concatenate([rest.x, held.x])
     assert sorted(everything.tolist()) == sorted(whole.x.tolist())

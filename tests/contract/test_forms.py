@@ -30,7 +30,7 @@ from edgeveil.data.records import as_records
 from edgeveil.data.schema import DataSchema
 from edgeveil.jobs import compile_job
 from edgeveil.parts import own_records
-from edgeveil.parts.sources import SOURCES, brings_its_test
+from edgeveil.parts.sources import SOURCES, has_own_test
 from edgeveil.protocol.device_round import NoAnswer, SealedAnswer
 from edgeveil_edge.compute import Computer, load_own
 from tests.unit.edgeveil_edge.edge_kit import CENTRE, Device, Round, job
@@ -150,7 +150,7 @@ FORMS = {
 
 def test_every_source_of_own_records_is_played():
     assert {form.partition(",")[0] for form in FORMS} == {
-        name for name in SOURCES if not brings_its_test(name)
+        name for name in SOURCES if not has_own_test(name)
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 from edgeveil.config.data import DataSource
 from edgeveil.crypto.labels import RECORD_DEALT
 from edgeveil.parts import own_records as device
-from edgeveil.parts.own_records import device_records, held_records, of_shape
+from edgeveil.parts.own_records import device_records, local_records, of_shape
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.partitions.dealing import record_words
 from edgeveil_lab.audit.record_guard import CLASSES, FORMS, SIDE, RecordTable, by_index, made_up
@@ -39,7 +39,7 @@ def fleet(data, dealing, classes=CLASSES):
     """Where each record is: (device and half, or the cloud; its bytes and label)."""
     shard = {"devices": DEVICES, "partition": dealing, "seed": 3, "classes": classes}
     block = lambda **more: DataSource.model_validate_json(json.dumps({**data, **more}))  # noqa: E731
-    parts = {("cloud",): held_records(block())}
+    parts = {("cloud",): local_records(block())}
     for index in range(DEVICES):
         own = block(shard={**shard, "index": index})
         for half, records in enumerate(device_records(own, KEY, evaluation_share=0.3)):

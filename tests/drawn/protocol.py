@@ -28,7 +28,7 @@ TABLES: dict[str, StateTable[Any]] = {
     "collection": proxy_rounds.COLLECTION_STATES,
     "cloud": cloud_job.CLOUD_STATES,
 }
-SHARED = m.Envelope | m.Blob | m.RoundId | m.Group | m.MaskedGroup | m.JobDeposit
+SHARED = m.Envelope | m.Blob | m.RoundId | m.Group | m.MaskedGroup | m.EncryptedJobState
 FAMILIES = {
     "messages": m.Message,
     "shared": SHARED,

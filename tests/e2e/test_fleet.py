@@ -187,7 +187,7 @@ def test_an_authority_is_rotated_while_a_job_runs(fleet):
         assert found["ended_at"] is None, "the job outlasts the rotation"
         return len(found["exchanges"])
 
-    def goes_on():
+    def resumes_by_itself():
         before = committed()
         wait_for(lambda: committed() > before + 1, "further rounds")
 
@@ -196,14 +196,14 @@ def test_an_authority_is_rotated_while_a_job_runs(fleet):
         fleet.install("broker-edge")
         wait_for(lambda: fleet.log("broker-edge").count("started anew") > begun, "the broker")
 
-    goes_on()
+    resumes_by_itself()
     fleet.command("rotate", "edge-authority")
     broker_takes_up()
     fleet.install("proxy", *BOXES)
-    goes_on()
+    resumes_by_itself()
     fleet.command("rotate", "edge-authority", "--finish")
     broker_takes_up()  # from now on it takes no certificate of the authority before
-    goes_on()
+    resumes_by_itself()
     fleet.install("proxy", *BOXES)
     assert first not in ca.read_bytes()
     fleet.learns(DEVICES, job)

@@ -102,7 +102,7 @@ class UpgradedSite(LiveSite):
     def committed(self, job):
         return len(self.client.job(job)["exchanges"])
 
-    def goes_on(self, job, after):
+    def resumes_by_itself(self, job, after):
         """The job gets further, or has come to its end."""
         wait_for(self.answers, "the cloud's answer")
         before = self.committed(job)
@@ -132,7 +132,7 @@ def test_a_job_runs_through_while_every_party_is_brought_up(live, first):
     order = [*SERVERS, *BOXES] if first == "servers" else [*BOXES, *reversed(SERVERS)]
     for name in order:
         live.upgrade(name)
-        live.goes_on(job, name)
+        live.resumes_by_itself(job, name)
     found = live.completed(job)
     assert min(round["uploads"] for round in found["exchanges"]) >= DEVICES - 1
     again = live.finish(live.submit(rounds=1, every=0))

@@ -88,7 +88,7 @@ BODIES = (
     m.Ack(BLOB.digest, "refused", "wrong_size"),
     m.Hello(device_id(0)),
     m.Hello(device_id(0), 1, 2, 3),
-    m.Behind(BLOB.digest, 4, (m.JobDeposit(JOB, b"deposit"),), True),
+    m.Behind(BLOB.digest, 4, (m.EncryptedJobState(JOB, b"deposit"),), True),
     m.Here(0.5),
     m.Later(2.0),
     m.Cover(10.0),

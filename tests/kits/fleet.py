@@ -84,7 +84,7 @@ def played_by_all_parties(path, folder, overrides):
         test_data=site.source,
         seed=site.seed,
         sealing=PlainSealing(),
-        say=told.append,
+        on_message=told.append,
         proxy={"min_batch_floor": site.min_batch_floor},
     )
     looked_s = 0.0

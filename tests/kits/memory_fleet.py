@@ -49,12 +49,12 @@ class MemoryFleet:
         faults=no_faults,
         packet_bytes=PACKET_BYTES,
         clock=time.monotonic,
-        say=lambda _line: None,
+        on_message=lambda _line: None,
         cloud=None,
         proxy=None,
         transport=MemoryNet,
     ):
-        self.folder, self._sealing, self._say, self._clock = folder, sealing, say, clock
+        self.folder, self._sealing, self._say, self._clock = folder, sealing, on_message, clock
         self._seeds = SimulationSeeds(seed)
         self.net = transport(faults, packet_bytes=packet_bytes)
         states = {name: folder / "state" / name for name in ("cloud", "proxy")}
@@ -145,7 +145,7 @@ class MemoryFleet:
             random=DeviceChance(lambda _question: draw, lambda: number / (1 + everybody)),
             link=self._join,
             sealing=self._sealing,
-            say=lambda line: self._say(f"{site.name}: {line}"),
+            on_message=lambda line: self._say(f"{site.name}: {line}"),
         )
         self._order[device.identity.opening.public().to_bytes()] = number
         return device

@@ -98,7 +98,7 @@ class PagedCloud:
             self.store.set_status(job, status, reason)
         return job
 
-    def goes_on(self, job):
+    def resumes_by_itself(self, job):
         commit(self.store, job, _PLAN, len(self.store.rounds(job)) + 1)
 
     @staticmethod

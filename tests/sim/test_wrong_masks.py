@@ -9,7 +9,7 @@ from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.ring import Ring
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as sl
-from edgeveil.protocol.cloud_reasons import EARLIER, goes_on
+from edgeveil.protocol.cloud_reasons import EARLIER, resumes_by_itself
 from edgeveil.protocol.device_round import ComputeAnswer, SealedAnswer
 from edgeveil.protocol.messages import CheckMasks, Hello, Unmask, Upload
 from edgeveil.protocol.proxy_rounds import MISFIT
@@ -40,7 +40,7 @@ class WrongMasks(Attacker):
         return super().perform(task)
 
     def sealed(self, manifest):
-        seed, check = MaskSeed.generate(), sl.RoundCheck.said(manifest, self.membership)
+        seed, check = MaskSeed.generate(), sl.RoundCheck.of_manifest(manifest, self.membership)
         vectors = sl.masked_vectors(manifest.at, manifest.groups, manifest.masked)
         made = {one.group: one for one in vectors}
         segments = []
@@ -222,7 +222,7 @@ def test_a_device_that_says_it_is_of_before_takes_no_check_away(tmp_path, books,
     fleet, done, named = attacked(tmp_path, "another seed", 1)
     assert fleet.finish(done) == "paused"
     assert set(saying) == {fleet.devices[0].id}
-    assert EARLIER in (reason := fleet.store.job(done).reason) and goes_on(reason)
+    assert EARLIER in (reason := fleet.store.job(done).reason) and resumes_by_itself(reason)
     assert not fleet.store.rounds(done) and not said(fleet, Upload)
     assert set(fleet.proxy.runner.blamed) == {(named[0], "earlier_version")}
     saying.clear()

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edgeveil.evaluation.figures import beside_text, leading_text
+from edgeveil.evaluation.figures import baseline_text, leading_text
 from edgeveil.units import byte_text, seconds_text
 from edgeveil_tools.local.run_log import RunProgress, epsilon_by_plan
 
@@ -97,5 +97,5 @@ class RunDisplay(LiveDisplay):
         going += [byte_text(view.memory_bytes), seconds_text(round(elapsed_s))]
         name, value = view.leading
         found = f"{name} {'–' if value is None else leading_text(name, value)}"
-        beside = beside_text(name, value, view.figures) if value is not None else ""
-        return going, [found], [epsilon_by_plan(view)], [beside] if beside else []
+        baseline = baseline_text(name, value, view.figures) if value is not None else ""
+        return going, [found], [epsilon_by_plan(view)], [baseline] if baseline else []

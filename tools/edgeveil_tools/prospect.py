@@ -44,7 +44,7 @@ class Prospect:
     devices: int
     nominal_records: int
     measured_on: str
-    guessing: float
+    baselines: float
     privacy: Mapping[str, Any]
     notes: Sequence[str]
     round: Mapping[str, float]
@@ -62,9 +62,9 @@ class Prospect:
     def gain(self) -> float | None:
         """Share of the gain of noise-free learning over guessing; None if unknown."""
         best = self.without_noise
-        if best is None or best <= self.guessing or not self.accuracies:
+        if best is None or best <= self.baselines or not self.accuracies:
             return None
-        return (self.mean - self.guessing) / (best - self.guessing)
+        return (self.mean - self.baselines) / (best - self.baselines)
 
 
 def prospect(
@@ -88,7 +88,7 @@ def prospect(
         devices=run.devices,
         nominal_records=job.data.nominal_records,
         measured_on=records.origin,
-        guessing=float(np.bincount(test.y[test.y >= 0]).max() / len(test)),
+        baselines=float(np.bincount(test.y[test.y >= 0]).max() / len(test)),
         privacy=summary_of(plan, len(plan.all_rounds), None)["privacy"],
         notes=price(job).notes,
         round={
@@ -245,7 +245,7 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
     at = f" at ε = {epsilon:g}" if epsilon is not None and plan.adds_noise else ""
     reached = (
         f"{found.devices:,} devices of {found.nominal_records} records{at} reach"
-        f" {_text(found.mean)}, where guessing is {_text(found.guessing)}"
+        f" {_text(found.mean)}, where guessing is {_text(found.baselines)}"
     )
     if gain is None:
         return [f"{reached}."]
@@ -270,7 +270,7 @@ def prospect_lines(found: Prospect) -> Iterator[str]:
         low, high = min(found.accuracies), max(found.accuracies)
         between = f"  ({_text(low)} to {_text(high)})" if low < high else ""
         yield f"Accuracy, on {found.measured_on}"
-        yield f"  guessing            {_text(found.guessing)}"
+        yield f"  guessing            {_text(found.baselines)}"
         yield f"  {found.devices:>7,} devices     {_text(found.mean)}{between}"
         yield f"  without noise       {_text(found.without_noise)}"
     traffic = found.round

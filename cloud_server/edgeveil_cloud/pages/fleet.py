@@ -11,9 +11,9 @@ from pathlib import Path
 from cryptography import x509
 
 from edgeveil.config.cloud import CloudSite
-from edgeveil.pages.parts import Json, said, section, table
+from edgeveil.pages.parts import Json, paragraph, section, table
 from edgeveil.transport.mqtt_link import RuntimeLink
-from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.bundle import StoredTrust
 from edgeveil.units import byte_text
 from edgeveil_cloud.store import Store
 
@@ -24,7 +24,7 @@ _CERTIFICATE_BYTES = 1 << 20
 
 class CloudFacts:
     def __init__(
-        self, site: CloudSite, sessions: Mapping[str, RuntimeLink], trust: HeldTrust | None
+        self, site: CloudSite, sessions: Mapping[str, RuntimeLink], trust: StoredTrust | None
     ) -> None:
         self._site, self._sessions, self._trust = site, sessions, trust
 
@@ -43,10 +43,10 @@ class CloudFacts:
             for cell, one in self._sessions.items()
         ]
         away = [_name(cell) for cell, one in self._sessions.items() if not one.connected]
-        notes = [said(f"The broker of {one} is away: see broker.url.", "bad") for one in away]
+        notes = [paragraph(f"The broker of {one} is away: see broker.url.", "bad") for one in away]
         counts = [f"{count} {why.replace('_', ' ')}" for why, count in refused.items() if count]
         head = ["cell", "state", "connections made", "unacknowledged", "in", "out"]
-        after = said(f"Messages refused since the start: {', '.join(counts) or 'none'}.")
+        after = paragraph(f"Messages refused since the start: {', '.join(counts) or 'none'}.")
         parts = [table("Links", head, rows, text=[1])]
         return section("links", "Links to brokers", parts, before=notes, after=[after])
 
@@ -58,7 +58,7 @@ class CloudFacts:
         text = f"{free} free of {total}, {own} are the cloud's own."
         short = whole.free / whole.total < SHORT
         text += " Make room: rounds are refused and jobs pause once it is full." * short
-        before = [said(text, "bad" if short else "")]
+        before = [paragraph(text, "bad" if short else "")]
         return section("disk", "Disk of the state folder", [], before=before)
 
     def endings(self) -> Json:
@@ -70,13 +70,15 @@ class CloudFacts:
         notes, now_s = [], time.time()
         for name, at in found:
             if at is None:
-                notes.append(said(f"{name}: the file cannot be read as PEM.", "bad"))
+                notes.append(paragraph(f"{name}: the file cannot be read as PEM.", "bad"))
             elif at <= now_s:
-                notes.append(said(f"{name} has ended: renew it now.", "bad"))
+                notes.append(paragraph(f"{name} has ended: renew it now.", "bad"))
             elif at < now_s + SOON_S:
-                notes.append(said(f"{name} ends soon: renew it.", "warn"))
+                notes.append(paragraph(f"{name} ends soon: renew it.", "warn"))
         if not found:
-            notes.append(said("Nothing has an end: the cloud's file names neither TLS nor a root."))
+            notes.append(
+                paragraph("Nothing has an end: the cloud's file names neither TLS nor a root.")
+            )
         rows = [[name, "unknown" if at is None else _when(at)] for name, at in found]
         parts = [table("What ends when", ["what", "ends"], rows, text=[1])] if rows else []
         return section("endings", "Certificates and trust", parts, before=notes)
@@ -106,7 +108,7 @@ def _ends_at(path: Path) -> float | None:
 def devices(store: Store) -> Json:
     found = store.devices()
     problems = {one.cell: store.roster_problem(one.cell) for one in found}
-    before = [said(f"{_name(cell)}: {why}.", "bad") for cell, why in problems.items() if why]
+    before = [paragraph(f"{_name(cell)}: {why}.", "bad") for cell, why in problems.items() if why]
     after = [
         "Which devices are online the cloud does not know: the proxies' pages name them. It knows"
         " public keys, and no names."
@@ -120,7 +122,7 @@ def devices(store: Store) -> Json:
     ]
     head = ["cell", "enrolled", "roster counts until"]
     parts = [table("Devices by cell", head, rows)] if rows else []
-    return section("devices", "Devices", parts, before=before, after=list(map(said, after)))
+    return section("devices", "Devices", parts, before=before, after=list(map(paragraph, after)))
 
 
 def _name(cell: str) -> str:

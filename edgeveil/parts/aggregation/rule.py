@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgeveil.parts.aggregation.mean import mean
-from edgeveil.parts.part import SOME_NAMES_KEY, BlockPart, only_for, says_nothing
+from edgeveil.parts.part import SOME_NAMES_KEY, BlockPart, omit_if_default, only_for
 from edgeveil.parts.round import Aim
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.privacy.selection_mechanism import exponential_mechanism, selection_event
@@ -31,12 +31,12 @@ class RuleParameters(BaseModel):
     )
 
     name: str
-    secure: bool = Field(default=False, exclude_if=says_nothing(False))
+    secure: bool = Field(default=False, exclude_if=omit_if_default(False))
     """Sum uploads under masks: the cloud sees only their sum, the proxy nothing. Uploads with wrong
     masks are left out, a sum beyond its public bound is discarded. Not detected: garbage of one
     device within the bound, which only `groups` with a robust rule limits, and a proxy that lies
     about the masks of a sum."""
-    groups: int = Field(default=1, ge=1, le=64, exclude_if=says_nothing(1))
+    groups: int = Field(default=1, ge=1, le=64, exclude_if=omit_if_default(1))
     """With secure sums: deal the uploads at random into this many groups and sum each, for rules
     that compare. A poisoned upload then spoils its group's mean."""
 

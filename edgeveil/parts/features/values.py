@@ -23,7 +23,7 @@ from edgeveil.parts.features.feature_map import (
     unit_rows,
     usable,
 )
-from edgeveil.parts.part import SOME_NAMES_KEY, only_for, says_nothing
+from edgeveil.parts.part import SOME_NAMES_KEY, omit_if_default, only_for
 from edgeveil.privacy.grid import Int64, exact_matmul
 from edgeveil.subnormals import flushed
 
@@ -38,11 +38,11 @@ class IdentityParameters(MapParameters):
     shift: float = Field(default=0.0, ge=-1e6, le=1e6, allow_inf_nan=False)
     """Added to the scaled values; `random` then clips them to [-1, 1]."""
     ranges: tuple[tuple[float, float], ...] = Field(
-        default=(), max_length=65536, examples=[[[17, 90], [0, 1]]], exclude_if=says_nothing(())
+        default=(), max_length=65536, examples=[[[17, 90], [0, 1]]], exclude_if=omit_if_default(())
     )
     """Of `identity`, instead of both: the public range of each value of a record, in order. Values
     are clipped to it and scaled to [-1, 1]; a job with `data.schema` needs none."""
-    norm: Literal["unit", "bounded"] = Field(default="unit", exclude_if=says_nothing("unit"))
+    norm: Literal["unit", "bounded"] = Field(default="unit", exclude_if=omit_if_default("unit"))
     """Of `identity`; `unit`: each record is scaled to norm 1 and loses its magnitude. `bounded`:
     values are clipped to [-1, 1] and divided by one constant, which keeps it."""
     dimension: Annotated[int, Field(ge=1, le=1 << 14), only_for(random=512)] = Field(

@@ -32,7 +32,7 @@ from edgeveil.parts.features.feature_map import NodeList
 from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
-from edgeveil.parts.part import BlockPart, PartBlock, filled_from_file, says_nothing
+from edgeveil.parts.part import BlockPart, PartBlock, filled_from_file, omit_if_default
 
 if TYPE_CHECKING:
     import torch
@@ -247,12 +247,12 @@ class ModelParameters(PartBlock):
     input_scale: float = Field(default=1.0, ge=1e-30, le=1e30, allow_inf_nan=False, examples=[255])
     """Divides the raw values: the largest that a value can be."""
     state_dict: StateDictFile | None = Field(
-        default=None, exclude_if=says_nothing(None), examples=["pretrained.safetensors"]
+        default=None, exclude_if=omit_if_default(None), examples=["pretrained.safetensors"]
     )
     """The first weights: path of a PyTorch state_dict, `.safetensors` or `.pt`, from the job file's
     folder."""
     adapters: AdapterParameters | None = Field(
-        default=None, exclude_if=says_nothing(None), examples=[{"rank": 4, "alpha": 8}]
+        default=None, exclude_if=omit_if_default(None), examples=[{"rank": 4, "alpha": 8}]
     )
     """Train only low-rank adapters and the head; the other weights of `state_dict` stay fixed."""
 

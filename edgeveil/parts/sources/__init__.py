@@ -22,7 +22,7 @@ def source_part(source: str) -> SourcePart:
     return SOURCES["python" if colon and name.strip() == "python" else source]
 
 
-def brings_its_test(source: str) -> bool:
+def has_own_test(source: str) -> bool:
     return source in SOURCES and SOURCES[source].test is not None
 
 
@@ -89,7 +89,7 @@ def require_schema(part: SourcePart, schema: DataSchema) -> None:
 
 def _state(source: str, origin: Origin) -> dict[Path, tuple[int, int, int]]:
     """Return (inode, bytes, mtime) of each existing file and its folders; {} for published sets."""
-    if brings_its_test(source):
+    if has_own_test(source):
         return {}
     named = [path for path in (origin.path, origin.labels_path) if path is not None]
     below = [inner for path in named if path.is_dir() for inner in path.iterdir() if inner.is_dir()]

@@ -166,7 +166,7 @@ def guess_header(path: Path | None, schema: DataSchema | None) -> bool:
         return True
     if path is None or not path.is_file():
         return False
-    return any_form(path, schema)[1]
+    return detected_form(path, schema)[1]
 
 
 def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
@@ -181,7 +181,7 @@ def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     return first, rows[1:]
 
 
-def any_form(file: Path, schema: DataSchema) -> tuple[DataSchema, bool]:
+def detected_form(file: Path, schema: DataSchema) -> tuple[DataSchema, bool]:
     """Return (schema, header) to read a file to predict, with or without header and label."""
     wanted = {name for column in schema.columns or () for name in column.names}
     lines = islice(_lines(file), _LINES_LOOKED_AT)

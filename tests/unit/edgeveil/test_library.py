@@ -138,10 +138,10 @@ def test_a_run_is_awaited_and_cancelled(small, simulated, tmp_path):
     loop_went_on = []
 
     async def both():
-        begun, goes_on = asyncio.Event(), asyncio.get_running_loop()
+        begun, resumes_by_itself = asyncio.Event(), asyncio.get_running_loop()
 
         def hear(_progress):
-            goes_on.call_soon_threadsafe(begun.set)
+            resumes_by_itself.call_soon_threadsafe(begun.set)
 
         work = asyncio.create_task(
             edgeveil.run_async(

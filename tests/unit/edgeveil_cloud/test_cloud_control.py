@@ -92,11 +92,11 @@ class Cloud:
 
     async def runs(self, *entries):
         self.control._tried_s.clear()
-        await self.until(lambda: all(wire_id(one) in self.machine.courses for one in entries))
+        await self.until(lambda: all(wire_id(one) in self.machine.runs for one in entries))
 
     def course(self):
         """That of the job that runs alone."""
-        (course,) = self.machine.courses.values()
+        (course,) = self.machine.runs.values()
         return course
 
     def status(self, entry):
@@ -170,7 +170,7 @@ async def test_a_job_is_started_once_and_cancelled_before_the_machine_has_heard_
     for task in (looking, machine):
         task.cancel()
     await asyncio.wait([looking, machine])
-    assert not cloud.machine.courses
+    assert not cloud.machine.runs
 
 
 async def test_so_many_jobs_run_at_once_the_most_urgent_first(store):
@@ -216,7 +216,7 @@ async def test_a_job_waits_for_devices_says_so_once_and_holds_up_none_behind_it(
 
 def pause(cloud, entry):
     """As the machine does it."""
-    course = cloud.machine.courses.pop(wire_id(entry))
+    course = cloud.machine.runs.pop(wire_id(entry))
     for effect in course._pause("no device answered"):
         if isinstance(effect, fx.Persist):
             cloud.host.store(effect.item)
@@ -236,7 +236,7 @@ async def test_a_paused_job_stays_so_over_a_restart_until_it_is_resumed(store, c
     async with again.plays():
         await again.looked_again()
         assert again.status(entry) == "paused"
-        assert not again.machine.courses
+        assert not again.machine.runs
         again.control.resume(entry)
         await again.runs(entry)
     assert not again.closed()
@@ -317,7 +317,7 @@ async def test_a_pause_for_a_link_the_disk_or_the_store_ends_by_itself_and_no_ot
         await cloud.looked_again()
         assert cloud.status(named) == "paused"  # the proxy has said nothing yet
         assert cloud.sent  # and was asked to
-        cloud.machine.heard.add("")
+        cloud.machine.responding.add("")
         await cloud.looked_again()
         assert cloud.status(named) == "paused"  # nothing can be written yet
         able[0] = True
@@ -336,7 +336,7 @@ def test_a_pause_for_the_disk_ends_once_a_whole_batch_has_room(store, devices):
     cloud.control._able = lambda room_bytes: asked.append(room_bytes) or False
     wanted = job(selection={"devices": devices, "min_devices": 3})
     disk, link = paused(cloud, f"{DISK} (No space left)", wanted), paused(cloud, OWN_LINK, wanted)
-    cloud.machine.heard.add("")
+    cloud.machine.responding.add("")
     cloud.control.look()
     plan = cloud.host.jobs.plan(store.job(disk))
     uploads = 3 if devices == 3 else store.counts().enrolled
@@ -348,18 +348,18 @@ async def test_a_job_goes_on_in_the_cells_that_are_reached_if_their_devices_are_
     cloud = Cloud(store, running=4, cells=("", "north"))
     here, both = paused(cloud, OWN_LINK), paused(cloud, OWN_LINK, job(selection={"devices": 6}))
     store.set_enrolled(set(public_keys(7)[4:]), "north")
-    cloud.machine.heard.add("")
+    cloud.machine.responding.add("")
     async with cloud.plays():
         await cloud.runs(here)
         assert cloud.status(both) == "paused"  # the devices of one cell are too few for it
-        cloud.machine.heard.add("north")
+        cloud.machine.responding.add("north")
         await cloud.runs(both)
 
 
 async def test_a_job_that_a_stale_roster_paused_goes_on_once_it_is_fresh():
     store = Store(now_s=lambda: 1000.0)
     cloud = Cloud(store)
-    cloud.machine.heard.add("")
+    cloud.machine.responding.add("")
     store.take_roster(RosterMark("5e" * 16, 1), 999.0)
     entry = paused(cloud, store.roster_problem())
     async with cloud.plays():

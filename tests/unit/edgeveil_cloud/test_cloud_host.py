@@ -19,7 +19,14 @@ from edgeveil.jobs import load_job
 from edgeveil.protocol import cloud_job as ct
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import RosterKept, RosterRefused
-from edgeveil.protocol.cloud_reasons import BY_ITSELF, DISK, MEMORY, STORE, USED_UP, goes_on
+from edgeveil.protocol.cloud_reasons import (
+    BY_ITSELF,
+    DISK,
+    MEMORY,
+    STORE,
+    USED_UP,
+    resumes_by_itself,
+)
 from edgeveil.protocol.messages import KNOWS_BUCKETS, RoundId
 from edgeveil.protocol.sealed import seal_segment
 from edgeveil.protocol.tensors import pack_tensors
@@ -215,7 +222,7 @@ def test_a_roster_with_a_smaller_number_that_was_made_later_is_no_replay():
 
 
 def test_a_cloud_that_nobody_would_believe_announces_nothing(desk):
-    desk.host._not_believed = lambda: "the key that the root names is not here"
+    desk.host._not_trusted = lambda: "the key that the root names is not here"
     blocked = desk.perform(ct.SealJob(desk.wire))
     assert blocked == ct.Obstacle("the key that the root names is not here")
     assert "job" not in [one.data.get("kind") for one in desk.store.events_after(0, desk.id)]
@@ -367,7 +374,7 @@ def test_what_the_machine_or_the_store_lacks_pauses_a_job_until_it_is_back(desk,
     assert isinstance(blocked, ct.Obstacle) and blocked.reason.startswith(lacking)
     desk.host.store(ct.JobStatus(desk.wire, "paused", blocked.reason))
     stored = desk.store.job(desk.id).reason
-    assert goes_on(stored) and stored.endswith(BY_ITSELF)
+    assert resumes_by_itself(stored) and stored.endswith(BY_ITSELF)
 
 
 def test_reports_become_events_of_the_job_that_they_are_about(desk):
@@ -389,7 +396,7 @@ def test_reports_become_events_of_the_job_that_they_are_about(desk):
 def test_shared_noise_has_a_second_epsilon_once_devices_were_asked_and_other_noise_none():
     for name, kinds in (("digits_shared", {"collusion"}), ("digits_features", {"inference"})):
         desk = Desk(Store(), load_job(Path(f"configs/jobs/{name}.yaml")))
-        shown = CloudMetrics(Metrics(), desk.store, desk.host, SimpleNamespace(courses={}))
+        shown = CloudMetrics(Metrics(), desk.store, desk.host, SimpleNamespace(runs={}))
         shown.watch(fx.WorkDone(ct.SealRound(desk.wire, 1, 1), ct.CellBroadcasts({})))
         (family,) = [one for one in shown.collect() if one.name == "edgeveil_epsilon_spent"]
         found = {sample.labels["kind"]: sample.value for sample in family.samples}

@@ -103,7 +103,7 @@ def masked(of):
             raw = of.array(g, device)
             if g in by_group:
                 values = np.random.default_rng(device).integers(-100, 100, by_group[g].ring.count)
-                check = RoundCheck.said(of.manifest, of.secret.membership)
+                check = RoundCheck.of_manifest(of.manifest, of.secret.membership)
                 raw = masked_segment(by_group[g], values, seed(device), check)
             segments.append(of.segment(g, raw))
         groups.append([*segments[:5], os.urandom(len(segments[0])), *segments[5:], segments[2]])

@@ -52,8 +52,8 @@ class Course:
         self.posted = []
         self.offering = set()  # cells
         offering = self.offering.__contains__
-        self.machine = SimpleNamespace(courses={}, offering=offering, keys={"": None}, heard={""})
-        runner = SimpleNamespace(post=lambda event: self.posted.append(event.what))
+        self.machine = SimpleNamespace(runs={}, offering=offering, keys={"": None}, responding={""})
+        runner = SimpleNamespace(post=lambda event: self.posted.append(event.request))
         self.desk = Desk(self.store)
         jobs, validity = self.desk.host.jobs, ReleaseValidity(valid_s=2100.0)
         self.driver = RolloutDriver(self.store, jobs, self.machine, runner, validity)
@@ -228,9 +228,9 @@ def test_an_operator_promotes_a_canary_and_withdraws_what_went_to_all():
     name, _ = course.release(**SOME)
     course.driver.promote(name)
     # What the machine is at is not disturbed.
-    course.machine.courses = {b"job": SimpleNamespace(releasing=True)}
+    course.machine.runs = {b"job": SimpleNamespace(releasing=True)}
     assert not course.published()
-    course.machine.courses = {}
+    course.machine.runs = {}
     course.offering.add("")
     assert not course.published()
     course.offering.clear()

@@ -82,7 +82,7 @@ class SecureDesk(Desk):
         for index, group in enumerate(manifest.groups):
             raw = np.full(3, device, np.float64).tobytes()
             if index in vectors:
-                check = RoundCheck.said(manifest, membership)
+                check = RoundCheck.of_manifest(manifest, membership)
                 raw = masked_segment(vectors[index], numbers[index], seed(device), check)
             sealed.append(seal_segment(manifest, group, membership, raw))
         return sealed
@@ -136,7 +136,7 @@ def desk():
 
 def test_a_round_under_masks_is_committed_and_counted_once_its_masks_come(desk):
     metrics = Metrics()
-    counts = CloudMetrics(metrics, desk.store, desk.host, SimpleNamespace(courses={}))
+    counts = CloudMetrics(metrics, desk.store, desk.host, SimpleNamespace(runs={}))
     desk.host = MeteredHost(desk.host, metrics, counts.watch)
 
     def counted(name, **labels):

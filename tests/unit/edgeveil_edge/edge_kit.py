@@ -139,8 +139,8 @@ class Device:
         compute = compute or (lambda site, own: Computer(site, own.split_key, self.load))
         parts = self.site, self.identity, self.store, self.ledger
         computer = compute(self.site, self.identity)
-        say = self.said.append
-        self.host = DeviceHost(*parts, say=say, compute=computer, trust=trust)
+        on_message = self.said.append
+        self.host = DeviceHost(*parts, on_message=on_message, compute=computer, trust=trust)
 
     @property
     def key(self):

@@ -193,7 +193,7 @@ def test_each_want_is_said_alone(tmp_path, lacks, named):
     assert named in only
 
 
-def test_a_clock_behind_the_device_s_own_files_is_not_believed(tmp_path):
+def test_a_clock_behind_the_device_s_own_files_is_not_trusted(tmp_path):
     (tmp_path / "ledger.sqlite").touch()
     for ahead_s, believed in ((86401, False), (86399, True)):
         os.utime(tmp_path / "ledger.sqlite", (NOW_S, NOW_S + ahead_s))

@@ -34,7 +34,7 @@ def unread():
 
 def test_a_ledger_that_is_behind_declines_for_the_box_s_fault(tmp_path):
     device = Device(tmp_path, unread(), policy={"min_devices": 3}).knows(PLAN)
-    device.ledger.count_untold()
+    device.ledger.count_unknown_answers()
     answer = device.declines(PLAN, QUADRATIC)
     assert answer.cause == "fault"
 

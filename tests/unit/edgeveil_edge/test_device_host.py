@@ -40,7 +40,7 @@ from edgeveil.protocol.device_round import (
 from edgeveil.protocol.messages import RoundId, Signer, Upload
 from edgeveil.protocol.sealed import JobPackage, ReleasePackage, RoundPackage
 from edgeveil.protocol.transfer import describe
-from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.bundle import StoredTrust
 from edgeveil.trust.metadata import now_utc
 from edgeveil_edge.compute import Computer, JobTrial
 from edgeveil_edge.consent import limits_of
@@ -96,7 +96,7 @@ def test_a_round_of_an_unknown_or_another_job_is_refused(device, tmp_path):
 def test_once_trust_has_expired_nothing_is_done_for_the_cloud(tmp_path):
     clock = [now_utc()]
     given = trust_file(tmp_path / "given.json", days=90)
-    trust = HeldTrust(tmp_path, given, lambda: clock[0])
+    trust = StoredTrust(tmp_path, given, lambda: clock[0])
     device = Device(tmp_path, Loader(AssertionError("read")), trust=trust).knows(PLAN)
     before = read_ledger(tmp_path / "ledger.sqlite").links
     clock[0] += timedelta(days=91)

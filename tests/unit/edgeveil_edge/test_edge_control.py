@@ -79,7 +79,7 @@ def running(own, box, work):
     async def run():
         computing = ComputeProcess()
         with Lanes() as lanes:
-            process = DeviceProcess(own, lanes, computing, say=lambda _: None, sensors=box)
+            process = DeviceProcess(own, lanes, computing, on_message=lambda _: None, sensors=box)
             living = asyncio.ensure_future(process.run())
             while not (own.state_dir / CONTROL_FILE).exists():
                 await asyncio.wait([living], timeout=0.01)

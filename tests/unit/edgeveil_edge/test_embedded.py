@@ -36,7 +36,7 @@ def own(tmp_path):
 
 def test_a_device_starts_is_looked_at_and_stops_clean(own):
     before, children = threads(), psutil.Process().children()
-    device = edgeveil.Device(own, records=measured, say=lambda _: None)
+    device = edgeveil.Device(own, records=measured, on_message=lambda _: None)
     assert device.status().state == "stopped"
     with device as same:
         assert same is device

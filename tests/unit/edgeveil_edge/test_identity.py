@@ -12,7 +12,7 @@ from edgeveil.crypto.labels import ENROLMENT
 from edgeveil.enrolment import FILE_BYTES, Enrolment, EnrolmentError
 from edgeveil.errors import CryptoError, UsageError
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.device import DeviceMachine, SealingKeyTold
+from edgeveil.protocol.device import DeviceMachine, SealingKeyAcknowledged
 from edgeveil.protocol.device_round import OpenPackage
 from edgeveil.protocol.messages import Ack, NewSealingKey, PeerKeys, Signer, decode_body
 from edgeveil_edge.identity import (
@@ -115,7 +115,7 @@ def test_a_lost_key_is_made_anew_and_nothing_else_is(tmp_path):
 def test_the_proxy_is_told_until_it_has_heard(tmp_path):
     device = Device(tmp_path)
     name = device.identity.device_id
-    device.store.tell_sealing(name, device.key, 1000.0)
+    device.store.mark_sealing_acknowledged(name, device.key, 1000.0)
     keys = PeerKeys.pinned(proxy=PROXY.public())
     machine = DeviceMachine(Signer(name, device.identity.signing), keys, device.store.load())
     for event in (fx.PeerConnected(fx.ProxyAddress()), fx.Timer("hello"), fx.Timer("key")):
@@ -123,10 +123,10 @@ def test_the_proxy_is_told_until_it_has_heard(tmp_path):
         assert decode_body(note.body) == NewSealingKey(name, device.key, 1000)
     ack = Signer("proxy", PROXY).note(Ack(sha256(note.body.payload).digest(), "held"))
     heard = machine.handle(fx.MessageReceived(fx.ProxyAddress(), ack), 0.0)
-    assert heard == [fx.Persist(SealingKeyTold())]
+    assert heard == [fx.Persist(SealingKeyAcknowledged())]
     device.store.store(heard[0].item)
     assert device.store.load().new_sealing is None and machine.handle(fx.Timer("key"), 0.0) == []
-    device.store.tell_sealing(name, device.key, 10.0)
+    device.store.mark_sealing_acknowledged(name, device.key, 10.0)
     assert device.store.load().new_sealing.number == 1001, "also where the clock stepped back"
 
 
@@ -135,8 +135,8 @@ def test_the_proxy_of_another_cell_is_told_of_a_renewed_key(tmp_path):
     store, name = device.store, device.identity.device_id
     store.enter_cell("north", name, device.key, 900.0)
     assert store.load().new_sealing is None, "it enrolled with this key"
-    store.tell_sealing(name, device.key, 1000.0)
-    store.store(SealingKeyTold())
+    store.mark_sealing_acknowledged(name, device.key, 1000.0)
+    store.store(SealingKeyAcknowledged())
     store.enter_cell("north", name, device.key, 1100.0)
     assert store.load().new_sealing is None, "this proxy has heard of it"
     store.enter_cell("south", name, device.key, 1200.0)

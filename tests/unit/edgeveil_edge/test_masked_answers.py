@@ -54,7 +54,7 @@ def unmasked(device, sealed, answer):
     plain = sealed.tensors(answer)
     totals = [opened_vector(one, plain[one.name]) for one in vectors]
     masks = mask_sums(vectors, [seed])
-    check = RoundCheck.said(manifest, sealed.secret.membership)
+    check = RoundCheck.of_manifest(manifest, sealed.secret.membership)
     return exact_sums(vectors, totals, masks, check)
 
 
@@ -166,7 +166,7 @@ def test_factors_that_the_round_does_not_commit_to_are_refused_before_a_record_i
     answer = answered(device, sealed, check=said.check)
     seed = open_seed(KEY, said, device.identity.device_id, answer.seed)
     vectors = masked_vectors(said.at, said.groups, said.masked)
-    check, plain = RoundCheck.said(said, sealed.secret.membership), sealed.tensors(answer)
+    check, plain = RoundCheck.of_manifest(said, sealed.secret.membership), sealed.tensors(answer)
     packed = [plain[one.name][: one.ring.byte_count] for one in vectors]
     assert MaskChecks(vectors, check).of_masked(packed) == mask_checks(vectors, [seed], check)
 
@@ -179,7 +179,10 @@ def test_dummies_look_like_answers_and_open_for_nobody(tmp_path, role):
     dummy = device.host.perform(SealDummies(sealed.manifest, KEY.public().to_bytes()))
     assert dummy.dummy
     assert (dummy.groups, dummy.sizes) == (answer.groups, answer.sizes)
-    assert (len(dummy.seed), len(dummy.deposit)) == (len(answer.seed), len(answer.deposit))
+    assert (len(dummy.seed), len(dummy.encrypted_state)) == (
+        len(answer.seed),
+        len(answer.encrypted_state),
+    )
     with pytest.raises(AssertionError):
         sealed.tensors(dummy)  # the cloud cannot open it
     if role == "train":

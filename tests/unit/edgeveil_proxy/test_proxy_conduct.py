@@ -5,7 +5,7 @@ import pytest
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Need, encode
 from edgeveil.protocol.proxy_rounds import MISFIT
-from edgeveil.protocol.proxy_uploads import Asked
+from edgeveil.protocol.proxy_uploads import OpenRequest
 from edgeveil_proxy.conduct import BURST_S, OTHERS, SHOWN, UNSOUND, ConductLimits, DeviceConduct
 
 NEED, PART = encode(Need(b"b" * 32, (1,))), encode(BlobPart(b"b" * 32, 1, 0, b"x" * 300))
@@ -64,11 +64,11 @@ def test_a_burst_then_the_rate_and_nobody_elses_matter(clock):
 
 
 def test_so_many_parts_as_were_asked_for_come_beside_the_rate_and_no_more(clock):
-    asked = {A.id: Asked(1, 16)}
+    asked = {A.id: OpenRequest(1, 16)}
     scene = Scene(clock, asked.get, messages_per_s=10, refusals=30)
     burst = round(10 * BURST_S)
     assert sum(scene.takes(A, PART) for _ in range(30)) == 30, "parts that come twice have a rate"
-    asked[A.id] = Asked(2, 16)
+    asked[A.id] = OpenRequest(2, 16)
     assert sum(scene.takes(A, PART) for _ in range(30)) == pytest.approx(burst + 2, abs=1)
     reasons = {scene.conduct.refusal(A, PART) for _ in range(1000)}
     assert reasons == {"rate", "cooling_down"} and scene.set_aside == [A.id]

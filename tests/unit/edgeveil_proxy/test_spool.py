@@ -259,7 +259,7 @@ FIRST = sk.DEVICES[0]
 
 def answer(spool, number, job, device=FIRST):
     item = sk.upload(spool, 1, sk.at(number, job=job))
-    spool.store(replace(item, device=device, number=number, deposit=b"d%d" % number))
+    spool.store(replace(item, device=device, number=number, encrypted_state=b"d%d" % number))
 
 
 def asked(spool, since, most=64):
@@ -272,7 +272,7 @@ def test_each_job_answered_since_is_told_once_with_its_newest_deposit(spool, pat
         answer(spool, number, job)
     answer(spool, 6, b"L" * 16, sk.DEVICES[2])
     found = asked(spool, 3)
-    assert found.jobs == (m.JobDeposit(sk.OTHER, b"d4"), m.JobDeposit(sk.JOB, b"d5"))
+    assert found.jobs == (m.EncryptedJobState(sk.OTHER, b"d4"), m.EncryptedJobState(sk.JOB, b"d5"))
     assert (found.number, found.whole) == (99, True)
     assert asked(spool, 5).jobs == ()
     assert asked(spool, 2).whole and not asked(spool, 1).whole, "before it began to count"
@@ -286,9 +286,9 @@ def test_more_jobs_than_fit_are_told_in_turn_and_of_many_the_latest_are_kept(spo
     for number in range(1, 6):
         answer(spool, number, bytes((number,)) * 16)
     found = asked(spool, 0, most=2)
-    assert [job.deposit for job in found.jobs] == [b"d1", b"d2"] and found.number == 2
-    assert [job.deposit for job in asked(spool, 2, most=3).jobs] == [b"d3", b"d4", b"d5"]
+    assert [job.encrypted_state for job in found.jobs] == [b"d1", b"d2"] and found.number == 2
+    assert [job.encrypted_state for job in asked(spool, 2, most=3).jobs] == [b"d3", b"d4", b"d5"]
     monkeypatch.setattr(spool_module, "ANSWERED_JOBS_KEPT", 3)
     answer(spool, 6, b"L" * 16)
-    assert [job.deposit for job in asked(spool, 3).jobs] == [b"d4", b"d5", b"d6"]
+    assert [job.encrypted_state for job in asked(spool, 3).jobs] == [b"d4", b"d5", b"d6"]
     assert asked(spool, 3).whole and not asked(spool, 2).whole

@@ -112,7 +112,7 @@ def test_a_new_key_vouches_for_the_lines_of_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize("claims", [False, True])
-def test_a_log_that_a_stranger_wrote_anew_is_not_believed(tmp_path, claims):
+def test_a_log_that_a_stranger_wrote_anew_is_not_trusted(tmp_path, claims):
     own, stranger = SigningKey.generate(), SigningKey.generate()
     forged = AuditLog(tmp_path / AUDIT_FILE, stranger)
     forged.append("admit", {"device": "a"})

@@ -12,7 +12,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema, schema_metadata
 from edgeveil.evaluation.figures import (
     ACCURACY,
-    beside_text,
+    baseline_text,
     classification_figures,
     leading_text,
 )
@@ -21,7 +21,7 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.protocol.cloud_reasons import RoundAnswers
-from edgeveil_cloud.commit_round import Told, tell_round
+from edgeveil_cloud.commit_round import RoundFacts, round_record
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.job_view import facts_of_plan, job_view, record_figure
 from edgeveil_cloud.validate_batch import ValidatedBatch
@@ -78,8 +78,8 @@ def told_round():
     """The stored record and the event of a round, whose model has not learned and says 0."""
     x = np.zeros((len(LABELS), *JOB.data.input_shape), np.float32)
     model = Evaluation(Records(x, LABELS)), PLAN.graph(), PLAN.cloud.initial_state()
-    told = Told(1, 9, RoundAnswers(9, 9, 0), 0, 0, {})
-    return tell_round(RoundContext.of(PLAN, 3), *model, ValidatedBatch(), told)
+    told = RoundFacts(1, 9, RoundAnswers(9, 9, 0), 0, 0, {})
+    return round_record(RoundContext.of(PLAN, 3), *model, ValidatedBatch(), told)
 
 
 def event(_):
@@ -105,5 +105,5 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
 def test_the_rate_of_the_largest_class_stands_beside_every_accuracy(output, tmp_path):
-    assert beside_text(ACCURACY, REACHED, FIGURES) == BESIDE
+    assert baseline_text(ACCURACY, REACHED, FIGURES) == BESIDE
     assert BESIDE in output(tmp_path)

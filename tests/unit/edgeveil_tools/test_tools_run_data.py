@@ -13,7 +13,7 @@ from edgeveil.config.site_files import load_site
 from edgeveil.errors import DataError, UsageError
 from edgeveil.pages.frozen import thawed
 from edgeveil.parts import own_records as device
-from edgeveil.parts.own_records import held_records, own_records
+from edgeveil.parts.own_records import local_records, own_records
 from edgeveil_tools.local.data import check_data, dealt, held
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.run import run_local
@@ -107,7 +107,7 @@ def test_a_users_records_are_dealt_and_a_fifth_is_held_back(kind, tmp_path, reco
         return
     site = provision(site_of(job, run, tmp_path / "site"))  # whose files share the records so too
     boxes = [own_records(load_site(path).data).x for path in site.edges]
-    cloud = held_records(load_site(site.cloud).test_data).x
+    cloud = local_records(load_site(site.cloud).test_data).x
     assert sorted(np.concatenate([*boxes, cloud]).tolist()) == everything
     assert len(boxes) == DEVICES
 
@@ -190,7 +190,7 @@ def test_the_fold_of_the_seed_is_held_back(tmp_path, records):
         site = provision(site_of(*local_job(path, Overrides(seed=seed)), tmp_path / str(seed)))
         data = load_site(site.cloud).test_data
         assert [load_site(edge).data.test_fold for edge in site.edges] == [data.test_fold] * DEVICES
-        held.append(held_records(data).x)
+        held.append(local_records(data).x)
     everything = np.concatenate(held)
     assert sorted(everything.tolist()) == sorted(records[0].astype(np.float32).tolist())
 

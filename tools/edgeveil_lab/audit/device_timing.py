@@ -97,7 +97,9 @@ class TimedDevice:
             return RemoteComputer(self._process, identity.device_id, site, identity.split_key)
 
         compute = remote if guarded else None
-        self._device = build(site, link=self._join, say=self._reports.append, compute=compute)
+        self._device = build(
+            site, link=self._join, on_message=self._reports.append, compute=compute
+        )
         if not guarded:
             self._device.host._work.times_s = lambda manifest: (0.0, 0.0)  # type: ignore[method-assign]
         self._rounds = enumerate((one for one in self._plan.all_rounds if one.infer), start=1)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgeveil.crypto.keys import NoiseKey
 from edgeveil.data.split import sample_slots
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.derived import DerivedRandom, Question, question_key
+from edgeveil.privacy.derived import DerivedRandom, NoiseContext, noise_context_key
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
 from edgeveil.privacy.events import Event, GaussianEvent, for_one_record
 from edgeveil.privacy.gaussian_mechanism import diagonal_of_triangle, gaussian, gaussian_event
@@ -115,8 +115,8 @@ _asked = count_from(0)
 
 def fresh_noise() -> DerivedRandom:
     """Return derived noise for a context that was never used before."""
-    question = Question("audit", "", next(_asked), bytes(32))
-    return DerivedRandom(question_key(_key(), question))
+    context = NoiseContext("audit", "", next(_asked), bytes(32))
+    return DerivedRandom(noise_context_key(_key(), context))
 
 
 def derived(mechanism: Callable[..., Any]) -> Callable[..., Any]:

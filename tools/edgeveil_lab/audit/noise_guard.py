@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.crypto.keys import NoiseKey
-from edgeveil.privacy.derived import DerivedRandom, Question, noise_from, question_key
+from edgeveil.privacy.derived import (
+    DerivedRandom,
+    NoiseContext,
+    noise_by_context,
+    noise_context_key,
+)
 from edgeveil.privacy.events import GaussianEvent, LaplaceEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian, gaussian_event
 from edgeveil.privacy.laplace_mechanism import laplace, laplace_event
@@ -57,7 +62,7 @@ def _answers(
 ) -> list[NDArray[np.int64]]:
     box, backup = folder / "box", folder / "backup"
     box.mkdir()
-    question = Question(DATASET, JOB, 1, bytes(32))
+    context = NoiseContext(DATASET, JOB, 1, bytes(32))
     ledger = Ledger(box / LEDGER_FILE, DATASET)
     ledger.open_job(JobRequest(JOB, 1e-5, (event,)), LIMITS)
     ledger.close()
@@ -67,7 +72,7 @@ def _answers(
         shutil.rmtree(box)
         shutil.copytree(backup, box)
         ledger = Ledger(box / LEDGER_FILE, DATASET)
-        noise = os_random if fresh else noise_from(ledger.noise_key())(question)
+        noise = os_random if fresh else noise_by_context(ledger.noise_key())(context)
         ledger.commit(JOB, 1, [event], gaussian(total, event, noise)[0].tobytes())
         held = ledger.recall(JOB, 1)
         ledger.close()
@@ -86,10 +91,10 @@ def other_sums(flawed: bool, quick: bool) -> AttackOutcome:
     neighbour[0] = GAP
     worst, exact = 0.0, 0
     for number in range(4):
-        question = question_key(key, Question(DATASET, JOB, number, bytes(32)))
+        context = noise_context_key(key, NoiseContext(DATASET, JOB, number, bytes(32)))
         for law in (normal, flat):
-            without = _sent(total, law, question, flawed)
-            present = _sent(neighbour, law, question, flawed)
+            without = _sent(total, law, context, flawed)
+            present = _sent(neighbour, law, context, flawed)
             exact += int((present - without)[0] == GAP)
             worst = max(worst, abs(np.corrcoef(without, present - neighbour)[0, 1]))
     figure = f"{exact} of 8 differences are exact, correlation {worst:.3f}"
@@ -97,9 +102,9 @@ def other_sums(flawed: bool, quick: bool) -> AttackOutcome:
 
 
 def _sent(
-    total: NDArray[np.int64], law: GaussianEvent | LaplaceEvent, question: bytes, flawed: bool
+    total: NDArray[np.int64], law: GaussianEvent | LaplaceEvent, context: bytes, flawed: bool
 ) -> NDArray[np.int64]:
-    stream = DerivedRandom(question)
+    stream = DerivedRandom(context)
     source = stream.__call__ if flawed else stream  # a plain function counts as not derived
     if isinstance(law, GaussianEvent):
         return gaussian(total, law, source)[0]

@@ -126,7 +126,7 @@ class MaskedRound:
             total.add(self.opened(upload))
         if masks is None:
             masks = mask_sums([self.vector], [self.seed(upload) for upload in uploads])
-        check = sealed.RoundCheck.said(self.manifest, self.membership)
+        check = sealed.RoundCheck.of_manifest(self.manifest, self.membership)
         found = exact_sums([self.vector], [total], masks, check)
         return found[self.vector.name].astype(np.float64)
 

@@ -253,7 +253,7 @@ class NoiseWorker:
         ]
         self.total = sum(int(one.sum()) for one in steps) / steps_of_one(summed)
         parts = zip(vectors, steps, strict=True)
-        check = sealed.RoundCheck.said(manifest, membership)
+        check = sealed.RoundCheck.of_manifest(manifest, membership)
         masked = [masked_segment(of, one, seed, check) for of, one in parts]
         return masked, sealed.seal_seed(seed, manifest, self._device, round_key)
 
@@ -437,12 +437,12 @@ class LoadDevice:
                     self._offered(item)
                 case fx.Refuse(reason=reason):
                     self._shared.counters.refused[f"device: {reason}"] += 1
-                case fx.Report(what="counted", data=data) if data["counted"] == data["segments"]:
+                case fx.Report(kind="counted", data=data) if data["counted"] == data["segments"]:
                     upload = self._upload  # this device's commit record lists it
                     if upload is not None and upload.at.round == data["round"]:
                         counted_s = self._shared.counters.counted_s
                         counted_s.add(time.time() - upload.offered_s)
-                case fx.Report(what="declined", data=data):
+                case fx.Report(kind="declined", data=data):
                     self._shared.counters.refused[f"declined: {data['why']}"] += 1
 
     def _queue(self, task: object) -> None:

@@ -20,7 +20,7 @@ import yaml
 
 from edgeveil.data.records import Records
 from edgeveil.errors import INTERRUPTED, JobFailed, UsageError
-from edgeveil.evaluation.figures import ACCURACY, beside_text, guessing
+from edgeveil.evaluation.figures import ACCURACY, baseline_text, baselines
 from edgeveil.jobs import load_job
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.sources import published_files
@@ -318,7 +318,7 @@ def rows_of(
         shared |= {
             "proven_privacy": guarantee_text(first["privacy"], experiment.about["guarantee"]),
             "seconds": statistics.median(r["seconds"] for r in results),
-            "guessing": guessing(first["final"].get("figures")) if accuracy else {},
+            "guessing": baselines(first["final"].get("figures")) if accuracy else {},
             "curve": [
                 [r["round"], r["accuracy"]] for r in first["rounds"] if r["accuracy"] is not None
             ],
@@ -391,7 +391,7 @@ def _cells(row: Row) -> Iterator[str]:
     yield row["label"]
     yield _number(row["claimed"])
     spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
-    note = "" if row["ours"] is None else beside_text(ACCURACY, row["ours"], row.get("guessing"))
+    note = "" if row["ours"] is None else baseline_text(ACCURACY, row["ours"], row.get("guessing"))
     yield _number(row["ours"]) + spread + (f"; {note}" if note else "")
     yield row["claimed_privacy"]
     yield row["proven_privacy"] or "not run"

@@ -81,7 +81,7 @@ def predict(args: argparse.Namespace) -> int:
     if args.json:
         right = dict(found.errors or {})
         if found.accuracy is not None:
-            right |= {"accuracy": found.accuracy, **found.guessing}
+            right |= {"accuracy": found.accuracy, **found.baselines}
         head = json.dumps({"command": "predict", "ok": True, **right, "model": found.model})
         print(f'{head[:-1]}, "predictions": [', end="")
         for at, plain in enumerate(found.plain_rows()):
@@ -110,7 +110,7 @@ def _prediction_lines(found: Predictions) -> Iterator[str]:
             name = row.get("name", f"class {row['label']}")
             yield printable(f"{at}  {name}  probability {row['probability']:.3f}")
     if found.accuracy is not None:
-        yield f"right: {found.accuracy:.4f} of the records that have a label; {found.beside}"
+        yield f"right: {found.accuracy:.4f} of the records that have a label; {found.baseline}"
     if found.scores is not None:
         if found.errors is not None:
             area = share_text(found.errors["auc"])

@@ -139,7 +139,7 @@ def keys(args: argparse.Namespace) -> int:
 def _signing_keys(
     args: argparse.Namespace, state_dir: Path, names: Sequence[str]
 ) -> Iterator[Path]:
-    from edgeveil.trust.believed import next_key
+    from edgeveil.trust.trusted_keys import next_key
 
     for name in names:
         if args.next:
@@ -173,7 +173,7 @@ def _device_keys(args: argparse.Namespace) -> int:
             sealing = renew_opening(folder).public()
             device = SigningKey.load(folder / IDENTITY_FILE).public().fingerprint()
             with closing(DeviceStore(folder / STORE_FILE)) as store:
-                store.tell_sealing(device, sealing.to_bytes(), time.time())
+                store.mark_sealing_acknowledged(device, sealing.to_bytes(), time.time())
         line = f"device {device}: a new sealing key; the proxy gets it at the next start"
         return answer(args, [line], {"device": device})
     identity = DeviceIdentity.load_or_create(folder)
@@ -189,12 +189,12 @@ def _device_keys(args: argparse.Namespace) -> int:
 
 def personalise(args: argparse.Namespace) -> int:
     from edgeveil_edge.personal import personalise as learn
-    from edgeveil_edge.personal import told
+    from edgeveil_edge.personal import summary
     from edgeveil_edge.predict import RELEASES
 
     site = load_edge(args.config)
     found = learn(site, site.state_dir / RELEASES)
-    return answer(args, told(found, site.state_dir), asdict(found))
+    return answer(args, summary(found, site.state_dir), asdict(found))
 
 
 def log(args: argparse.Namespace) -> int:

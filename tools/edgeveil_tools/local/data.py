@@ -15,12 +15,12 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.aggregation import build_rule
-from edgeveil.parts.own_records import dealt_records, held_records, origin_of
+from edgeveil.parts.own_records import dealt_records, local_records, origin_of
 from edgeveil.parts.partitions import Shares
 from edgeveil.parts.sources import (
     SOURCES,
-    brings_its_test,
     guessed_header,
+    has_own_test,
     load_records,
     published_files,
     source_part,
@@ -45,13 +45,13 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
             text = f"is {list(job.data.input_shape)}, the {what} records of {_called(data)} have"
             fix = f"write input_shape: {list(shape)}"
             raise UsageError(f"{text} {list(shape)}", where="data.input_shape", fix=fix)
-    if brings_its_test(data.source) and len(pool) < run.devices:
+    if has_own_test(data.source) and len(pool) < run.devices:
         text, fix = f"{len(pool)} records cannot be dealt to", f"play at most {len(pool)}"
         raise UsageError(f"{text} {run.devices} devices", where="local_run.devices", fix=fix)
     scored = build_rule(job.aggregation).validation_records
     if scored and len(test) <= scored:
         text = f"{scored} records score uploads and others test the model, but there are"
-        more = "test_records" if brings_its_test(data.source) else "test_share"
+        more = "test_records" if has_own_test(data.source) else "test_share"
         key, fix = "aggregation.validation_records", f"ask for fewer, or raise local_run.{more}"
         raise UsageError(f"{text} {len(test)}", where=key, fix=fix)
     classes, schema = job.data.classes, job.data.schema_
@@ -84,7 +84,7 @@ def run_on(file: Path, job: LocalJob) -> LocalRun:
     kind = "images" if file.is_dir() else _KINDS.get(file.suffix.lower(), "")
     if not file.exists():
         raise UsageError("is not there", where=str(file), fix="check the path")
-    if named in SOURCES and (brings_its_test(named) or not kind):
+    if named in SOURCES and (has_own_test(named) or not kind):
         kind = named
     if not kind:
         fix = "convert it, or write local_run: {data: {source: …}} into the job"
@@ -97,7 +97,7 @@ def run_on(file: Path, job: LocalJob) -> LocalRun:
 
 
 def held(job: Job, run: LocalRun) -> Records:
-    return held_records(source(job, run), job.data.schema_)
+    return local_records(source(job, run), job.data.schema_)
 
 
 def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
@@ -109,12 +109,12 @@ def dealt(job: Job, run: LocalRun) -> tuple[Records, Shares]:
 
 
 def dealt_classes(job: Job, data: DataSource) -> int | None:
-    return None if brings_its_test(data.source) else job.data.classes
+    return None if has_own_test(data.source) else job.data.classes
 
 
 def is_published(job: Job, run: LocalRun) -> bool:
     """Return whether the records are a published set's, so that all figures may be shown."""
-    return brings_its_test(run.data.source or job.data.source)
+    return has_own_test(run.data.source or job.data.source)
 
 
 def source(job: Job, run: LocalRun) -> DataSource:
@@ -138,7 +138,7 @@ def source(job: Job, run: LocalRun) -> DataSource:
         if "local_run.data.path" in mix.paths:
             fix += " there, or give it with --data PATH"
         raise UsageError(what, where="local_run.data", fix=fix)
-    tests_itself = brings_its_test(name) or found.test_path is not None
+    tests_itself = has_own_test(name) or found.test_path is not None
     if found.test_share is None and not tests_itself:
         return found.model_copy(update={"test_share": TEST_SHARE})
     return found

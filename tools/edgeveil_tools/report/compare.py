@@ -16,14 +16,14 @@ from edgeveil.errors import DataError
 from edgeveil.evaluation.figures import (
     ACCURACY,
     RMSE,
-    beside_text,
-    guessing,
+    baseline_text,
+    baselines,
     leading,
     leading_of,
     leading_text,
 )
 from edgeveil.pages.frozen import frozen
-from edgeveil.pages.parts import Json, least, lines, rounded, said, section, series
+from edgeveil.pages.parts import Json, least, lines, paragraph, rounded, section, series
 from edgeveil.pages.parts import table as table_part
 from edgeveil.privacy.guarantee import guarantee_text
 from edgeveil.units import seconds_text
@@ -92,7 +92,7 @@ class ComparedRuns:
         first, finals = contents[0], [one["final"] for one in contents]
         measure = leading(first["final"])[0]
         values = [v for final in finals if (v := leading_of(measure, final)) is not None]
-        guesses = [guessing(final.get("figures")) for final in finals]
+        guesses = [baselines(final.get("figures")) for final in finals]
         ideals = [v for one in contents if (v := reference_of(one["reference"])) is not None]
         plain = {
             "name": name,
@@ -129,8 +129,8 @@ class ComparedRuns:
         middle, low, high = (
             leading_text(self.measure, value) for value in (median, min(values), max(values))
         )
-        beside = beside_text(self.measure, median, self.plain)
-        return f"{named}{middle} ({low} – {high}){'; ' * bool(beside)}{beside}"
+        baseline = baseline_text(self.measure, median, self.plain)
+        return f"{named}{middle} ({low} – {high}){'; ' * bool(baseline)}{baseline}"
 
     @property
     def cells(self) -> list[str]:
@@ -205,21 +205,21 @@ def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
     settings = table_part("Settings that differ", head, [[k, *of] for k, of in apart], text=[0])
     text = _DIFFER if apart else "The runs have the same settings, as far as their folders show."
     simulated = any(row.plain["simulated"] for row in rows)
-    notes = [said(_COSTS), said(_SIMULATED, "warn") if simulated else None]
+    notes = [paragraph(_COSTS), paragraph(_SIMULATED, "warn") if simulated else None]
     if own := [row.name for row in rows if row.plain["measured_on"] != MEASURED_ON[True]]:
-        notes.append(said(f"Figures of {', '.join(own)} are on {MEASURED_ON[False]}.", "warn"))
+        notes.append(paragraph(f"Figures of {', '.join(own)} are on {MEASURED_ON[False]}.", "warn"))
     costs = table_part("Runs", heads(rows), [row.cells for row in rows], text=[0, 2, 3, 5, 6])
     curves, differing = _curves(rows), [settings if apart else None]
     return {
         "title": f"{sum(len(row.results) for row in rows)} runs compared",
         "badge": None,
-        "lines": [said(", ".join(dict.fromkeys(row.plain["job"] for row in rows)))],
+        "lines": [paragraph(", ".join(dict.fromkeys(row.plain["job"] for row in rows)))],
         "progress": None,
         "cards": [],
         "sections": [
             section("accuracy", f"{_measure(rows, title=True)} by round", [curves]),
             section("runs", "Runs", [costs], before=notes),
-            section("settings", settings["label"], differing, before=[said(text)]),
+            section("settings", settings["label"], differing, before=[paragraph(text)]),
         ],
         "footer": " · ".join(dict.fromkeys(str(row.results[0].folder.parent) for row in rows)),
     }

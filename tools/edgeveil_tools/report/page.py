@@ -13,7 +13,7 @@ from edgeveil.errors import UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.shuffle_amplification import ShuffleCredit
 from edgeveil.pages.frozen import frozen, thawed
-from edgeveil.pages.parts import Json, heat, said, section
+from edgeveil.pages.parts import Json, heat, paragraph, section
 from edgeveil.parts.partitions.dealing import low_quality_devices
 from edgeveil_cloud.job_view import JobDetails, RunPart, job_view
 from edgeveil_tools.local.data import dealt
@@ -126,7 +126,7 @@ def held_section(held: Holdings, published: bool) -> Json:
         " draw this: what a device holds never leaves it."
     )
     warning = f"The exact counts of each device's records, {UNPROTECTED}."
-    before = [said(text), None if published else said(warning, "bad")]
+    before = [paragraph(text), None if published else paragraph(warning, "bad")]
     return section(HELD, "Who holds what", [holdings_picture(held)], before=before)
 
 

@@ -22,7 +22,7 @@ from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids
 from edgeveil.parts.models.heads import bake
-from edgeveil.parts.own_records import held_records
+from edgeveil.parts.own_records import local_records
 from edgeveil.parts.round import Array
 from edgeveil.protocol.cloud_reasons import RoundAnswers, all_declined
 from edgeveil.protocol.messages import DECLINE_CAUSES, RoundId
@@ -31,11 +31,11 @@ from edgeveil.protocol.sealed import dealt, encode_package
 from edgeveil.testing import KEY_BYTES, SimulationSeeds
 from edgeveil_cloud.broadcasts import TooFewDevices, TooManyDevices, round_package, select
 from edgeveil_cloud.commit_round import (
-    Told,
+    RoundFacts,
     aggregate,
     check_chosen,
     combine_sums,
-    tell_round,
+    round_record,
 )
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.round_report import Recorder, model_card, summary_of, weights_file
@@ -78,7 +78,7 @@ class SimulatedRounds:
         self._plan = compile_job(job).with_artifacts(read_artifacts(job))
         self._site, self._workers, self._seeds = site, workers, SimulationSeeds(site.seed)
         self._notify, self._report, self._look = notify, report, look
-        self._evaluation = Evaluation(held_records(site.source, job.data.schema_))
+        self._evaluation = Evaluation(local_records(site.source, job.data.schema_))
         self._draws = self._seeds.draws()
         self._graph = b""
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
@@ -170,8 +170,8 @@ class SimulatedRounds:
             "wait_s": round(answered - sealed, 6),
             "absorb_s": round(time.monotonic() - answered, 6),
         }
-        facts = Told(1, uploads, counts, sent_bytes, batch.size_bytes, timeline)
-        _, event = tell_round(context, self._evaluation, self._graph, after, valid, facts)
+        facts = RoundFacts(1, uploads, counts, sent_bytes, batch.size_bytes, timeline)
+        _, event = round_record(context, self._evaluation, self._graph, after, valid, facts)
         return after, event
 
     def _answers(

@@ -32,7 +32,7 @@ from edgeveil.config.broker import BrokerSite, BrokerTls
 from edgeveil.errors import BrokerError
 from edgeveil.storage import read_private
 from edgeveil.transport.listener import raise_file_limit
-from edgeveil.transport.process import stop_signals, tell
+from edgeveil.transport.process import notify_systemd, stop_signals
 from edgeveil_tools.site import broker_tied
 from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
 
@@ -430,12 +430,12 @@ def run_broker(site: BrokerSite) -> int:
         urls = [url for url in (broker.url, broker.websockets_url) if url is not None]
         sys.stdout.write(f"{broker.name} listens on {' and '.join(urls)}\n")
         sys.stdout.flush()
-        tell("READY=1")
+        notify_systemd("READY=1")
         known, read = _stamp(users_file), [_stamp(path) for path in tls_files]
         seen = read
         try:
             while broker.running() and not stop.wait(1.0):
-                tell("WATCHDOG=1")
+                notify_systemd("WATCHDOG=1")
                 if (stamp := _stamp(users_file)) != known:
                     known = stamp
                     try:
@@ -448,7 +448,7 @@ def run_broker(site: BrokerSite) -> int:
                     _start_anew(broker, spec.tls)
         finally:
             died = not broker.running()
-            tell("STOPPING=1")
+            notify_systemd("STOPPING=1")
             broker.stop()
     if died and not stop.is_set():
         what = f"{broker.engine} ended by itself"

@@ -34,7 +34,7 @@ from edgeveil.crypto.masking import (
 )
 from edgeveil.crypto.ring import Ring
 from edgeveil.crypto.sealing import open_sealed, open_stanzas
-from edgeveil.privacy.derived import DerivedRandom, Question, question_key
+from edgeveil.privacy.derived import DerivedRandom, NoiseContext, noise_context_key
 from edgeveil.privacy.ledger import decrypted_state
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "crypto.json").read_text())
@@ -103,7 +103,7 @@ def test_stanzas(case):
 
 @pytest.mark.parametrize("case", VECTORS["deposit"])
 def test_deposits(case):
-    key = LedgerKey.from_bytes(unhex(case, "ledger_key")).deposit_key()
+    key = LedgerKey.from_bytes(unhex(case, "ledger_key")).state_key()
     assert key.to_bytes() == unhex(case, "deposit_key")
     request = decrypted_state(key, unhex(case, "deposit"))
     assert (request and request.to_json()) == case["request"]
@@ -114,7 +114,7 @@ def test_derived_noise(case):
     key = LedgerKey.from_bytes(unhex(case, "ledger_key")).noise_key()
     assert key.to_bytes() == unhex(case, "noise_key")
     asked = (case["dataset"], case["job_id"], case["exchange"], unhex(case, "package_digest"))
-    question = question_key(key, Question(*asked))
+    question = noise_context_key(key, NoiseContext(*asked))
     assert question == unhex(case, "question_key")
     stream, total = DerivedRandom(question), np.array(case["total"], np.int64)
     first, second = stream.bound(case["law"], total), stream.bound(case["law"], total)

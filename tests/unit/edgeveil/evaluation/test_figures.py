@@ -15,8 +15,8 @@ from edgeveil.evaluation.accuracy import HeldOutTest
 from edgeveil.evaluation.figures import (
     SCORE_BINS,
     anomaly_figures,
+    baselines,
     classification_figures,
-    guessing,
     leading_text,
     regression_figures,
     score_bins,
@@ -97,7 +97,7 @@ def test_an_rmse_stands_beside_always_saying_the_mean():
     found = regression_figures(np.array([5.0, 5.0, 5.0]), labels, target)
     assert found["rmse"] == found["rmse_of_mean"] == pytest.approx(np.sqrt(50 / 3), rel=1e-5)
     worse = regression_figures(np.array([10.0, 5.0, 0.0]), labels, target)
-    assert guessing(worse) == {"rmse_of_mean": found["rmse"]}
+    assert baselines(worse) == {"rmse_of_mean": found["rmse"]}
     assert "worse" in leading_text("RMSE", worse["rmse"], worse)
     assert "worse" not in leading_text("RMSE", found["rmse"], found)
 

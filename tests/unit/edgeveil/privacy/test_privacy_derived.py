@@ -10,7 +10,7 @@ from scipy.stats import chi2_contingency, kstest, norm
 from edgeveil.crypto.keys import LedgerKey, NoiseKey
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.methods.fm_sums import noised
-from edgeveil.privacy.derived import Question, bound, noise_from, question_key
+from edgeveil.privacy.derived import NoiseContext, bound, noise_by_context, noise_context_key
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.gaussian_mechanism import (
@@ -28,13 +28,13 @@ from edgeveil.privacy.sampler import discrete_gaussian, discrete_laplace
 from edgeveil.privacy.selection_mechanism import exponential_mechanism, selection_event
 
 KEY = NoiseKey.from_bytes(bytes(range(32)))
-QUESTION = Question("pictures", "4a" * 16, 3, bytes(32))
+QUESTION = NoiseContext("pictures", "4a" * 16, 3, bytes(32))
 SIZE = 200
 TOTAL = np.arange(SIZE, dtype=np.int64)
 
 
 def stream(question=QUESTION):
-    return noise_from(KEY)(question)
+    return noise_by_context(KEY)(question)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def stream(question=QUESTION):
         replace(QUESTION, job_id="4b" * 16),
         replace(QUESTION, round=4),
         replace(QUESTION, package_digest=bytes(31) + b"\1"),
-        Question("picture", "s" + "4a" * 16, 3, bytes(32)),
+        NoiseContext("picture", "s" + "4a" * 16, 3, bytes(32)),
     ],
     ids=["dataset", "job", "exchange", "package", "boundary"],
 )
 def test_a_question_is_all_of_its_parts(other):
-    assert question_key(KEY, QUESTION) == question_key(KEY, replace(QUESTION))
-    assert question_key(KEY, other) != question_key(KEY, QUESTION)
+    assert noise_context_key(KEY, QUESTION) == noise_context_key(KEY, replace(QUESTION))
+    assert noise_context_key(KEY, other) != noise_context_key(KEY, QUESTION)
     assert stream(other)(64) != stream()(64) == stream()(64)
 
 

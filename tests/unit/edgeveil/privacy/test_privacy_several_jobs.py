@@ -194,7 +194,7 @@ def test_threads_read_what_others_write(tmp_path):
         try:
             while not done.is_set():
                 assert ledger.spent("j1").epsilon < 20.5
-                ledger.deposit("j1")
+                ledger.encrypted_state("j1")
         except BaseException as error:
             faults.append(error)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgeveil.crypto.keys import NoiseKey
-from edgeveil.privacy.derived import Question, noise_from
+from edgeveil.privacy.derived import NoiseContext, noise_by_context
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.privacy.ledger_chain import PricedAnswer
@@ -23,7 +23,7 @@ KEY = NoiseKey.from_bytes(bytes(range(32)))
 
 
 def stream():
-    return noise_from(KEY)(Question("pictures", "4a" * 16, 3, bytes(32)))
+    return noise_by_context(KEY)(NoiseContext("pictures", "4a" * 16, 3, bytes(32)))
 
 
 def totals():

@@ -36,7 +36,7 @@ def fire(machine, name, job=kit.JOB):
 
 def state(machine, job=kit.JOB):
     """Where the job stands; `IDLE` if it does not run."""
-    return machine.courses[job].state if job in machine.courses else cj.CloudState.IDLE
+    return machine.runs[job].state if job in machine.runs else cj.CloudState.IDLE
 
 
 def ack(header, status="held", reason=""):

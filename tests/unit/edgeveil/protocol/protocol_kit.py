@@ -157,4 +157,4 @@ def timers(effects):
 
 
 def reports(effects):
-    return {effect.what: dict(effect.data) for effect in of(effects, fx.Report)}
+    return {effect.kind: dict(effect.data) for effect in of(effects, fx.Report)}

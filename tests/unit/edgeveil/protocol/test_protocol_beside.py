@@ -58,8 +58,8 @@ def test_a_url_that_is_not_below_a_named_prefix_does_not_count(url):
 def fetching():
     """A device that is offered a package beside the broker, and the offer's header."""
     machine, header = device(blob_urls=(PREFIX,)), kit.manifest(LARGE)
-    (need,) = kit.messages(receive(machine, replaced(kit.offer(header), beside=True)), m.Need)
-    assert need.beside
+    (need,) = kit.messages(receive(machine, replaced(kit.offer(header), out_of_band=True)), m.Need)
+    assert need.out_of_band
     return machine, header
 
 
@@ -79,11 +79,13 @@ def told(url=URL, *, data=LARGE, put=False):
 def test_a_device_asks_at_once_and_opens_what_came_beside_the_broker():
     machine, header = fetching()
     (task,) = kit.tasks(receive(machine, told()))
-    assert task == tr.FetchBeside(header.blob, URL, 60.0)
+    assert task == tr.FetchOutOfBand(header.blob, URL, 60.0)
     # Nothing is asked for while it comes, and a second answer begins nothing.
     assert not kit.messages(fire(machine, "repair"), m.Need)
     assert not kit.tasks(receive(machine, told()))
-    assert kit.tasks(done(machine, task, tr.FetchedBeside(LARGE))) == [OpenPackage(header, LARGE)]
+    assert kit.tasks(done(machine, task, tr.FetchedOutOfBand(LARGE))) == [
+        OpenPackage(header, LARGE)
+    ]
 
 
 def test_a_foreign_url_is_refused_and_package_and_upload_go_in_parts():
@@ -91,13 +93,13 @@ def test_a_foreign_url_is_refused_and_package_and_upload_go_in_parts():
     out = receive(machine, told("https://10.0.0.1/f/x"))
     assert kit.refused(out) == ["foreign_url"] and not kit.tasks(out)
     (need,) = kit.messages(fire(machine, "repair"), m.Need)
-    assert not need.beside
+    assert not need.out_of_band
     assert comes_in_parts(machine, header)
     machine, _ = uploading()
     out = receive(machine, told("https://127.0.0.1/admin", put=True))
     assert kit.refused(out) == ["foreign_url"] and not kit.tasks(out)
     (sent,) = kit.messages(fire(machine, "resend"), m.Offer)
-    assert not sent.beside
+    assert not sent.out_of_band
 
 
 def test_after_some_failures_the_package_comes_in_parts_and_that_is_told_once():
@@ -109,7 +111,7 @@ def test_after_some_failures_the_package_comes_in_parts_and_that_is_told_once():
         assert kit.refused(out) == ["beside_unreachable"]
         said += kit.reports(out)
         (need,) = kit.messages(fire(machine, "repair"), m.Need)
-        assert need.beside == (left > 0)
+        assert need.out_of_band == (left > 0)
     assert said == ["over_the_broker"]
     assert not kit.tasks(receive(machine, told()))
     assert comes_in_parts(machine, header)
@@ -127,26 +129,28 @@ def uploading():
 def test_an_upload_is_laid_down_and_said_to_lie_there_until_it_is_acknowledged():
     machine, out = uploading()
     (sent,) = kit.messages(out, m.Offer)
-    assert sent.beside and not sent.data
+    assert sent.out_of_band and not sent.data
     (task,) = kit.tasks(receive(machine, told(put=True)))
-    assert task == tr.PutBeside(machine.memory.uploads[kit.JOB].upload.blob, URL, 60.0, LARGE)
+    assert task == tr.PutOutOfBand(machine.memory.uploads[kit.JOB].upload.blob, URL, 60.0, LARGE)
     assert not kit.messages(fire(machine, "resend"), m.Offer)  # it is on its way
-    (put,) = kit.bodies(done(machine, task, tr.LaidDown()), m.BlobPut)
+    (put,) = kit.bodies(done(machine, task, tr.BlobStored()), m.BlobPut)
     assert put.blob == task.blob.digest
     (again,) = kit.messages(fire(machine, "resend"), m.Offer)  # the proxy said nothing: once more
-    assert again.beside
+    assert again.out_of_band
     receive(machine, kit.PROXY.note(m.Ack(put.blob, "held")))
     assert machine.memory.uploads[kit.JOB].held
 
 
 def holding():
-    return proxy(beside_bytes=tr.LEAST_BYTES, push_bytes=64 << 20)
+    return proxy(out_of_band_bytes=tr.LEAST_BYTES, push_bytes=64 << 20)
 
 
 def asked_for():
     """A proxy that holds a large broadcast, for which the first device just asked."""
     machine, header = holding(), kit.manifest(LARGE)
-    assert to_devices(keep_large(machine, header)) == [replaced(kit.offer(header), beside=True)]
+    assert to_devices(keep_large(machine, header)) == [
+        replaced(kit.offer(header), out_of_band=True)
+    ]
     need = m.Need(header.blob.digest, (0,), True)
     (task,) = kit.tasks(says(machine, FLEET[0], need))
     assert isinstance(task, tr.ShowBlob) and task.blob == header.blob
@@ -169,14 +173,14 @@ def test_a_large_broadcast_is_offered_and_shown_once_for_all_who_ask():
     out = machine.handle(fx.WorkDone(task, tr.BlobShown(URL)), 0.0)
     assert [e.to.id for e in out] == [FLEET[0].id, FLEET[1].id]
     assert len({e.message for e in out}) == 1  # the URL is nobody's own
-    beside_s = machine.settings.beside_s
-    told = m.BlobAt(need.blob, URL, False, beside_s)
+    url_valid_s = machine.settings.url_valid_s
+    told = m.BlobAt(need.blob, URL, False, url_valid_s)
     assert kit.bodies(says(machine, FLEET[2], need), m.BlobAt) == [told]
     # A device of before asks for parts, and gets them.
     out = says(machine, FLEET[3], m.Need(need.blob, (0, 1)))
     assert len(kit.messages(out, m.BlobPart)) == 2
     # A URL that would end soon is not told any more.
-    assert kit.tasks(says(machine, FLEET[0], need, beside_s / 2)) == [task]
+    assert kit.tasks(says(machine, FLEET[0], need, url_valid_s / 2)) == [task]
 
 
 def test_a_store_that_fails_is_told_and_parts_are_sent():
@@ -210,7 +214,7 @@ def upload(fill=1):
 
 
 def put_offer(machine, header, who=FLEET[0]):
-    return says(machine, who, replaced(kit.offer(header, signer=who.signer), beside=True))
+    return says(machine, who, replaced(kit.offer(header, signer=who.signer), out_of_band=True))
 
 
 def test_an_upload_is_taken_from_the_store_durable_before_it_is_acknowledged():
@@ -259,20 +263,20 @@ def test_the_store_forgets_the_name_of_an_offer_that_another_takes_the_place_of(
 def test_the_proxy_gets_a_broadcast_from_the_clouds_store_and_is_sent_to_no_other():
     machine, header = proxy(blob_urls=(PREFIX,)), kit.manifest(LARGE)
     machine.hold_work = True
-    (need,) = to_cloud(cloud_says(machine, replaced(kit.offer(header), beside=True)))
-    assert need.beside
+    (need,) = to_cloud(cloud_says(machine, replaced(kit.offer(header), out_of_band=True)))
+    assert need.out_of_band
     at_ = m.BlobAt(header.blob.digest, URL, False, 60.0)
     by_device = says(machine, FLEET[0], FLEET[0].signer.note(at_))
     assert kit.refused(by_device) == ["unexpected_body"]
     (task,) = kit.tasks(cloud_says(machine, kit.CLOUD.note(at_)))
-    assert task == tr.FetchBeside(header.blob, URL, 60.0)
-    (keep,) = kit.tasks(machine.handle(fx.WorkDone(task, tr.FetchedBeside()), 0.0))
+    assert task == tr.FetchOutOfBand(header.blob, URL, 60.0)
+    (keep,) = kit.tasks(machine.handle(fx.WorkDone(task, tr.FetchedOutOfBand()), 0.0))
     assert isinstance(keep, KeepBroadcast) and keep.header == header
 
 
 def beside_batch(job):
     header, data = cloud_bench.batch(kit.at(job=job), fill=job[:1], size=tr.LEAST_BYTES)
-    return header, replaced(kit.offer(header, signer=kit.PROXY), beside=True), data
+    return header, replaced(kit.offer(header, signer=kit.PROXY), out_of_band=True), data
 
 
 def put_to_cloud(machine, job):
@@ -287,7 +291,7 @@ def put_to_cloud(machine, job):
 
 
 def test_what_is_not_the_batch_is_asked_for_anew_and_at_last_in_parts():
-    machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
+    machine = both_waiting(out_of_band_bytes=tr.LEAST_BYTES, push_bytes=1)
     header, _, data = beside_batch(kit.JOB)
     take = put_to_cloud(machine, kit.JOB)
     out = cloud_bench.done(machine, take, fx.WorkFailed("wrong_bytes"))
@@ -301,7 +305,7 @@ def test_what_is_not_the_batch_is_asked_for_anew_and_at_last_in_parts():
 
 
 def test_what_was_taken_of_a_job_that_ended_is_dropped_and_others_stand():
-    machine = both_waiting(beside_bytes=tr.LEAST_BYTES, push_bytes=1)
+    machine = both_waiting(out_of_band_bytes=tr.LEAST_BYTES, push_bytes=1)
     mine, theirs = put_to_cloud(machine, kit.JOB), put_to_cloud(machine, OTHER)
     machine.handle(fx.Command(CancelJob(kit.JOB)), 0.0)
     assert kit.stored(cloud_bench.done(machine, mine, tr.PutTaken())) == [cj.BatchDropped(kit.JOB)]

@@ -153,7 +153,7 @@ def test_a_batch_waits_while_others_leave_no_room_and_the_proxy_counts_as_there(
 
 def _play(machine, job, step):
     """One event of a job; the machine decides whether it fits its state."""
-    attempt = machine.courses[job].attempt if job in machine.courses else 1
+    attempt = machine.runs[job].attempt if job in machine.runs else 1
     where = at(1, attempt, job)
     steps = (
         lambda: cb.start(machine, cj.StartJob(job, 1, 1, rounds=1, retries=2)),
@@ -176,7 +176,7 @@ def test_jobs_interleaved_go_as_each_would_alone(tape):
         job = JOBS[who]
         said = _play(together, job, step), _play(alone[job], job, step)
         works = [[one for one in out if not isinstance(one, fx.Send)] for out in said]
-        if step == 0 or job in alone[job].courses:
+        if step == 0 or job in alone[job].runs:
             assert [type(one) for one in works[0]] == [type(one) for one in works[1]]
             assert kit.tasks(said[0]) == kit.tasks(said[1])
             assert kit.stored(said[0]) == kit.stored(said[1])

@@ -106,7 +106,7 @@ def test_it_is_asked_again_once_it_was_heard_and_holds_the_job():
     found, out = seal(machine, again, (SOUTH,))
     assert receivers(out, m.Manifest) == {SOUTH}
     hold(machine, SOUTH, found[SOUTH])
-    assert machine.courses[kit.JOB].sealing.cells == CELLS
+    assert machine.runs[kit.JOB].sealing.cells == CELLS
 
 
 def test_where_all_refuse_the_job_pauses_with_the_reason():
@@ -143,7 +143,7 @@ def unmasking():
 
 
 def tell_masks(machine, cell, of=None):
-    question = machine.courses[kit.JOB].cells[of or cell].masks.question
+    question = machine.runs[kit.JOB].cells[of or cell].masks.question
     data = b"masks of " + cell.encode()
     header = m.MaskSums(kit.at(), question, describe(data, kit.PART_BYTES))
     return hear(machine, cell, kit.offer(header, data, PROXIES[cell]))
@@ -162,4 +162,4 @@ def test_a_proxy_speaks_for_its_own_cell_alone():
     header, data = of_cell(SOUTH)
     out = hear(machine, NORTH, kit.offer(header, data, PROXIES[SOUTH]))
     assert [one.reason for one in kit.of(out, fx.Refuse)] == ["forged"]
-    assert machine.courses[kit.JOB].cells[NORTH].arrival.whole_batch is None
+    assert machine.runs[kit.JOB].cells[NORTH].arrival.whole_batch is None

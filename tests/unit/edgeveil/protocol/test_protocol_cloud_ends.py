@@ -51,7 +51,7 @@ def cancelled(effects):
 
 
 def finish_round(machine):
-    machine.courses[kit.JOB].start = cj.StartJob(kit.JOB, 1, 1, rounds=1, retries=1)
+    machine.runs[kit.JOB].start = cj.StartJob(kit.JOB, 1, 1, rounds=1, retries=1)
     record, data = kit.commit_of(kit.at(), [b"x"])
     return cb.done(machine, cj.TakeMasks(kit.at(), {"": b"masks"}), cj.RoundCommit(record, data))
 
@@ -197,7 +197,7 @@ def test_an_attempt_that_ends_while_a_link_is_down_pauses_the_job_and_later_take
     machine.handle(lose, 0.0)
     answers = why.RoundAnswers(4, 0, 0) if ends is by_shortfall else None
     assert kit.stored(ends(machine))[-1] == cj.JobStatus(kit.JOB, "paused", link, answers)
-    assert why.goes_on(link) and not why.resume_follows(why.pause_advice(link))
+    assert why.resumes_by_itself(link) and not why.resume_follows(why.pause_advice(link))
     if ends is by_silence:
         return
     machine = cb.waiting(what=TWICE)
@@ -206,7 +206,7 @@ def test_an_attempt_that_ends_while_a_link_is_down_pauses_the_job_and_later_take
     for attempt, left in ((2, 1), (3, 0)):  # then nothing was down: it takes one
         again = cj.SealRound(kit.JOB, 1, attempt)
         assert kit.tasks(ends(machine, attempt - 1)) == [again]
-        assert machine.courses[kit.JOB].retries_left == left
+        assert machine.runs[kit.JOB].retries_left == left
         cb.broadcast(machine, again)
 
 

@@ -15,7 +15,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.device import CountElsewhere, Installation
 from edgeveil.protocol.device_round import DeviceMemory, DeviceState
-from edgeveil.protocol.messages import Ack, Behind, Hello, JobDeposit, MaskedGroup, RoundKey
+from edgeveil.protocol.messages import Ack, Behind, EncryptedJobState, Hello, MaskedGroup, RoundKey
 from edgeveil.protocol.proxy import Answered, FindAnswered
 from edgeveil.protocol.proxy_rounds import ProxyMemory
 from edgeveil.protocol.transfer import Backoff
@@ -244,7 +244,7 @@ def test_told_that_it_is_behind_it_counts_before_it_says_hello_again():
     forged = db.ME.signer.note(Behind(said(machine), 6, (), True))
     for foreign in (elsewhere, forged):
         assert kit.tasks(db.receive(machine, foreign)) == [] and machine.memory.answered == 2
-    behind = Behind(said(machine), 6, (JobDeposit(kit.JOB, b"d"),), True)
+    behind = Behind(said(machine), 6, (EncryptedJobState(kit.JOB, b"d"),), True)
     (task,) = kit.tasks(db.receive(machine, kit.PROXY.note(behind)))
     assert task == CountElsewhere(behind)
     assert db.receive(machine, kit.offer(kit.manifest(db.MODEL), db.MODEL)) == []
@@ -264,7 +264,7 @@ def test_who_counts_fewer_than_were_given_is_told_and_not_heard():
     assert FLEET[0].id not in machine.online
     (task,) = kit.tasks(out)
     assert isinstance(task, FindAnswered) and (task.since, task.known) == (5, 7)
-    found = Answered(7, (JobDeposit(kit.JOB, b"d"),), True)
+    found = Answered(7, (EncryptedJobState(kit.JOB, b"d"),), True)
     out = machine.handle(fx.WorkDone(task, found), 0.0)
     assert kit.bodies(out, Behind) == [Behind(task.hello, 7, found.jobs, True)]
     assert [send.to for send in kit.of(out, fx.Send)] == [fx.DeviceAddress(FLEET[0].id)]

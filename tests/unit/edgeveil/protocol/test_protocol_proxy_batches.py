@@ -82,7 +82,7 @@ def test_every_selected_device_is_counted_under_one_outcome():
     out += pb.fire(machine, "deadline")
     counted = Counter()
     for report in kit.of([*out, *pb.upload(machine, 3)], fx.Report):
-        if report.what == "answer":
+        if report.kind == "answer":
             counted[report.data["outcome"]] += report.data["count"]
     kept = sum(isinstance(item, pr.UploadKept) for item in kit.stored(out))
     # Five were selected; who is late was absent.

@@ -255,21 +255,21 @@ def test_a_slow_device_is_asked_for_a_quarter_of_the_credit_at_most():
 
 def test_a_device_is_asked_for_so_many_parts_right_or_wrong_and_no_more():
     machine, pieces = opened_of_arrivals(), big(0)[1]
-    assert not machine.uploads.asked(FLEET[0].id)
+    assert not machine.uploads.open_request(FLEET[0].id)
     offered(machine, 0)
     wrong = msgspec.structs.replace(pieces[0], data=b"")
     for _ in range(4):
-        assert machine.uploads.asked(FLEET[0].id)
+        assert machine.uploads.open_request(FLEET[0].id)
         assert kit.refused(says(machine, FLEET[0], wrong)) == ["bad_part"]
-    assert not machine.uploads.asked(FLEET[0].id)
+    assert not machine.uploads.open_request(FLEET[0].id)
     assert kit.acks(come(machine, 0, pieces)) == [("held", "")]  # the right ones still count
-    assert not machine.uploads.asked(FLEET[0].id)
+    assert not machine.uploads.open_request(FLEET[0].id)
 
 
 def test_the_last_part_again_and_again_is_refused_and_asks_for_nothing():
     machine, (first, *rest) = opened_of_arrivals(), big(0)[1]
     offered(machine, 0)
-    assert machine.uploads.asked(FLEET[0].id) == (1, 4)
+    assert machine.uploads.open_request(FLEET[0].id) == (1, 4)
     for _ in range(50):
         out = says(machine, FLEET[0], rest[-1])
         assert kit.refused(out) == ["out_of_turn"] and needs(out) == []

@@ -10,9 +10,9 @@ from edgeveil.config.blobs import BlobBucket
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.transfer import (
-    FetchedBeside,
+    BlobStored,
+    FetchedOutOfBand,
     GrantPut,
-    LaidDown,
     ShowBlob,
     describe,
     is_allowed,
@@ -53,14 +53,14 @@ def test_a_blob_is_had_by_a_signed_url_without_the_credentials(tmp_path, endpoin
     url = store.show(ShowBlob(BLOB, DATA)).url
     assert is_allowed(url, [f"{endpoint}/fleet/blobs/"])
     assert "secret" not in url
-    assert fetch(client, url, BLOB) == FetchedBeside(DATA)
+    assert fetch(client, url, BLOB) == FetchedOutOfBand(DATA)
 
 
 def test_a_blob_is_put_by_a_signed_url_and_taken_once(tmp_path, endpoint, client):
     store = bucket(tmp_path, endpoint)
     grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
     assert is_allowed(grant.url, [f"{endpoint}/fleet/blobs/"])
-    assert put(client, grant.url, DATA) == LaidDown()
+    assert put(client, grant.url, DATA) == BlobStored()
     assert b"".join(taken(store, grant.name, BLOB)) == DATA
     with pytest.raises(ProtocolError, match="not_there"):
         list(taken(store, grant.name, BLOB))
@@ -70,7 +70,7 @@ def test_what_is_not_the_blob_is_not_taken(tmp_path, endpoint, client):
     store = bucket(tmp_path, endpoint)
     for data, why in ((DATA + b"x", "wrong_size"), (DATA[:-1] + b"x", "wrong_bytes")):
         grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
-        assert put(client, grant.url, data) == LaidDown()
+        assert put(client, grant.url, data) == BlobStored()
         with pytest.raises(ProtocolError, match=why):
             list(taken(store, grant.name, BLOB))
 

@@ -14,11 +14,11 @@ import pytest
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.transfer import (
-    FetchBeside,
-    FetchedBeside,
+    BlobStored,
+    FetchedOutOfBand,
+    FetchOutOfBand,
     GrantPut,
-    LaidDown,
-    PutBeside,
+    PutOutOfBand,
     ShowBlob,
     describe,
 )
@@ -63,18 +63,18 @@ def serving(folder, tls=None, clock=None):
 
 
 def fetch(client, url, blob=BLOB):
-    return client.carry(FetchBeside(blob, url, 20.0))
+    return client.carry(FetchOutOfBand(blob, url, 20.0))
 
 
 def put(client, url, data=DATA):
-    return client.carry(PutBeside(describe(data, 65024), url, 20.0, data))
+    return client.carry(PutOutOfBand(describe(data, 65024), url, 20.0, data))
 
 
 def test_what_is_shown_may_be_had_and_names_nobody(tmp_path, client):
     (tmp_path / "kept").write_bytes(b"before" + DATA)
     with serving(tmp_path / "b") as store:
         url = store.show(ShowBlob(BLOB, FileData(tmp_path / "kept", 6))).url
-        assert fetch(client, url) == FetchedBeside(DATA)
+        assert fetch(client, url) == FetchedOutOfBand(DATA)
         assert url != store.show(ShowBlob(BLOB, DATA)).url
         assert put(client, url) == fx.WorkFailed("expired")  # it is for the other method
 
@@ -85,7 +85,7 @@ def test_what_is_put_is_taken_once_and_gone(tmp_path, client):
         with pytest.raises(ProtocolError, match="not_there"):
             list(taken(store, grant.name, BLOB))
         grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
-        assert put(client, grant.url) == LaidDown()
+        assert put(client, grant.url) == BlobStored()
         assert fetch(client, grant.url) == fx.WorkFailed("expired")
         assert b"".join(taken(store, grant.name, BLOB)) == DATA
         assert list((tmp_path / "b").iterdir()) == []
@@ -97,7 +97,7 @@ def test_neither_another_size_nor_other_bytes_are_taken(tmp_path, client):
         for data in (DATA[:-1], DATA + b"x"):
             grant = store.grant(GrantPut(BLOB, TO, b"J" * 16))
             assert put(client, grant.url, data) == fx.WorkFailed("wrong_size")
-        assert put(client, grant.url, DATA[:-1] + b"x") == LaidDown()
+        assert put(client, grant.url, DATA[:-1] + b"x") == BlobStored()
         with pytest.raises(ProtocolError, match="wrong_bytes"):
             list(taken(store, grant.name, BLOB))
         assert list((tmp_path / "b").iterdir()) == []
@@ -107,7 +107,7 @@ def test_a_url_ends_and_what_lay_there_is_swept(tmp_path, client):
     clock = Clock()
     with serving(tmp_path / "b", clock=clock) as store:
         shown, grant = store.show(ShowBlob(BLOB, DATA)), store.grant(GrantPut(BLOB, TO, b"J" * 16))
-        assert put(client, grant.url) == LaidDown()
+        assert put(client, grant.url) == BlobStored()
         clock.now_s = 60.0
         assert fetch(client, shown.url) == fx.WorkFailed("expired")
         store.sweep()
@@ -166,7 +166,7 @@ def test_tls_is_verified(tmp_path):
     tls = server_context(tmp_path / "store.crt", tmp_path / "store.key", None)
     with serving(tmp_path / "b", tls) as store:
         url = store.show(ShowBlob(BLOB, DATA)).url
-        for authority, found in (("ca", FetchedBeside(DATA)), ("other", None)):
+        for authority, found in (("ca", FetchedOutOfBand(DATA)), ("other", None)):
             client = BlobClient(tmp_path / f"{authority}.crt", first_pause_s=0.01)
             assert fetch(client, url) == (found or fx.WorkFailed("untrusted_store"))
             client.close()
@@ -227,7 +227,7 @@ def cut(handler):
 
 def test_what_was_broken_off_goes_on_where_it_ended(client):
     with odd(cut, cut, rest) as (url, seen):
-        assert fetch(client, url) == FetchedBeside(DATA)
+        assert fetch(client, url) == FetchedOutOfBand(DATA)
         half = len(DATA) // 2
         assert seen == ["", f"bytes={half}-", f"bytes={half + (len(DATA) - half) // 2}-"]
 
@@ -236,9 +236,9 @@ def test_a_store_that_knows_no_ranges_begins_anew_and_one_that_is_busy_is_asked_
     busy, all_ = (lambda handler: handler.say(503)), (lambda handler: handler.say(200, DATA))
     for answers in ((cut, all_), (busy, rest)):
         with odd(*answers) as (url, _):
-            assert fetch(client, url) == FetchedBeside(DATA)
+            assert fetch(client, url) == FetchedOutOfBand(DATA)
     with odd(busy, lambda handler: handler.say(200)) as (url, _):
-        assert put(client, url, b"small") == LaidDown()
+        assert put(client, url, b"small") == BlobStored()
 
 
 def endless(handler):

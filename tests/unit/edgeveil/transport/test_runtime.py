@@ -56,7 +56,7 @@ class Diary:
         self.lines.append("durable")
 
     def report(self, report):
-        self.lines.append(("report", report.what))
+        self.lines.append(("report", report.kind))
 
     async def publish(self, to, frame):
         await asyncio.sleep(0)  # as a real link, which lets others run
@@ -335,9 +335,9 @@ async def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait(
     diary, second = Diary(), threading.Event()
 
     def answer(event):
-        if event.what == 2:
+        if event.request == 2:
             second.set()
-        return [fx.Persist(event.what), fx.Report(event.what)]
+        return [fx.Persist(event.request), fx.Report(event.request)]
 
     def store(item):
         assert second.wait(20)
@@ -405,7 +405,7 @@ async def test_lines_name_job_and_round_until_the_jobs_end(capsys):
     def answer(event):
         if not isinstance(event, fx.Command):
             return []
-        script.at = event.what and RoundId(bytes(range(16)), event.what, 1)
+        script.at = event.request and RoundId(bytes(range(16)), event.request, 1)
         return [fx.Report("begun"), fx.Work("task")]
 
     root = logging.getLogger()
@@ -413,7 +413,7 @@ async def test_lines_name_job_and_round_until_the_jobs_end(capsys):
     logs.setup("info", "json")
     LOG.setLevel("INFO")
     script, diary = Script(answer), Diary(lambda task: LOG.info(task))
-    diary.report = lambda report: LOG.info(report.what)
+    diary.report = lambda report: LOG.info(report.kind)
     try:
         async with fed(script, diary) as runtime:
             for number, at in enumerate((1, 2, None), start=1):

@@ -188,7 +188,7 @@ async def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer
     monkeypatch.setattr(mqtt_link, "_LISTEN_S", 0.01)
     session, wire = wired(silence_s=0.2)
 
-    class Asked(Ear):
+    class OpenRequest(Ear):
         def post(self, event):
             super().post(event)
             if isinstance(event, fx.PeerSilent):
@@ -198,7 +198,7 @@ async def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer
                 if answers and len(tasks) == 3:
                     wire.over.set()
 
-    ear, tasks = Asked(), []
+    ear, tasks = OpenRequest(), []
     await session.attach(ear, lambda up, why: None)
     wire.on_state(True, "")
     wire.takes(TOPICS.cloud_out, b"the first word")

@@ -8,10 +8,10 @@ import pytest
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import TrustMetadata
-from edgeveil.trust.believed import believed_keys, check_own_cell, take_trust
-from edgeveil.trust.bundle import HeldTrust
+from edgeveil.trust.bundle import StoredTrust
 from edgeveil.trust.metadata import CellProxy, Delegated, RoleKey, TrustError, now_utc
 from edgeveil.trust.moves import Move, moved_cells, read_moves, write_moves
+from edgeveil.trust.trusted_keys import check_own_cell, take_trust, trusted_keys
 from tests.kits.trust_files import trust_file
 
 NORTH, SOUTH, SITE, THIEF = (SigningKey(bytes([n]) * 32) for n in (40, 41, 42, 43))
@@ -25,17 +25,17 @@ BOX, WARD = (OpeningKey(bytes([n]) * 32).public() for n in (50, 51))
 @pytest.fixture
 def held(tmp_path):
     given = trust_file(tmp_path / "trust.json", cells=CELLS, site=RoleKey(SITE.public()))
-    return HeldTrust(tmp_path, given)
+    return StoredTrust(tmp_path, given)
 
 
 def test_everybody_believes_the_proxy_of_the_own_cell(held):
-    keys = {cell: believed_keys(held, cell=cell) for cell in ("", "north", "south")}
+    keys = {cell: trusted_keys(held, cell=cell) for cell in ("", "north", "south")}
     assert keys["north"].proxy == NORTH.public() and keys["north"].lineage == "0a" * 16
     assert keys["south"].proxy == SOUTH.public() and keys["south"].lineage == ""
     assert keys[""].proxy not in (NORTH.public(), SOUTH.public())
     assert len({one.cloud for one in keys.values()}) == 1
     with pytest.raises(TrustError) as caught:
-        believed_keys(held, cell="east")
+        trusted_keys(held, cell="east")
     assert caught.value.reason == "unknown_cell"
 
 
@@ -43,18 +43,18 @@ def test_a_rotation_of_one_cell_is_told_to_that_cell(tmp_path, held):
     later = CELLS | {"north": CellProxy(RoleKey(THIEF.public(), 1))}
     (tmp_path / "later").mkdir()
     given = trust_file(tmp_path / "2", cells=later, site=RoleKey(SITE.public()), version=2)
-    newer = HeldTrust(tmp_path / "later", given)
+    newer = StoredTrust(tmp_path / "later", given)
     metadata = TrustMetadata((), newer.metadata.document)
     keys = take_trust(held, metadata, "south")
     assert keys.proxy == SOUTH.public() and keys.versions == (1, 2)
-    assert believed_keys(held, cell="north").proxy == THIEF.public()
+    assert trusted_keys(held, cell="north").proxy == THIEF.public()
     assert take_trust(held, metadata, "east") is None, "nothing is new"
 
 
 def test_who_claims_a_cell_that_there_is_not_hears_it_by_wire(tmp_path):
     (tmp_path / "a").mkdir()
-    held = HeldTrust(tmp_path / "a", trust_file(tmp_path / "1", cells=CELLS))
-    newer = HeldTrust(tmp_path, trust_file(tmp_path / "2", cells=CELLS, version=2))
+    held = StoredTrust(tmp_path / "a", trust_file(tmp_path / "1", cells=CELLS))
+    newer = StoredTrust(tmp_path, trust_file(tmp_path / "2", cells=CELLS, version=2))
     told = take_trust(held, TrustMetadata((), newer.metadata.document), "east")
     assert told == fx.WorkFailed("unknown_cell")
 

@@ -229,7 +229,7 @@ def test_a_rotation_reaches_the_proxy_first_and_announces_the_round_anew_with_no
     assert sent[0] == METADATA
     assert ROTATED.cloud_header(sent[1].header).kind == "job"
     machine = cloud()
-    run = machine.courses[JOB]
+    run = machine.runs[JOB]
     run.state, retries = CloudState.WAITING, run.retries_left
     out = machine.handle(fx.Command(OWN), 0.0)
     assert SealJob(JOB) in [one.task for one in out if isinstance(one, fx.Work)]
@@ -238,10 +238,10 @@ def test_a_rotation_reaches_the_proxy_first_and_announces_the_round_anew_with_no
 
 def test_other_metadata_alone_disturb_no_round():
     machine = cloud()
-    machine.courses[JOB].state = CloudState.WAITING
+    machine.runs[JOB].state = CloudState.WAITING
     same = replace(OWN, jobs=LEAKED, peers={"": replace(UNDER_ROOT, versions=(1, 2))})
     machine.handle(fx.Command(same), 0.0)
-    assert machine.courses[JOB].state is CloudState.WAITING and machine.courses[JOB].attempt == 1
+    assert machine.runs[JOB].state is CloudState.WAITING and machine.runs[JOB].attempt == 1
 
 
 def roster(lineage, epoch):

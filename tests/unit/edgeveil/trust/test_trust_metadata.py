@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from edgeveil.crypto.keys import SigningKey
-from edgeveil.trust.bundle import HeldTrust, TrustBundle
+from edgeveil.trust.bundle import StoredTrust, TrustBundle
 from edgeveil.trust.metadata import (
     DOCUMENT_BYTES,
     ROLES,
@@ -274,7 +274,7 @@ def given(tmp_path):
 
 def party(tmp_path, given, now=NOW):
     (tmp_path / "state").mkdir(exist_ok=True)
-    return HeldTrust(tmp_path / "state", given, lambda: now)
+    return StoredTrust(tmp_path / "state", given, lambda: now)
 
 
 def test_a_party_keeps_what_it_verified_and_takes_newer_files_while_it_runs(tmp_path, given):

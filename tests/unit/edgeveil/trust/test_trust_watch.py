@@ -20,7 +20,7 @@ NOWHERE = {"url": "mqtt://127.0.0.1:1"}
 DAY_S = 86400.0
 
 
-class Told:
+class RoundFacts:
     """A cloud's or proxy's process under a root whose delegations end in `days`; no link is up."""
 
     def __init__(self, folder, role, days):
@@ -60,7 +60,7 @@ class Told:
 
 @pytest.fixture(params=["cloud", "proxy"])
 def told(request, tmp_path):
-    made = Told(tmp_path, request.param, 20)
+    made = RoundFacts(tmp_path, request.param, 20)
     yield made
     made.party.close()
 

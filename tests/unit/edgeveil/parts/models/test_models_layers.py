@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from edgeveil.jobs import load_plan
-from edgeveil.jobs.rehearsal import made_up_records
+from edgeveil.jobs.rehearsal import synthetic_records
 from edgeveil.parts.models import python_model
 from edgeveil.parts.models.heads import bake
 from edgeveil_edge.predict import predict
@@ -160,7 +160,11 @@ def test_a_usable_layer_is_trained_released_and_used(layer, tmp_path, capsys):
     path = job_file(tmp_path, one, "dp_sgd" if one.by_record else "sgd")
     assert main(["check", str(path)]) == 0, capsys.readouterr().out
     plan = load_plan(path)
-    round, state, records = plan.all_rounds[0], plan.cloud.initial_state(), made_up_records(plan, 8)
+    round, state, records = (
+        plan.all_rounds[0],
+        plan.cloud.initial_state(),
+        synthetic_records(plan, 8),
+    )
     package = plan.cloud.package(state, round)
     answer = plan.device.answer(round, package, records, processor="cpu")
     weights = plan.cloud.model(plan.cloud.absorb(state, round, answer.segments, 1))

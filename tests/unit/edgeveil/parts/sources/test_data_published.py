@@ -9,7 +9,7 @@ import pytest
 from edgeveil.config.data import DataSource
 from edgeveil.errors import DataError
 from edgeveil.parts import own_records as device
-from edgeveil.parts.own_records import held_records, own_records
+from edgeveil.parts.own_records import local_records, own_records
 from edgeveil.parts.sources.idx import CIFAR10_FILES, CIFAR100_FILES, EMNIST_FILES, MNIST_FILES
 from tests.kits.published_sets import read_published
 
@@ -65,12 +65,12 @@ def test_training_half_is_dealt_and_test_half_is_the_clouds(folder):
     assert np.array_equal(train.x, pixels(TRAIN))
     parts = [own_records(source(folder, index)) for index in range(3)]
     assert sorted(np.concatenate([p.x for p in parts]).sum((1, 2))) == sorted(train.x.sum((1, 2)))
-    test = held_records(source(folder))
+    test = local_records(source(folder))
     assert np.array_equal(test.x, pixels(TEST))
     assert list(test.y) == list(np.arange(TEST) % 10)
-    assert np.array_equal(held_records(source(folder, test_records=5)).x, pixels(5))
+    assert np.array_equal(local_records(source(folder, test_records=5)).x, pixels(5))
     with pytest.raises(DataError, match="0 to 12"):
-        held_records(source(folder, test_records=13))
+        local_records(source(folder, test_records=13))
 
 
 def test_devices_of_one_process_read_their_files_once_and_change_no_others_records(

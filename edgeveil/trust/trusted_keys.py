@@ -12,11 +12,11 @@ from edgeveil.protocol.messages import PeerKeys, TrustMetadata
 from edgeveil.transport.process import own_signing_key, peer_key
 
 if TYPE_CHECKING:  # loaded only with a root
-    from edgeveil.trust.bundle import HeldTrust
+    from edgeveil.trust.bundle import StoredTrust
 
 
-def believed_keys(
-    trust: HeldTrust | None,
+def trusted_keys(
+    trust: StoredTrust | None,
     *,
     cloud: Path | None = None,
     proxy: Path | None = None,
@@ -39,7 +39,7 @@ def believed_keys(
 
 
 def take_trust(
-    trust: HeldTrust | None, metadata: TrustMetadata, cell: str = ""
+    trust: StoredTrust | None, metadata: TrustMetadata, cell: str = ""
 ) -> PeerKeys | fx.WorkFailed | None:
     """Advance to received metadata; return None if it is known."""
     if trust is None:
@@ -48,12 +48,12 @@ def take_trust(
 
     try:
         changed = trust.take(metadata.roots, metadata.delegations)
-        return believed_keys(trust, cell=cell) if changed else None
+        return trusted_keys(trust, cell=cell) if changed else None
     except TrustError as error:
         return fx.WorkFailed(error.reason)
 
 
-def check_own_cell(trust: HeldTrust, cell: str, key: VerifyKey) -> None:
+def check_own_cell(trust: StoredTrust, cell: str, key: VerifyKey) -> None:
     """Raise TrustError `another_cell` if the root assigns a proxy's key to another cell."""
     theirs = trust.delegated.cell_of(key) if trust.delegated else None
     if theirs not in (None, cell):
