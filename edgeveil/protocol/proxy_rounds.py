@@ -156,7 +156,7 @@ class ProxySettings:
     credit_patience_s: float = 5.0  # unused grants are then revoked
     hellos_per_s: float = 500.0
     min_batch_floor: int = 3
-    chunk_bytes: int = 1 << 20  # minimum chunk of masked uploads in a stream
+    lot_bytes: int = 1 << 20  # minimum chunk of masked uploads in a stream
     repair_s: float = 1.0
     resend_s: float = 3.0
     waits_cap_s: float = 300.0  # maximum wait between repeated shortfalls
@@ -642,7 +642,7 @@ class ProxyRounds:
         least = settings.min_batch_floor
         count = len(stream.waiting) - least
         masked_bytes = sum(collection.segment_bytes[group] for group in collection.masked)
-        enough = count >= least and count * masked_bytes >= settings.chunk_bytes
+        enough = count >= least and count * masked_bytes >= settings.lot_bytes
         if stream.at_work or not enough:
             return []
         stream.begun = stream.at_work = True

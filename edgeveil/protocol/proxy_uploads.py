@@ -229,7 +229,7 @@ class ProxyUploads:
         self._requests = 0
         self._ticking = False
 
-    def asked(self, device: str) -> OpenRequest | None:
+    def open_request(self, device: str) -> OpenRequest | None:
         """Return the device's unanswered request, or None."""
         return self._open_requests.get(device) if self.credit.expects(device) else None
 

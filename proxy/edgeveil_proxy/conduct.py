@@ -86,7 +86,7 @@ class DeviceConduct:
         self._wall_clock = wall_clock
         self._limits, self._each_s = limits, 1.0 / limits.messages_per_s
         self._burst_s = max(BURST_S, self._each_s)
-        self._is_enrolled, self._asked = enrolled, open_request
+        self._is_enrolled, self._open_request = enrolled, open_request
         self._on_cool_down, self._clock = on_cool_down, clock
         self._enrolled: dict[str, _Record] = {}
         self._others: dict[str, _Record] = {}
@@ -157,7 +157,7 @@ class DeviceConduct:
 
     def _is_due(self, record: _Record, device: str) -> bool:
         """Return whether this part was requested; the machine counts too late, after queueing."""
-        open_request = self._asked(device)
+        open_request = self._open_request(device)
         if open_request is None:
             return False
         if open_request.number != record.request:

@@ -85,7 +85,7 @@ class ProxyRole:
         self.conduct = DeviceConduct(
             ConductLimits(limits.device_messages_per_s),
             lambda device: self.registry.verify_key(device) is not None,
-            self.machine.uploads.asked,
+            self.machine.uploads.open_request,
             lambda device: self.runner.post(fx.Command(SetAside(device))),
             clock,
         )

@@ -192,10 +192,10 @@ def manager(tmp_path):
 PROCESS = """
 import asyncio
 from edgeveil.transport.process import run_until_stopped
-from edgeveil.transport.process import tell
+from edgeveil.transport.process import notify_systemd
 
 async def main(stop):
-    tell("READY=1")
+    notify_systemd("READY=1")
     await stop.wait()
     return 0
 
@@ -203,7 +203,7 @@ raise SystemExit(run_until_stopped(main))
 """
 
 
-HANGING = PROCESS.replace('tell("READY=1")', 'tell("READY=1")\n    import time; time.sleep(600)')
+HANGING = PROCESS.replace('notify_systemd("READY=1")', 'notify_systemd("READY=1")\n    import time; time.sleep(600)')
 
 
 def test_a_process_is_ready_alive_and_says_that_it_stops_or_hangs(manager):
