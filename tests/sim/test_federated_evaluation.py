@@ -14,7 +14,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.round import CLUSTER, EVALUATE
 from edgeveil.protocol.messages import Manifest, Unmask
 from tests.kits.fleet import committed
-from tests.sim.test_secure_sums import DEVICES, LIMITS, books, check_exact, job, played, said, state
+from tests.sim.test_secure_sums import DEVICES, books, check_exact, job, played, said, state
 
 __all__ = ["books"]  # the fixture
 
@@ -81,17 +81,6 @@ def test_figures_are_those_of_all_devices_records(tmp_path, books, changes):
         assert box.ledger.spent().epsilon == pytest.approx(8, rel=0.01)
 
 
-def test_an_evaluation_changes_nothing_of_the_training(tmp_path):
-    fleet, done = played(tmp_path, evaluated())
-    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 3)
-    before = {name: array.copy() for name, array in state(fleet, done).items()}
-    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 4)
-    after = state(fleet, done)
-    assert after.keys() == before.keys()
-    assert all(np.array_equal(after[name], before[name]) for name in after)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-
-
 def test_what_a_device_keeps_for_its_next_round_outlives_an_evaluation(tmp_path):
     """`stc` keeps what it did not send; an evaluation stands between two rounds."""
     changes = {
@@ -118,12 +107,6 @@ def done_id(fleet, done):
     return str(started[0].data["job_id"])
 
 
-def test_devices_that_only_infer_evaluate_too(tmp_path, books):
-    fleet, done = played(tmp_path, evaluated(selection={"devices": 7}), devices=7, infer_only=2)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    assert [one.uploads for one in fleet.store.rounds(done)] == [5, 5, 5, 7, 5, 7]
-
-
 def test_a_device_without_evaluation_records_answers_like_the_others(tmp_path, books, monkeypatch):
     fleet, done = played(tmp_path, evaluated(**PLAIN))
     empty = fleet.devices[0].host._work._compute
@@ -131,24 +114,6 @@ def test_a_device_without_evaluation_records_answers_like_the_others(tmp_path, b
     monkeypatch.setattr(empty, "records", lambda *_: (training, own.at(np.zeros(0, np.int64))))
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES
-
-
-def test_groups_of_a_rule_do_not_divide_the_counts(tmp_path, books):
-    policy = Policy(allowed_methods=("dp_sgd",))
-    rule = {"name": "trimmed_mean", "share": 0.2, "secure": True, "groups": 3}
-    changes = {
-        "features": (),
-        "model": {"name": "mlp", "hidden": (), "input_scale": 16.0},
-        "train": {"method": "dp_sgd", "rounds": 2},
-        "aggregation": rule,
-        "round": {**LIMITS, "min_batch": 6},
-        "selection": {"devices": 6},
-    }
-    fleet, done = played(tmp_path, evaluated(**changes), 6, policy=policy, floor=2)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    sets = {m.at.round: m.sets for m in said(fleet, Manifest) if m.kind == "round"}
-    assert sets == {1: 3, 2: 1, 3: 3, 4: 1}
-    assert told(fleet, done)[2]["federated"]["uploads"] == 6
 
 
 def test_an_evaluation_that_too_few_answer_pauses_and_is_answered_with_the_same_counts(

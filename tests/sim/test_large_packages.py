@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-import pytest
-
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import BlobPart, Need, Offer, decode, decode_header, encode
 from edgeveil.protocol.proxy_broadcasts import UNSELECTED_BYTES
@@ -11,7 +9,6 @@ from edgeveil.protocol.transfer import NEED_LIMIT
 from tests.sim.lossy_fleet import LossyFleet, Sizes
 
 PULLED = Sizes(model_bytes=100_000, push_bytes=2_000)
-MIB = 1 << 20
 
 
 def messages(fleet, kind, to):
@@ -50,30 +47,3 @@ def test_who_is_not_selected_gets_no_package():
         assert came_bytes == (stream.size_bytes if device in selected else 0)
         seen = [encode(part) for part in parts if part.blob == stanzas.digest]
         assert stanzas.size_bytes < sum(map(len, seen)) + len(encode(offer)) <= UNSELECTED_BYTES
-
-
-def test_a_device_that_was_offline_for_the_offer_completes():
-    fleet = LossyFleet(devices=4, selected=4, rounds=1, sizes=PULLED)
-    late = fleet.net.nodes[fx.DeviceAddress(fleet.devices[0].id)]
-
-    def offered():
-        return any(device.opened for device in fleet.devices[1:])
-
-    fleet.until(lambda: len(fleet.cloud.selected) == 1)
-    late.up = False
-    fleet._until(offered, 20_000.0)
-    assert not fleet.devices[0].opened
-    late.up = True
-    fleet.net.connect(late)
-    assert fleet.finish() == "completed"
-    fleet.settle()
-    assert fleet.devices[0].opened and fleet.devices[0].installed
-
-
-@pytest.mark.slow
-def test_a_package_of_64_mib_over_packets_of_64_kib():
-    sizes = Sizes(packet_bytes=65536, model_bytes=64 * MIB)
-    fleet = LossyFleet(devices=2, selected=2, rounds=1, sizes=sizes)
-    fleet.net.wire = None
-    assert fleet.run() == "completed"
-    assert [len(device.opened) for device in fleet.devices] == [1, 1]

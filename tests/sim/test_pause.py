@@ -73,6 +73,16 @@ def test_a_paused_job_goes_on_with_the_same_devices_and_spends_once(stopped):
     assert types.count("job_paused") == types.count("job_resumed") == 1
 
 
+def test_a_job_whose_devices_are_away_pauses_and_another_one_ends(tmp_path):
+    fleet = Fleet(tmp_path, 6)
+    limits = {"deadline_s": 5.0, "min_batch": 6, "retries": 0, "grace_s": 1.0}
+    large = fleet.submit(small_job(job="large", round=limits))
+    other = fleet.submit(small_job(job="other"))
+    fleet.net.run(lambda: bool(rounds(fleet, large)))
+    fleet.devices[0].runner.up = False
+    assert [fleet.finish(job) for job in (large, other)] == ["paused", "completed"]
+
+
 def test_a_job_says_what_it_lacked_where_one_device_sends_nan_and_one_stalls(tmp_path):
     fleet = Fleet(tmp_path, 6, floor=3)
     Attacker(fleet, fleet.devices[0], filled(float("nan")))

@@ -207,65 +207,6 @@ def test_the_median_of_groups_is_taken_of_exact_sums_of_each(tmp_path, books):
                 assert any(np.array_equal(total, trio) for trio in trios)
 
 
-def _trimmed(means):
-    return [np.sort(means, axis=0)[1:-1].mean(axis=0)]
-
-
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ({"name": "trimmed_mean", "share": 0.2}, _trimmed),
-        ({"name": "krum", "k": 1, "malicious": 1}, list),  # one of the groups' means
-    ],
-    ids=lambda one: one["name"] if isinstance(one, dict) else "",
-)
-def test_other_rules_too_compare_the_exact_sums_of_groups(tmp_path, books, rule, expected):
-    train = {**UPDATES["train"], "rounds": 1}
-    what = job(
-        **{**UPDATES, "train": train},
-        aggregation={**rule, "secure": True, "groups": 5},
-        selection={"devices": 10},
-        round={**LIMITS, "min_batch": 10},
-        unsupervised={"eval_type": "NOT_EVAL"},
-    )
-    fleet, done = played(tmp_path, what, devices=10, policy=OWNER, proxy={"min_batch_floor": 1})
-    completed(fleet, done, books)
-    plan = compile_job(what)
-    begun, grid = plan.cloud.initial_state(), Pipeline(plan.context).grid
-    weights = state(fleet, done)
-    for name, totals in books.sets[1].items():
-        assert len(totals) == 5
-        means = np.stack(totals) / 2 * 2.0**-grid.grid_bits
-        change = weights[name] - begun[name]
-        off = [np.abs(change - one).max() for one in expected(means)]
-        assert min(off) < 1e-6
-        assert np.abs(change - means.mean(axis=0)).max() > 1e-4  # it is no mean of all
-
-
-def test_poison_of_one_device_stays_in_its_group(tmp_path, books, monkeypatch):
-    limits = {**LIMITS, "min_batch": 9}
-    applied, poisoned = round_work.Masks.applied, list[object]()
-
-    def wild(self, group, array, membership):
-        poisoned[:] = poisoned or [self.seed]  # the first to answer, in its first round
-        far = (1 << 37) * (self.seed is poisoned[0])
-        return applied(self, group, array + far, membership)
-
-    monkeypatch.setattr(round_work.Masks, "applied", wild)
-    centres = []
-    for rule in ({"name": "median", "groups": 3}, {"name": "fedavg"}):
-        poisoned.clear()
-        what = job(aggregation={**rule, "secure": True}, selection={"devices": 9}, round=limits)
-        fleet, done = played(tmp_path / str(rule["name"]), what, devices=9)
-        assert fleet.finish(done) == "completed"
-        centres.append(np.abs(state(fleet, done)["centre"]).max())
-        if "groups" in rule:
-            (totals,) = books.sets[1].values()
-            spread = sorted(float(np.abs(total).max()) for total in totals)
-            assert spread[-1] > 2 * spread[-2]  # one group alone is spoilt
-    assert centres[0] < centres[1] / 2
-
-
 def test_a_proxy_that_gives_wrong_masks_ends_the_job_and_nothing_is_committed(tmp_path):
     fleet, done = played(tmp_path, job())
     honest = fleet.proxy.host.perform

@@ -67,17 +67,6 @@ def test_the_cloud_learns_the_exact_mean_and_no_single_inference(tmp_path, books
         assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(20)
 
 
-def test_who_drops_out_is_in_neither_sum(tmp_path, books):
-    fleet, done = played(tmp_path, summed(selection={"devices": 6}), devices=6)
-    fleet.net.run(lambda: len(fleet.store.rounds(done)) == 3)
-    for box in fleet.devices[:2]:
-        box.runner.machine = Mute(box.runner.machine)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    check_exact(fleet, books, done)
-    assert check_means(fleet, books, done, 4).uploads == 4
-    check_alone(fleet, books)
-
-
 def test_a_round_that_is_asked_again_sums_what_was_released_at_first(tmp_path, books):
     """Two devices answered the attempt that fell short; their ledgers' integers are summed."""
     fleet, done = played(tmp_path, summed(round={**LIMITS, "deadline_s": 5.0}))
@@ -98,13 +87,3 @@ def test_a_round_that_is_asked_again_sums_what_was_released_at_first(tmp_path, b
     assert all(any(np.array_equal(one, other) for other in again) for one in first.values())
     for box in fleet.devices:
         assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(20)
-
-
-def test_devices_that_only_infer_sit_out_and_dummies_look_like_whole_uploads(tmp_path, books):
-    what = summed(selection={"devices": 8}, round={**LIMITS, "deadline_s": 5.0})
-    fleet, done = played(tmp_path, what, devices=8, infer_only=3)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    check_exact(fleet, books, done)
-    check_means(fleet, books, done, 5)
-    for box in fleet.devices[-3:]:
-        assert box.ledger.spent(purpose="infer").epsilon == 0
