@@ -56,9 +56,7 @@ def test_a_job_whose_links_keep_to_no_profile_is_cut_off(tmp_path, enforced):
         )
 
 
-@pytest.mark.parametrize(
-    ("engine", "tls"), [("mosquitto", False), ("amqtt", False), ("amqtt", True)]
-)
+@pytest.mark.parametrize(("engine", "tls"), [("mosquitto", False), ("amqtt", True)])
 def test_a_job_over_websockets(tmp_path, engine, tls):
     with LiveSite(tmp_path, engine=engine, tls=tls, websockets=True) as live:
         played(live)

@@ -83,7 +83,7 @@ def test_a_job_ends_on_two_nodes_once_another_came_back_and_a_second_is_lost(tmp
 
 def begun(live, rounds):
     """A job under way, of whose traces the checks know."""
-    live.begin()
+    live.start_each()
     tap_site(live.spec)
     return live.submit(rounds=rounds, every=0)
 

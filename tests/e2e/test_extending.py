@@ -38,14 +38,11 @@ def in_site(place, *arguments):
     return done.stdout
 
 
-def test_its_parts_are_listed_with_their_distribution(place):
+def test_its_parts_are_listed_with_their_distribution_and_keep_the_laws(place):
     found = json.loads(in_site(place, "methods", "--json", *NAMES))["names"]
     assert {entry["name"] for entry in found} == NAMES
     assert {entry["plugin"] for entry in found} == {"my-parts 1.0"}
     assert all(entry["summary"] and entry["example"] for entry in found)
-
-
-def test_its_parts_keep_the_laws(place):
     found = json.loads(in_site(place, "methods", "--json", "check", *NAMES))["parts"]
     assert len(found) == len(NAMES)
     assert all(len(one["laws"]) >= 2 and len(one["sha256"]) == 64 for one in found)

@@ -1,4 +1,4 @@
-"""Devices evaluate over a real broker: one by one, under masks, and with noise that they share."""
+"""Devices evaluate over a real broker: under masks, with noise that they share."""
 
 import json
 from pathlib import Path
@@ -21,22 +21,11 @@ SMALLER = {
     "devices: 50": f"devices: {DEVICES}",
     "min_batch: 40": "min_batch: 5",
 }
-PLAIN = {", noise: shared": "", ", secure: true": ""}
-SECURE = {", noise: shared": ""}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param(PLAIN, marks=pytest.mark.drill),
-        pytest.param(SECURE, marks=pytest.mark.drill),
-        {},
-    ],
-    ids=["plain", "secure", "shared"],
-)
-def test_figures_of_devices_stand_beside_the_clouds(tmp_path, changes):
+def test_figures_of_devices_stand_beside_the_clouds(tmp_path):
     path, out = tmp_path / "job.yaml", tmp_path / "out"
-    path.write_text(edited(JOB.read_text("utf-8"), {**SMALLER, **changes}), "utf-8")
+    path.write_text(edited(JOB.read_text("utf-8"), SMALLER), "utf-8")
     ran("run", path, "--out", out)
     result = Result.load(out)
     assert [row["round"] for row in result.rounds] == [1, 2]
@@ -48,7 +37,7 @@ def test_figures_of_devices_stand_beside_the_clouds(tmp_path, changes):
     assert last["federated_accuracy"] == pytest.approx(result.accuracy, abs=off)
     inference = result.privacy["inference"]
     assert 15 < inference["epsilon"] <= 16
-    assert ("collusion_epsilon" in inference) == (not changes)
+    assert "collusion_epsilon" in inference
     assert (inference["unit"], inference["epsilon_per_round"]) == ("record", None)
     phases = [row["phase"] for row in result.epsilon]
     assert phases == ["centre", "quadratic", *["train", "evaluate"] * 2]

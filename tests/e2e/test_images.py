@@ -1,12 +1,9 @@
 """The container file, built on a bare Debian; one command from a bundle to a counted answer."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,11 +23,8 @@ BUILD_ONLY = (
     "python3-distutils", "python3-lib2to3", "ca-certificates", "openssl",
 )  # fmt: skip
 DOCUMENTS = (
-    "usr/share/doc",
-    "usr/share/man",
-    "usr/share/locale",
-    "var/cache/apt",
-    "var/lib/apt/lists",
+    *("usr/share/doc", "usr/share/man", "usr/share/locale"),
+    *("var/cache/apt", "var/lib/apt/lists"),
 )
 # What pip and apt need to reach their indexes, as on this machine.
 MOUNTS = ("/etc/ssl/certs", "/etc/pip.conf", "/etc/resolv.conf", "/etc/apt/apt.conf.d")
@@ -60,10 +54,8 @@ exec chroot --userspec={OUR_USER}:{OUR_USER} "$1" /opt/edgeveil/bin/edgeveil edg
 """  # noqa: E501
 
 
-def started(
-    command: Sequence[str | Path], log: Path, environ: Mapping[str, str] = os.environ
-) -> subprocess.Popen[bytes]:
-    """In a process group of its own, which ends it whole."""
+def started(command, log, environ=os.environ):
+    """Start it in a process group of its own, which ends it whole."""
     with log.open("ab") as out:
         return subprocess.Popen(
             list(map(str, command)), stdout=out, stderr=out, env=environ, start_new_session=True
@@ -73,24 +65,24 @@ def started(
 class Images:
     """A store of images of its own, and the commands on it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self._command = ("buildah", "--root", folder / "root", "--runroot", folder / "run")
-        self._built: dict[str, str] = {}
+        self._built = {}
         self._environ = os.environ | {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
 
-    def __call__(self, *arguments: str | Path) -> str:
+    def __call__(self, *arguments):
         return run(*self._command, *arguments, env=self._environ).stdout.strip()
 
-    def start(self, *arguments: str | Path, log: Path) -> subprocess.Popen[bytes]:
+    def start(self, *arguments, log):
         return started([*self._command, *arguments], log, self._environ)
 
-    def of_root(self, root: Path, name: str) -> None:
+    def of_root(self, root, name):
         container = self("from", "scratch")
         self("add", "-q", container, root, "/")
         self("commit", "-q", "--rm", container, name)
 
-    def build(self, role: str, context: Path) -> str:
+    def build(self, role, context):
         """Its name; it is built once."""
         if role in self._built:
             return self._built[role]
@@ -103,7 +95,7 @@ class Images:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
+def images(tmp_path_factory):
     """With the base on which containers are built here: Debian, Python and nothing else."""
     need("buildah", "debootstrap")
     folder = tmp_path_factory.mktemp("images")
@@ -122,7 +114,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
 
 
 @pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def context(tmp_path_factory):
     """What the container file says must stand beside them."""
     folder = tmp_path_factory.mktemp("context")
     assert main(["deploy", "containers", "--out", str(folder)]) == 0
@@ -132,9 +124,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("role", MOST_BYTES)
-def test_an_image_of_a_device_is_small_and_not_root(
-    images: Images, context: Path, role: str
-) -> None:
+def test_an_image_of_a_device_is_small_and_not_root(images, context, role):
     image = images.build(role, context)
     container = images("from", image)
     root = Path(images("mount", container))
@@ -158,17 +148,13 @@ def test_an_image_of_a_device_is_small_and_not_root(
         ("edge-infer", "edgeveil predict --help", "usage: edgeveil predict"),
     ],
 )
-def test_an_image_is_built_and_runs(
-    images: Images, context: Path, role: str, command: str, said: str
-) -> None:
+def test_an_image_is_built_and_runs(images, context, role, command, said):
     container = images("from", images.build(role, context))
     assert said in images("run", container, "--", "sh", "-c", f"{command}; true")
     images("rm", container)
 
 
-def test_one_command_from_a_bundle_to_a_device_whose_answers_count(
-    images: Images, context: Path, tmp_path: Path
-) -> None:
+def test_one_command_from_a_bundle_to_a_device_whose_answers_count(images, context, tmp_path):
     """Two devices in the image, the second where nothing but its state can be written to."""
     box_image = images.build("edge-train-fm", context)
     fleet = PlannedFleet(tmp_path, "certificates")

@@ -99,9 +99,6 @@ class UpgradedSite(LiveSite):
         assert self.stop(name) == 0, self.log(name)
         self.begin(name, earlier=False)
 
-    def committed(self, job):
-        return len(self.client.job(job)["exchanges"])
-
     def resumes_by_itself(self, job, after):
         """The job gets further, or has come to its end."""
         wait_for(self.answers, "the cloud's answer")

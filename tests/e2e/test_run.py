@@ -1,7 +1,6 @@
 """`edgeveil run` as a user starts it."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +8,10 @@ import onnxruntime
 import psutil
 import pytest
 from safetensors.numpy import load_file
-from sklearn.datasets import load_digits
 
-from edgeveil.data.records import Records
 from edgeveil.pages.frozen import thawed
-from edgeveil.parts.features.pictures import procedural_pictures
-from edgeveil.parts.partitions.dealing import hold_back_share
 from edgeveil.parts.sources.digits import load_digits_split
-from tests.kits.commands import changed, edgeveil, edited, interrupted, ran
+from tests.kits.commands import edgeveil, edited, interrupted, ran
 from tests.kits.live_site import wait_for
 
 pytestmark = pytest.mark.slow
@@ -86,23 +81,6 @@ def test_run_leaves_result_model_and_report(tmp_path, engine):
     assert {"accuracy", "figures", "held", "epsilon", "clusters", "time", "bytes"} <= shown
 
 
-def test_a_file_of_ones_own_is_dealt_to_devices_and_cloud(tmp_path):
-    x, y = load_digits(return_X_y=True)
-    names = ",".join([*(f"pixel_{k}" for k in range(64)), "digit"])
-    table, how = np.column_stack([x, y]), {"fmt": "%d", "delimiter": ",", "comments": ""}
-    np.savetxt(tmp_path / "digits.csv", table, header=names, **how)
-    job = written(JOBS / "own_data.yaml", tmp_path, {"rounds: 10": "rounds: 2"})
-    run = ["run", job, "--out", tmp_path / "out", "--devices", 6, "--no-reference"]
-    ran(*run, "--data", tmp_path / "digits.csv")
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert [one["uploads"] for one in result["rounds"]] == [6, 6]
-    accuracy = result["final"]["accuracy"]
-    assert accuracy > 0.6
-    whole = Records(np.asarray(x, np.float32), y)
-    right = accuracy * len(hold_back_share(whole, 0.2)[1])  # of about a fifth, which no device has
-    assert right == pytest.approx(round(right))
-
-
 def cpu_s(pid):
     """CPU seconds of a process and its children so far."""
     started = psutil.Process(pid)
@@ -148,34 +126,3 @@ def test_no_broker_carries_a_large_model(tmp_path):
         assert carried_bytes < 3 << 20, hop
     logs = "".join(path.read_text() for path in (out / "logs").glob("*.log"))
     assert "over_the_broker" not in logs and "store_failed" not in logs
-
-
-def published(folder):
-    """Procedural pictures as the published files hold them: a label, then the three planes.
-
-    The label is the colour that there is most of.
-    """
-    folder.mkdir()
-    names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
-    pictures = procedural_pictures(720, (3, 32, 32)).astype(np.uint8)
-    labels = pictures.mean(axis=(2, 3)).argmax(axis=1).astype(np.uint8)
-    rows = np.hstack([labels[:, None], pictures.reshape(len(pictures), -1)])
-    for name, part in zip(names, np.array_split(rows, 6), strict=True):
-        (folder / name).write_bytes(part.tobytes())
-
-
-@pytest.mark.drill
-def test_the_example_for_colour_pictures_learns_them(tmp_path):
-    published(tmp_path / "data")
-    path = shutil.copy(JOBS / "cifar10_shared.yaml", tmp_path / "job.yaml")
-    out = tmp_path / "out"
-    with changed(path) as job:
-        job["data"]["nominal_records"] = 60
-        job["features"][0]["dimension"] = 100
-        job["privacy"]["epsilon"] = 8
-        job["selection"] = {"devices": 10, "min_devices": 10}
-        job["round"]["min_batch"] = job["local_run"]["devices"] = 10
-    ran("run", path, "--data", tmp_path / "data", "--out", out, cwd=tmp_path)
-    found = json.loads((out / "result.json").read_text("utf-8"))
-    counts = np.bincount(np.fromfile(tmp_path / "data" / "test_batch.bin", np.uint8)[::3073])
-    assert found["final"]["accuracy"] > counts.max() / counts.sum() + 0.1

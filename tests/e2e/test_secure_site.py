@@ -8,7 +8,7 @@ from edgeveil.config.policy import Policy
 from tests.chaos.checks import CHECKS, all_hold
 from tests.chaos.evidence import collect, tap_site
 from tests.kits.commands import edited
-from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.live_site import LiveSite
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +37,7 @@ def test_the_model_is_that_of_the_exact_sums_of_what_devices_priced(tmp_path, na
         tap_site(live.spec)
         job = live.completed(live.client.submit_yaml(smaller(name, min_batch)))
         assert [one["uploads"] for one in job["exchanges"]] == [DEVICES] * len(job["exchanges"])
-        state = live.spec.folder / "state"
-        wait_for(lambda: len(list(state.rglob("model.onnx"))) == DEVICES, "the releases")
+        live.wait_released()
         for process in ("edge", "proxy", "cloud"):
             assert live.stop(process) == 0
             assert "Traceback" not in live.log(process)

@@ -2,8 +2,6 @@
 
 import json
 import time
-import urllib.error
-import urllib.request
 from contextlib import suppress
 
 import pytest
@@ -14,7 +12,7 @@ from edgeveil_cloud.role import STORE_FILE
 from edgeveil_cloud.store import Store
 from tests.chaos import checks
 from tests.chaos.evidence import collect, tap_site
-from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.live_site import LiveSite, page, wait_for
 from tests.kits.postgres_server import postgres_server
 
 pytestmark = pytest.mark.slow
@@ -49,12 +47,7 @@ class StoredElsewhere(LiveSite):
         wait_for(said, f"the cloud's line with {words}", every_s=0.002)
 
     def health(self):
-        """What the cloud says of itself."""
-        try:
-            with urllib.request.urlopen(f"{self.spec.url}/healthz", timeout=10) as answer:
-                return dict(json.load(answer))
-        except urllib.error.HTTPError as error:
-            return dict(json.load(error))
+        return json.loads(page(f"{self.spec.url}/healthz")[1] or "{}")
 
     def copy_store(self):
         """To the file in which a cloud without a server has it."""
@@ -117,9 +110,8 @@ def test_a_job_ends_whenever_the_server_goes_away(tmp_path):
         live.wait_said("kind=release")
         away_and_back(live, server.stop)  # while the model goes out
         wait_for(lambda: live.client.job(job)["ended_at"], "the job's end", END_S)
-        wait_for(lambda: live.log("edge").count("final model is in use") == DEVICES, "the release")
-        for name in list(live.processes):
-            live.stop(name)
+        live.wait_released()
+        live.stop_all()
         live.copy_store()
         found, log = collect(live.site, live.logs), live.log("cloud")
     assert [one.status for one in found.jobs] == ["completed"]

@@ -76,7 +76,7 @@ def test_every_key_is_rotated_while_a_job_runs(live):
     # What devices paid is one answer a round: a rotation costs no ε.
     assert {round["uploads"] for round in live.completed(job)["exchanges"]} == {6}
     wait_for(lambda: live.versions() == {4}, "every device's newest delegations")
-    wait_for(lambda: live.log("edge").count("final model is in use") == 6, "all releases")
+    live.wait_released()
 
 
 def test_a_rebuilt_registry_is_told_and_vouched_for(live):

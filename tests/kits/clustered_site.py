@@ -1,15 +1,9 @@
 """A live site whose two broker addresses are the nodes of one cluster."""
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-
 import yaml
 
-from tests.kits.broker_cluster import BrokerCluster
-from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.live_site import LiveSite
 from tests.kits.nats_cluster import NatsCluster
-
-Start = Callable[[Path, Mapping[str, Mapping[str, str]]], BrokerCluster]
 
 
 class ClusteredSite(LiveSite):
@@ -31,14 +25,6 @@ class ClusteredSite(LiveSite):
         super().__exit__(*error)
         self.cluster.stop()
 
-    def begin(self):
-        """Start each device in its own process; returns when all have sent their hello."""
-        self.start("cloud", self.site.cloud)
-        self.start("proxy", self.site.proxy)
-        for number, edge in enumerate(self.site.edges, 1):
-            self.start(f"edge-{number}", edge)
-        self.wait_ready()
-
     def clients(self):
         """Return one client name per link, as `node_of` takes them."""
         edges = [name for name in self.processes if name.startswith("edge")]
@@ -51,18 +37,6 @@ class ClusteredSite(LiveSite):
         at = [line for line in lines if not hop or f"hop={hop}" in line][-1]
         (node,) = [n for n, url in enumerate(self.cluster.urls) if url.split("//")[1] in at]
         return node
-
-    def committed(self, job):
-        return len(self.client.job(job)["exchanges"])
-
-    def wait_released(self):
-        said = "final model is in use"
-        edges = [name for name in self.processes if name.startswith("edge")]
-        wait_for(lambda: all(said in self.log(name) for name in edges), "the release everywhere")
-
-    def stop_all(self):
-        for name in list(self.processes):
-            self.stop(name)
 
     def _address_cluster(self, path, number):
         """Make the links of different processes begin at different nodes."""

@@ -206,6 +206,15 @@ class LiveSite:
         assert (found["status"], found["reason"]) == ("completed", "")
         return found
 
+    def wait_released(self):
+        """Wait until each device has the model of the only job in use."""
+
+        def count():
+            edges = [self.log(path.name) for path in self.logs.glob("edge*")]
+            return sum(text.count("final model is in use") for text in edges)
+
+        wait_for(lambda: count() == self.spec.devices, "the release everywhere", 2 * WAIT_S)
+
     def log(self, name):
         return (self.logs / name).read_text(errors="replace")
 
