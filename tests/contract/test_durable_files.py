@@ -80,7 +80,7 @@ def database(opened):
     return opened._file.db
 
 
-def test_a_full_disk_is_named_and_nothing_is_half_written(case, path):
+def test_a_full_disk_or_a_lock_is_named_and_nothing_is_half_written(case, path):
     opened = case.open(path)
     before = database(opened).execute("PRAGMA page_count").fetchone()[0]
     database(opened).execute(f"PRAGMA max_page_count={before + 1}")
@@ -89,22 +89,15 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(case, path):
     assert str(path) in str(caught.value)
     assert caught.value.fix
     assert not database(opened).in_transaction
-    database(opened).execute("PRAGMA max_page_count=1000000")
-    case.write(opened)
-    for file in path.parent.rglob("*"):  # its owner's alone
-        assert stat.S_IMODE(file.stat().st_mode) == (0o700 if file.is_dir() else 0o600)
-    opened.close()
-
-
-def test_what_another_process_holds_is_named(case, path):
-    opened = case.open(path)
-    database(opened).execute("PRAGMA busy_timeout=0")
+    database(opened).executescript("PRAGMA max_page_count=1000000; PRAGMA busy_timeout=0")
     with sqlite3.connect(path, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(case.error, match="locked"):
             case.write(opened)
         other.execute("ROLLBACK")
     case.write(opened)
+    for file in path.parent.rglob("*"):  # its owner's alone
+        assert stat.S_IMODE(file.stat().st_mode) == (0o700 if file.is_dir() else 0o600)
     opened.close()
 
 

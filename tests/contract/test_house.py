@@ -3,29 +3,10 @@
 import ast
 import graphlib
 from collections import defaultdict
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-ROOMS = [
-    ROOT / "edgeveil",
-    ROOT / "edge_client/edgeveil_edge",
-    ROOT / "cloud_server/edgeveil_cloud",
-    ROOT / "proxy/edgeveil_proxy",
-    ROOT / "tools/edgeveil_tools",
-    ROOT / "tools/edgeveil_lab",
-]
+from tests.drawn.architecture import modules
 
-
-def name_of(room, path):
-    parts = path.relative_to(room.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-TREES = {
-    name_of(room, path): ast.parse(path.read_text())
-    for room in ROOMS
-    for path in sorted(room.rglob("*.py"))
-}
+TREES = {name: ast.parse(path.read_text()) for name, path in modules().items()}
 
 
 def imported_at_once(name):
@@ -59,7 +40,3 @@ def test_a_public_class_name_stands_once():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(name)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
-
-
-def test_types_come_with_every_package():
-    assert [room.name for room in ROOMS if not (room / "py.typed").is_file()] == []

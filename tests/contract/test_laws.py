@@ -24,10 +24,6 @@ def test_it_keeps_the_law(part, law):
     assert law(part) == ""
 
 
-def test_every_family_has_laws():
-    assert set(LAWS) == {table.kind.family for table in TABLES}
-
-
 class First:
     """Takes the upload that came first, whatever the others are."""
 

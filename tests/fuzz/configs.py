@@ -4,13 +4,12 @@ import re
 from functools import cache
 from pathlib import Path
 
-from edgeveil.config.site_files import load_site
 from edgeveil.config.yaml_tree import DEPTH, NODES, read_tree
 from edgeveil.errors import ConfigError, ProtocolError
 from edgeveil.jobs import compile_canonical, parse_job
 from edgeveil.jobs.job import Job
 from edgeveil_tools.checks import schema
-from tests.fuzz.target import Target, as_file, demand
+from tests.fuzz.target import Target, demand
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
 _TEXT_BYTES = 1024  # a longer text is only slower to read
@@ -51,10 +50,6 @@ def _canonical(data):
     demand(job.canonical() == data, "a job has one spelling")
 
 
-def _site(data):
-    load_site(as_file("site.yaml", data))
-
-
 def _short(text):
     """Without comments: they would only make inputs long."""
     lines = (re.sub(r"\s+#.*", "", line) for line in text.splitlines())
@@ -69,11 +64,6 @@ def _jobs():
 
 def _canonicals():
     yield parse_job(SMALLEST_JOB).canonical()
-
-
-def _sites():
-    texts = (_short(path.read_text("utf-8")) for path in sorted(_CONFIGS.glob("*.yaml")))
-    yield from (text for text in texts if len(text) <= _TEXT_BYTES)
 
 
 def _trees():
@@ -99,7 +89,6 @@ def _words(kind):
 
 
 _YAML = tuple(b": ~- ~&a ~*a~!!map ~1e999~-1~null~[~{~|\n ~? ".split(b"~"))
-_SITE_WORDS = tuple(word for kind in ("cloud", "proxy", "edge") for word in _words(kind))
 
 TARGETS = {
     "yaml": Target(_tree, _trees, (), max_bytes=256, words=_YAML),
@@ -107,5 +96,4 @@ TARGETS = {
     "job_wire": Target(
         _canonical, _canonicals, (ProtocolError,), 2048, (b'":null', b"1e308", b"[")
     ),
-    "site_yaml": Target(_site, _sites, (ConfigError,), _TEXT_BYTES, _YAML + _SITE_WORDS),
 }

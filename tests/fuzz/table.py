@@ -6,15 +6,15 @@ from edgeveil.registry import Table
 
 MODULES = {
     "wire": ("frame", "inner", "package", "tensors", "assembly", "topic"),
-    "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "key_file", "ledger"),
+    "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "ledger"),
     "trusted": ("delegations", "devices"),
-    "files": ("idx", "csv", "npz", "users"),
+    "files": ("idx", "csv", "npz"),
     "datasets": ("cifar", "parquet", "picture"),
     "graphs": ("onnx_wire", "graph_check", "backbone"),
     "machines": ("device", "proxy", "cloud"),
     "batches": ("batch", "spool"),
     "served": ("http", "http-bytes", "mqtt", "amqtt"),
-    "configs": ("yaml", "job_yaml", "job_wire", "site_yaml"),
+    "configs": ("yaml", "job_yaml", "job_wire"),
 }
 NAMES = Table("target", {name: module for module, names in MODULES.items() for name in names})
 

@@ -8,7 +8,7 @@ from edgeveil.errors import EdgeVeilError
 from tests.fuzz.table import NAMES, target
 from tests.fuzz.target import Tape, Target, Wrong, demand
 
-SLOW = {"job_yaml", "site_yaml", "backbone", "ledger", "http", "http-bytes"}
+SLOW = {"job_yaml", "backbone", "ledger", "http", "http-bytes"}
 
 
 @pytest.mark.parametrize("name", NAMES.names())
