@@ -22,13 +22,11 @@ VALUES = np.random.default_rng(0).integers(0, 255, (COUNT, SIDE, SIDE)).astype(n
 
 
 def idx(array):
-    """A packed IDX file of bytes."""
     header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return gzip.compress(header + array.astype(np.uint8).tobytes())
 
 
 def letters(folder):
-    """As MNIST and EMNIST are published."""
     for one in (published_files()["mnist"], published_files()["emnist"]):
         for half in (one.train, one.test):
             (folder / half[0]).write_bytes(idx(np.zeros((COUNT, 28, 28))))
@@ -57,7 +55,6 @@ PACKED = [name for name in IN_FILES if name not in ("csv", "images")]
 
 
 def made(name, folder):
-    """Source and origin."""
     if name in PUBLISHED:
         return name, PUBLISHED[name](folder)
     block = {"name": "own", **FORMS[name](folder / "own", RecordTable(VALUES, LABELS))}
@@ -78,7 +75,6 @@ def modules(tmp_path, monkeypatch):
 
 
 def files_of(origin):
-    """The files behind an origin, in the order of their names."""
     found = [path for path in (origin.path, origin.labels_path) if path is not None]
     listed = [inner for path in found for inner in (path.rglob("*") if path.is_dir() else [path])]
     return sorted(path for path in listed if path.is_file())

@@ -48,7 +48,6 @@ def facts(version):
 
 
 def put_back(version, role, folder, kind, **given):
-    """The state folder of one role, as that version backed it up."""
     archive = folder / f"{role}.backup"
     archive.write_bytes(gzip.decompress((version / f"{role}.backup.gz").read_bytes()))
     site = kind(state_dir=folder / role, trust_file=folder / "trust.json", **given)
@@ -73,7 +72,6 @@ def cloud(version, tmp_path):
 
 
 def schema(path):
-    """The numbers that a file says of its tables."""
     with closing(sqlite3.connect(path)) as db:
         (number,) = db.execute("PRAGMA user_version").fetchone()
         named = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()

@@ -103,7 +103,6 @@ def idx(folder, rows):
 
 
 def images(folder, rows):
-    """Pictures of any size and colour, broken ones, and folders that are none of the classes."""
     place = folder / "records"
     for name in ("<=50K", ">50K"):
         (place / name).mkdir(parents=True)
@@ -330,7 +329,6 @@ def different(count):
 
 
 def with_room_for(monkeypatch, size_bytes):
-    """The limit of 2 GiB, where a test can reach it."""
     real = own_records.origin_of
     monkeypatch.setattr(
         own_records, "origin_of", lambda *given: replace(real(*given), max_bytes=size_bytes)

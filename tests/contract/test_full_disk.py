@@ -55,7 +55,6 @@ CASES = {  # how to open it, to write much into it, and to see that this is ther
 
 @pytest.fixture
 def disk(tmp_path):
-    """A small file system of its own, in memory."""
     folder = tmp_path / "disk"
     folder.mkdir()
     options = f"size={DISK_BYTES},mode=0700"

@@ -25,8 +25,6 @@ def test_it_keeps_the_law(part, law):
 
 
 class First:
-    """Takes the upload that came first, whatever the others are."""
-
     sums, whole, validation_records, least = True, False, 0, 1
 
     def __init__(self, parameters):

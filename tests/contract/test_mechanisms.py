@@ -49,7 +49,6 @@ def test_every_mechanism_is_here():
 
 
 def released(name, seed=0):
-    """What is released, and its event."""
     values, price = CASES[name]
     before = values.copy()
     found = MECHANISMS[name](values, price, random_bytes=SeededRandom(seed))

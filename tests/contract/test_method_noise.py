@@ -34,7 +34,6 @@ STEPPING = ("dp_sgd", "pso_dp_sgd")
 
 
 def random(*numbers):
-    """A device's own chance for one answer, always the same."""
     return DerivedRandom(b"".join(number.to_bytes(8, "big") for number in numbers).rjust(32))
 
 
@@ -90,7 +89,6 @@ def test_a_sum_over_devices_has_the_noise_that_its_price_counts_on(name, options
 
 
 def stepping(name):
-    """A method of noised steps on records of one feature each, and what it gets from the cloud."""
     shape = (FEATURES,)
     network = build_network(NetworkParameters(hidden=()), shape, 2)
     context = replace(

@@ -32,8 +32,6 @@ EMPTY = Records(np.zeros((0, 2, 3), np.float32), np.zeros(0, np.int64))
 
 
 class Unreadable:
-    """Records that must not be touched."""
-
     def __getattr__(self, name):
         raise AssertionError(f"read records.{name}")
 
@@ -147,8 +145,6 @@ def test_no_record_is_read_before_the_answer_or_where_subnormals_cannot_be_flush
 
 
 class Watched(Records):
-    """Records that note whether who reads them flushes subnormal numbers."""
-
     def __getattribute__(self, name):
         if name in "xy":
             FLUSHED.append(subnormals_flushed())

@@ -31,7 +31,6 @@ def modules(tmp_path, monkeypatch):
 
 
 def written(form, place, table):
-    """A real file, as a site file names it."""
     return {"name": "own", "test_share": 0.2, **FORMS[form](place, table)}
 
 

@@ -41,7 +41,6 @@ def name(request):
 
 
 def some(seed=0):
-    """An update: every weight's change, by name."""
     rng = np.random.default_rng(seed)
     return {w.name: (0.1 * rng.normal(size=w.shape)).astype(np.float32) for w in NETWORK.weights}
 
@@ -69,7 +68,6 @@ def test_neither_the_update_nor_the_weights_are_written_to(name):
 
 
 def test_it_follows_from_the_update_the_memory_and_the_random_bytes_alone(name):
-    """And its memory survives being written down."""
     ends = []
     for written in (False, True):
         memory, found = {}, []

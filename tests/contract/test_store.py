@@ -21,7 +21,6 @@ DIGEST = bytes(32)
 
 @pytest.fixture(scope="module")
 def postgres():
-    """The URL of an empty database."""
     with nullcontext() if GIVEN else postgres_server() as server:
         yield GIVEN or server.url
 

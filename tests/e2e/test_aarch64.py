@@ -31,7 +31,6 @@ PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 26, 17)]
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory):
-    """The command that starts Python there, with EdgeVeil and without torch."""
     need(EMULATOR, "debootstrap", "dpkg-deb")
     folder = tmp_path_factory.mktemp("aarch64")
     root = foreign_files(folder / "root", "arm64")

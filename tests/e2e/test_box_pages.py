@@ -36,7 +36,6 @@ SHORT = "'\"><svg onload=window.__hit=1>"
 
 
 def sound(shown):
-    """Nothing went wrong on the page, in light or dark, on a phone or a desk."""
     for size in (PHONE, DESK):
         shown.resize(size)
         assert shown.barriers() == []
@@ -123,7 +122,6 @@ def test_an_owner_logs_in_pauses_and_goes_back(tmp_path, monkeypatch):
 
 @contextmanager
 def served(page):
-    """The address of a proxy's page, served by a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -19,17 +19,14 @@ def stores(live):
 
 
 def in_use(live):
-    """The digest in use on each device, "" before the first."""
     return [found.digest if (found := store.current()) else "" for store in stores(live)]
 
 
 def withdrawn(store):
-    """Digests of the models that a device had in use and left."""
     return json.loads((store.folder / "current.json").read_text())["withdrawn"]
 
 
 def submit(live, stage):
-    """A job whose release is at its canary first; returns when its rollout is at the stage."""
     text = site_job(live.spec.devices, rounds=1)
     release = f"release: {{canary_share: 0.5, canary_floor: {CANARY}, soak_s: 4}}\n"
     job = live.client.submit_yaml(f"{text}\n{release}".encode())

@@ -16,8 +16,6 @@ NORTH, SOUTH = BOXES[::2], BOXES[1::2]
 
 
 class CellFleet(PlannedFleet):
-    """Two boxes in each cell, in their places and running. The cloud's machine is not here."""
-
     def __init__(self, folder, *, own_brokers):
         own, *http = free_ports(3)
         self.http_of = dict(zip(("north", "south"), http, strict=True))
@@ -39,7 +37,6 @@ class CellFleet(PlannedFleet):
         self.wait_ready("proxy-north", "proxy-south", *BOXES)
 
     def move(self, box, cell):
-        """As an operator does: the device's cell in the plan, and an apply."""
         with changed(self.site / FLEET_FILE) as plan:
             plan["fleet"]["devices"].setdefault("list", []).append({"name": box, "cell": cell})
         self.command("apply")
@@ -56,12 +53,10 @@ class CellFleet(PlannedFleet):
         )
 
     def claims_cell(self, name, cell):
-        """By hand, in the party's site file."""
         with changed(self.places / name / "edgeveil.yaml") as said:
             next(iter(said.values()))["cell"] = cell
 
     def ends(self, name):
-        """What a process says that must not go on."""
         wait_for(lambda: self.processes[name].poll() is not None, f"the end of {name}")
         assert self.processes[name].returncode == 2
         assert "Traceback" not in self.log(name)

@@ -24,17 +24,14 @@ def being_broadcast(live, job):
 
 
 def uploads_come(live, job, number=ROUND):
-    """The proxy has the first of the round's answers."""
     return _uploads(live, number) >= 1 or live.committed(job) >= number
 
 
 def handed_over(live, job):
-    """All answers are there: the proxy shuffles them and hands the batch over."""
     return _uploads(live, ROUND) == DEVICES or live.committed(job) >= ROUND
 
 
 def _uploads(live, number):
-    """How many of the round's the proxy holds."""
     now = live.proxy_status().get("round") or {}
     return now["uploads"] if now.get("index") == number else 0
 
@@ -82,14 +79,12 @@ def test_a_job_ends_on_two_nodes_once_another_came_back_and_a_second_is_lost(tmp
 
 
 def begun(live, rounds):
-    """A job under way, of whose traces the checks know."""
     live.start_each()
     tap_site(live.spec)
     return live.submit(rounds=rounds, every=0)
 
 
 def ended_in_order(live, job):
-    """It completes, everybody has its model, and nothing that was acknowledged is lost."""
     wait_for(lambda: live.client.job(job)["ended_at"], "the job's end", JOB_LIMIT_S)
     live.wait_released()
     live.stop_all()

@@ -16,8 +16,6 @@ SOUGHT = "older than the proxy's"
 
 
 class CopiedSite(LiveSite):
-    """Five devices in processes of their own."""
-
     def __init__(self, folder):
         super().__init__(folder, devices=DEVICES)
         self.copies = folder / "copies"
@@ -26,12 +24,10 @@ class CopiedSite(LiveSite):
         self.start("edge-1", self.site.edges[0])
 
     def copy(self):
-        """The first device's state as it is now."""
         copied = self.copies / str(len(list(self.copies.glob("*"))))
         return shutil.copytree(self.spec.edge_state(1), copied)
 
     def copied_after_a_job(self):
-        """All have learnt once; the first device's state then. The device goes on."""
         self.start_each()
         self.job()
         self.stop("edge-1")
@@ -50,7 +46,6 @@ class CopiedSite(LiveSite):
         return before
 
     def job(self, rounds=2):
-        """One job; its name in ledgers, and the uploads of each round."""
         found = self.completed(self.submit(rounds=rounds, every=0))
         return wire_id(found["id"]).hex(), [round["uploads"] for round in found["exchanges"]]
 

@@ -17,7 +17,6 @@ NAMES = {"midrange", "jsonl", "cut", "two_layers", "one_step"}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """The folder of the page's files, with records, and that of the installed package."""
     folder = tmp_path_factory.mktemp("jobs")  # not beside the sources, which Python would import
     files = files_of(ROOT / "docs" / "extending.md")
     jobs = {name: text for name, text in files.items() if name.endswith(".yaml")}
@@ -32,7 +31,6 @@ def place(tmp_path_factory):
 
 
 def in_site(place, *arguments):
-    """What the command prints where the package is installed."""
     done = edgeveil(*arguments, plugins=place[1], cwd=place[0])
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -58,7 +56,6 @@ def test_its_jobs_run(place, job):
 
 @pytest.mark.slow
 def test_one_file_adds_a_rule_to_a_checkout(tmp_path):
-    """The file that a page shows is put into the tree, and nothing else."""
     assert "](docs/extending.md)" in (ROOT / "README.md").read_text("utf-8")
     rule = files_of(ROOT / "docs/extending.md")["my_parts/midrange.py"]
     for room in ROOMS:

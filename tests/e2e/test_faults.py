@@ -28,7 +28,6 @@ STARTS_S = 120.0  # a start beside other work
 
 @pytest.fixture
 def site(tmp_path):
-    """A site with its brokers, and no process yet."""
     with LiveSite(tmp_path) as made:
         yield made
 
@@ -91,12 +90,10 @@ def provisioned(tmp_path_factory):
 
 @pytest.fixture
 def files(provisioned, tmp_path):
-    """The same, for one test to change."""
     return Path(shutil.copytree(provisioned, tmp_path / "site"))
 
 
 def named_in(config, key):
-    """The first value of this key."""
     return re.findall(rf"^\s*{key}: (.+)$", config.read_text(), re.MULTILINE)[0]
 
 

@@ -27,8 +27,6 @@ SERVERS = ("broker-edge", "broker-cloud", "cloud", "proxy")
 
 
 class PlannedFleet:
-    """A site's folder, and the places that its bundles are installed to."""
-
     def __init__(self, folder, authentication, *, claims=False):
         http, proxy_http = free_ports(2)
         plan = self.planned(folder)
@@ -48,7 +46,6 @@ class PlannedFleet:
         (self.site / FLEET_FILE).write_text(yaml.safe_dump(plan))
 
     def planned(self, folder, *options):
-        """A plan whose brokers have ports of their own."""
         self.site, self.places, self.logs = (folder / one for one in ("site", "places", "logs"))
         for path in (self.places, self.logs):
             path.mkdir()
@@ -97,7 +94,6 @@ class PlannedFleet:
         wait_for(lambda: words in self.log(name), f"{words} of {name}")
 
     def start_all(self, *boxes):
-        """The servers that stand in their places, and these devices."""
         self.start(*SERVERS[:2])
         self.wait_ready(*SERVERS[:2])
         self.start(*SERVERS[2:], *boxes)
@@ -105,16 +101,13 @@ class PlannedFleet:
 
     @property
     def cloud(self):
-        """The cloud's HTTP control."""
         return Cloud(f"http://127.0.0.1:{self.http}", self.places / "cloud/state/http.token")
 
     def submit(self, devices, rounds=2):
-        """One job over so many devices, as soon as the cloud answers."""
         wait_for(lambda: answers(lambda: self.cloud), "the cloud's start")
         return self.cloud.submit_yaml(site_job(devices, rounds=rounds, min_batch=3).encode())
 
     def learns(self, devices, job=None):
-        """So many devices take part in all of the job, or of a short one."""
         job = job or self.submit(devices)
         wait_for(lambda: self.cloud.job(job)["ended_at"], "the job's end", 180)
         found = self.cloud.job(job)
@@ -127,7 +120,6 @@ class PlannedFleet:
         self.start(name)
 
     def well(self, name):
-        """What a container's health check finds."""
         config = self.places / name / "edgeveil.yaml"
         return main(["health", "--config", str(config)]) == 0
 

@@ -17,7 +17,6 @@ FILES = 1024
 
 @pytest.fixture
 def crowd():
-    """Opens so many connections that say nothing."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], 4096), limits[1]))
     with ExitStack() as stack:

@@ -55,7 +55,6 @@ exec chroot --userspec={OUR_USER}:{OUR_USER} "$1" /opt/edgeveil/bin/edgeveil edg
 
 
 def started(command, log, environ=os.environ):
-    """Start it in a process group of its own, which ends it whole."""
     with log.open("ab") as out:
         return subprocess.Popen(
             list(map(str, command)), stdout=out, stderr=out, env=environ, start_new_session=True
@@ -63,8 +62,6 @@ def started(command, log, environ=os.environ):
 
 
 class Images:
-    """A store of images of its own, and the commands on it."""
-
     def __init__(self, folder):
         self.folder = folder
         self._command = ("buildah", "--root", folder / "root", "--runroot", folder / "run")
@@ -83,7 +80,6 @@ class Images:
         self("commit", "-q", "--rm", container, name)
 
     def build(self, role, context):
-        """Its name; it is built once."""
         if role in self._built:
             return self._built[role]
         name = self._built[role] = f"edgeveil/{role}"
@@ -115,7 +111,6 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory):
-    """What the container file says must stand beside them."""
     folder = tmp_path_factory.mktemp("context")
     assert main(["deploy", "containers", "--out", str(folder)]) == 0
     build_wheel(folder)
@@ -155,7 +150,6 @@ def test_an_image_is_built_and_runs(images, context, role, command, said):
 
 
 def test_one_command_from_a_bundle_to_a_device_whose_answers_count(images, context, tmp_path):
-    """Two devices in the image, the second where nothing but its state can be written to."""
     box_image = images.build("edge-train-fm", context)
     fleet = PlannedFleet(tmp_path, "certificates")
     try:

@@ -23,7 +23,6 @@ PHASES = ("broadcast_s", "upload_s", "handover_s", "absorb_s")
 
 
 def loadtest(*arguments):
-    """The result of a load test."""
     return json.loads(ran("loadtest", "--json", *arguments, timeout=200).stdout)
 
 
@@ -168,7 +167,6 @@ def await_open(*ports):
 
 
 def told_by_their_pages(result):
-    """What a running site's cloud and proxy spend is in the result as that of children is."""
     for name in ("cloud", "proxy"):
         used = result["processes"][name]
         assert used["cpu_s"] > 0

@@ -32,8 +32,6 @@ def found(samples, name, **labels):
 
 
 class Watched(LiveSite):
-    """A site that logs all it can, in JSON."""
-
     def __init__(self, folder):
         super().__init__(folder)
         for path in (self.site.cloud, self.site.proxy, *self.site.edges):

@@ -55,7 +55,6 @@ selection: {{min_devices: {devices}}}
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
-    """One site for all of them: its owners allow everything."""
     with LiveSite(tmp_path_factory.mktemp("presets"), DEVICES, policy=GENEROUS) as site:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OMP_NUM_THREADS", "1")  # six devices train in one process

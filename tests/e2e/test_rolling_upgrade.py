@@ -100,7 +100,6 @@ class UpgradedSite(LiveSite):
         self.begin(name, earlier=False)
 
     def resumes_by_itself(self, job, after):
-        """The job gets further, or has come to its end."""
         wait_for(self.answers, "the cloud's answer")
         before = self.committed(job)
         wait_for(

@@ -39,14 +39,12 @@ local_run:
 
 
 def written(source, folder, edits):
-    """A shipped job with parts of its text changed."""
     path = folder / "job.yaml"
     path.write_text(edited(source.read_text("utf-8"), edits), "utf-8")
     return path
 
 
 def shorter(folder, edits):
-    """The quickstart with fewer rounds and devices, and other changes to its text."""
     return written(ROOT / "tests" / "kits" / "quickstart.yaml", folder, {**SHORTER, **edits})
 
 
@@ -82,7 +80,6 @@ def test_run_leaves_result_model_and_report(tmp_path, engine):
 
 
 def cpu_s(pid):
-    """CPU seconds of a process and its children so far."""
     started = psutil.Process(pid)
     return sum(sum(one.cpu_times()[:2]) for one in [started, *started.children(recursive=True)])
 

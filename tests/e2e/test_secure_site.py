@@ -17,7 +17,6 @@ DEVICES = 5
 
 
 def smaller(name, min_batch):
-    """A shipped job for a few devices and three rounds."""
     edits = {
         "rounds: 15": "rounds: 3",
         "selection: {devices: 20}": f"selection: {{devices: {DEVICES}}}",

@@ -22,8 +22,6 @@ RESTART_S = 20.0  # of a server whose processes have yet to see that the first o
 
 
 class StoredElsewhere(LiveSite):
-    """A live site with its store at a server; brokers, proxy and devices as ever."""
-
     def __init__(self, folder, server):
         super().__init__(folder, devices=DEVICES)
         self.server = server
@@ -32,14 +30,11 @@ class StoredElsewhere(LiveSite):
         self.site.cloud.write_text(yaml.safe_dump(settings))
 
     def begin(self):
-        """All processes and a job; returns when it is queued."""
         self.start_all()
         tap_site(self.spec)
         return self.submit(rounds=3, every=0)
 
     def wait_said(self, *words):
-        """Until a line of the cloud's log has all of these."""
-
         def said():
             lines = self.log("cloud").splitlines()
             return any(all(word in line for word in words) for line in lines)
@@ -66,7 +61,6 @@ class StoredElsewhere(LiveSite):
 
 
 def away_and_back(live, stop):
-    """The server is gone until the cloud has said so, and then comes back."""
     stop()
     wait_for(lambda: live.health().get("parts") == ["store"], "the store's absence on /healthz")
     end_s = time.monotonic() + RESTART_S

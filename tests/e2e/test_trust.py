@@ -33,7 +33,6 @@ class TrustedSite(LiveSite):
                 block["trust_file"] = "trust.json"
 
     def command(self, name, *rest):
-        """`edgeveil trust NAME ROOT …`, then hand its trust.json over."""
         assert main(["trust", name, str(self.root), *rest, "--no-passphrase"]) == 0
         shutil.copy(self.root / "trust.json", self.trust)
 
@@ -45,11 +44,9 @@ class TrustedSite(LiveSite):
         self.command("rotate", role, str(following))
 
     def submit_to(self, devices, rounds):
-        """A job that so few of the site's devices suffice for."""
         return self.client.submit_yaml(site_job(devices, rounds=rounds).encode())
 
     def versions(self):
-        """The delegations that the devices hold."""
         files = self.spec.folder.glob("state/edge-*/trust.json")
         found = [json.loads(TrustBundle.load(path).delegations) for path in files]
         return {one["signed"]["version"] for one in found}

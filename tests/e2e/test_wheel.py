@@ -52,7 +52,6 @@ def home(wheel, tmp_path_factory):
 
 
 def command(home, *arguments):
-    """`edgeveil` as typed in the user's folder, which is on the path."""
     script = home / "venv" / "bin" / "edgeveil"
     return python_of(home, script, *arguments)
 

@@ -53,7 +53,6 @@ def main(argv=None):
 
 
 def _finds(name, options):
-    """Feed one target; whether it ended with a finding or too early."""
     chosen = target(name)
     if importlib.util.find_spec("atheris") is None:
         raise UsageError("atheris is not installed", fix="pip install 'edgeveil[fuzz]'")

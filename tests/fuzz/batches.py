@@ -23,7 +23,6 @@ _SEGMENTS = 6  # of a group, at most
 
 @cache
 def _round():
-    """A round of a small job, whose secret is the cloud's."""
     plan = parse_plan(SMALLEST_JOB.replace("[64]", "[4]"))
     context = RoundContext.of(plan, 1)
     keys = [opening_key(f"selected {n}").public().to_bytes() for n in range(_SELECTED)]
@@ -48,7 +47,6 @@ def _pool(group):
 
 
 def _batch(data):
-    """Segments of insiders and strangers, repeated, damaged, miscounted."""
     tape = Tape(data)
     context, header, secret = _round()
     groups = []
@@ -70,7 +68,6 @@ def _batch(data):
 
 
 def _spool(data):
-    """Parts of a batch, in any order, and what the file then is."""
     tape, spool = Tape(data), BatchSpool(scratch())
     true = bytes(range(256)) * 4
     digest = describe(true, 1).digest

@@ -32,7 +32,6 @@ def _tree(data):
 
 
 def _measured(value):
-    """Levels and values."""
     inner = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(inner, list):
         return 1, 1
@@ -73,8 +72,6 @@ def _trees():
 
 @cache
 def _words(kind):
-    """Keys and choices of a kind of file."""
-
     def within(schema):
         if isinstance(schema, dict):
             yield from schema.get("properties", {})

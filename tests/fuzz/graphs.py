@@ -24,7 +24,6 @@ def _varint(value):
 
 
 def _part(number, value):
-    """One field of protobuf."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value & 2**64 - 1)
     raw = value.encode() if isinstance(value, str) else value
@@ -111,7 +110,6 @@ def _backbone(data):
 
 
 def _doubled(times):
-    """Each `Concat` doubles what the one before it gave."""
     names = ["x", *(f"c{n}" for n in range(times)), "y"]
     axis = _part(1, "axis") + _part(3, 1) + _part(20, 2)
     pairs = pairwise(names)
@@ -119,7 +117,6 @@ def _doubled(times):
 
 
 def _sound():
-    """Small graphs that pass the check."""
     weights = _tensor("floats", _FLOAT, (4, 4), struct.pack("<16f", *range(16)))
     shape = _tensor("ints", _INT64, (2,), struct.pack("<qq", 1, 4))
     yield _whole([_node("MatMul", ["x", "floats"], "y")], [weights])

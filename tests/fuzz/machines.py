@@ -65,8 +65,6 @@ def _finish_device(task, tape):
 
 
 class _Registry:
-    """Devices 0, 1 and 2 are admitted."""
-
     def verify_key(self, device):
         number = next((n for n in range(3) if device_id(n) == device), None)
         return None if number is None else public_key(f"device {number}")

@@ -27,13 +27,11 @@ def signing_key(name):
 
 @cache
 def opening_key(name):
-    """A fixed key."""
     return OpeningKey.from_bytes(_raw(name))
 
 
 @cache
 def device_id(number):
-    """The id of device `number`."""
     return signing_key(f"device {number}").public().fingerprint()
 
 
@@ -46,7 +44,6 @@ def signer(name):
 
 
 def manifest(kind="round", at=AT, sequence=1, blob=BLOB):
-    """A manifest that is sound in itself."""
     return m.Manifest(
         kind=kind,
         at=at,

@@ -37,7 +37,6 @@ def _at(tape):
 
 
 def _header(tape, text):
-    """What an offer says: sound in itself, if not now and from this signer."""
     at, blob = _at(tape), describe(text, tape.choice((PART_BYTES, 1024, 300)))
     digest = describe(tape.choice(TEXTS), 1).digest
     blob = tape.choice((blob, blob, blob, m.Blob(digest, tape.number(2**40), blob.part_bytes)))
@@ -92,8 +91,6 @@ def _signature(key, label, payload):
 
 
 class Play:
-    """One machine and what it has said so far."""
-
     def __init__(self, machine, tape, finish):
         self.machine, self.tape, self._finish = machine, tape, finish
         self.now_s = 0.0
@@ -104,7 +101,6 @@ class Play:
         self.asked = Counter()
 
     def run(self, starts, peers):
-        """The whole scenario."""
         for event in starts:
             self._tell(event)
         for _ in range(_EVENTS):

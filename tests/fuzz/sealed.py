@@ -37,7 +37,6 @@ def _content_key():
 
 @cache
 def _stream(plain_bytes, chunk_bytes):
-    """Header and chunks of a true stream."""
     plain = bytes(index % 251 for index in range(plain_bytes))
     whole = seal_chunked(_content_key(), b"context", plain, chunk_bytes)
     step = chunk_bytes + TAG_BYTES
@@ -131,7 +130,6 @@ def _enrolments():
 
 
 def _ledger(data):
-    """A true ledger whose three files are damaged by hand."""
     tape, (path, book) = Tape(data), _true_ledger()
     copy = scratch() / "ledger.sqlite"
     for suffix, most in ((".sqlite", 6), (".head", 1), (".key", 1)):

@@ -52,8 +52,6 @@ _served = []
 
 
 class _Wire(asyncio.Transport):
-    """Keeps what is answered."""
-
     def __init__(self):
         super().__init__()
         self.sent, self.closed = bytearray(), False
@@ -88,7 +86,6 @@ def _fresh():
 
 
 def _http(data):
-    """A whole request of any method, path, token and body."""
     served, tape = _fresh(), Tape(data)
     name = served.job if tape.number(2) else tape.take(8).hex()
     path = tape.choice(_PATHS).format(name) + tape.choice(_QUERIES)
@@ -173,7 +170,6 @@ def _pieces(tape):
 
 
 def _mqtt(data):
-    """A load test's device hears from a broker, and a relay of a chaos run passes it on."""
     tape = Tape(data)
     protocol = tape.choice((4, 5))
     pieces, framer = _pieces(tape), mqtt.PacketCutter(_LIMIT_BYTES)
@@ -192,7 +188,6 @@ def _mqtt(data):
 
 
 def _amqtt(data):
-    """The library's broker behind a look at the first bytes."""
     tape = Tape(data)
     sizes = [tape.choice((1, 2, 16, _LIMIT_BYTES, _LIMIT_BYTES + 1, 2**28)) for _ in range(4)]
     _done(_read(tape.rest(), sizes))

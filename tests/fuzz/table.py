@@ -20,5 +20,4 @@ NAMES = Table("target", {name: module for module, names in MODULES.items() for n
 
 
 def target(name):
-    """The target of this name. Raises UsageError for an unknown one."""
     return import_module(f"tests.fuzz.{NAMES[name]}").TARGETS[name]

@@ -48,11 +48,9 @@ class Tape:
 
     @property
     def over(self):
-        """Nothing is left."""
         return self._at >= len(self._data)
 
     def take(self, count):
-        """At most `count` bytes."""
         taken = self._data[self._at : self._at + count]
         self._at += count
         return taken
@@ -63,11 +61,9 @@ class Tape:
         return int.from_bytes(self.take(width), "little") % below
 
     def choice(self, options):
-        """One of these."""
         return options[self.number(len(options))]
 
     def rest(self):
-        """Everything that is left."""
         return self.take(max(0, len(self._data) - self._at))
 
     def damaged(self, data, most=4):
@@ -86,20 +82,17 @@ class Tape:
 
 @cache
 def scratch():
-    """A folder for this process's inputs, gone when it ends."""
     folder = Path(tempfile.mkdtemp(prefix="edgeveil-fuzz-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def as_file(name, data):
-    """The input as a file, for readers that take a path; the file is one and the same."""
     path = scratch() / name
     path.write_bytes(data)
     return path
 
 
 def demand(holds, law):
-    """Raise Wrong unless the law holds."""
     if not holds:
         raise Wrong(law)

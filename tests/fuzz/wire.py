@@ -92,7 +92,6 @@ def _some_tensors():
 
 
 def _assembly(data):
-    """A blob as its header claims, and parts that may be anything."""
     tape = Tape(data)
     true = bytes(range(256)) * tape.number(6)
     honest = describe(true, tape.choice((256, 300, 1024)))

@@ -50,7 +50,6 @@ class BrokerCluster(ABC):
         self.wait_ready()
 
     def start_node(self, node):
-        """Start a node with its files on disk; it may take a while to accept clients."""
         command = self.command(node)
         self._nodes[node] = self.spawn(f"{node}.log", command, self.environment(node))
 
@@ -93,7 +92,6 @@ class BrokerCluster(ABC):
 
 
 def end(process):
-    """Kill (SIGKILL) what `spawn` started."""
     process.send_signal(signal.SIGKILL)
     process.wait()
     if process.stdin is not None:

@@ -57,13 +57,10 @@ return found.slice(0, 5);
 
 
 class Browser:
-    """One Chromium window; `driver` is selenium's."""
-
     def __init__(self, driver):
         self.driver = driver
 
     def open(self, url, size=DESK, *, dark=False):
-        """Load a page at a width and height in CSS pixels."""
         self.resize(size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -74,7 +71,6 @@ class Browser:
         self._devtools("Emulation.setDeviceMetricsOverride", metrics)
 
     def run(self, script, *arguments):
-        """Run a JavaScript function body and return its value."""
         return self.driver.execute_script(script, *arguments)
 
     def wait(self, condition, timeout_s=20.0):

@@ -21,8 +21,6 @@ def idle_control(store, *, python_models=False):
 
 
 class StoreControl:
-    """A control that uses only a store."""
-
     def __init__(self, store):
         self.store, self.cancel, self.resume = store, store.cancel, store.resume
 

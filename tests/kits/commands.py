@@ -14,7 +14,6 @@ def edgeveil(*arguments):
 
 
 def ran(*arguments, **options):
-    """Run the command, which must succeed; return it with its output as text."""
     command = edgeveil(*arguments)
     done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -40,7 +39,6 @@ def interrupted(command, *, after, processes=0, work=lambda _run: None):
 
 
 def edited(text, edits):
-    """Replace parts of a text, each of which must occur."""
     for old, new in edits.items():
         assert old in text, old
         text = text.replace(old, new)

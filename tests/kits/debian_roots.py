@@ -25,7 +25,6 @@ def need(*programs):
 
 
 def run(*command, **options):
-    """Run a command that must succeed; its output is shown if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done

@@ -56,7 +56,6 @@ def small_job(**changes):
 
 
 def committed(fleet, job):
-    """Return the event of each committed round of a job."""
     events = fleet.store.events_after(0, job)
     return [dict(event.data) for event in events if event.type == "exchange_committed"]
 

@@ -33,7 +33,6 @@ def is_free(port):
 
 @contextmanager
 def started(script, folder):
-    """Run `bash -e` on the script, output in `folder/log`; ends all that the script started."""
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(

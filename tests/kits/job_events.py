@@ -16,7 +16,6 @@ FACTS = {
 
 
 def committed(round, number, seq, uploads=18, **more):
-    """Return a commit event of round `number`; 0 is a preparation round."""
     data = {
         "exchange": round,
         "phase": "train" if number else "centre",
@@ -42,7 +41,6 @@ def broadcast(label, seq, selected=20):
 
 
 def course(rounds):
-    """Return the events of a running job with one preparation round and so many rounds."""
     found = []
     for round in range(1, rounds + 2):
         number = round - 1

@@ -41,7 +41,6 @@ def wait_for(condition, what, limit_s=WAIT_S, every_s=0.05):
 
 
 def page(url, token=""):
-    """Return status and text of a page; (0, "") while nobody listens."""
     asked = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
         with urlopen(asked, timeout=10) as answer:
@@ -53,7 +52,6 @@ def page(url, token=""):
 
 
 def answers(connect):
-    """Whether a cloud that `connect` makes a client of has started."""
     try:
         connect().list()
     except UsageError:
@@ -178,9 +176,7 @@ class LiveSite:
         return Cloud(self.spec.url, self.site.token_file)
 
     def submit(self, rounds=3, every=2, **numbers):
-        """Queue a job over the site's devices; `every`: rounds between evaluations (0: never).
-
-        Other `numbers` of the file are changed by their keys."""
+        """Queue a job that evaluates `every` so many rounds (0: never), with other `numbers`."""
         own = yaml.safe_load((self.spec.folder / "job.yaml").read_text())
         text = site_job(
             self.spec.devices,
@@ -194,7 +190,6 @@ class LiveSite:
         return self.client.submit_yaml(text.encode())
 
     def committed(self, job):
-        """Return the number of the job's committed rounds."""
         return len(self.client.job(job)["exchanges"])
 
     def finish(self, job):
@@ -224,7 +219,6 @@ class LiveSite:
         return process.wait(15)
 
     def start_each(self):
-        """Start each party in a process of its own; returns when all have sent their hello."""
         self.start("cloud", self.site.cloud)
         self.start("proxy", self.site.proxy)
         for number, edge in enumerate(self.site.edges, 1):

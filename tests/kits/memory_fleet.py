@@ -100,11 +100,9 @@ class MemoryFleet:
         return self.cloud.store
 
     def enrolled(self):
-        """Return whether the cloud knows every admitted key."""
         return len(self.store.enrolled()) == len(self.devices)
 
     def submit(self, job):
-        """Queue and start a job once the roster has arrived; return its id."""
         self.net.run(self.enrolled)
         for graph in read_artifacts(job).values():
             self.store.put_backbone(graph)

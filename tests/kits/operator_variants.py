@@ -81,7 +81,6 @@ _PAIRS = ("Add", "Sub", "Mul", "Div", "Max", "Min")
 
 
 def variants():
-    """Yield every allowed operator in each of its variants."""
     of = OperatorVariant
     yield from map(of, _ELEMENTWISE)
     yield from (of(name, kind=_DOUBLE) for name in _DOUBLE_TOO)

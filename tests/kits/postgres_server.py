@@ -32,7 +32,6 @@ class PostgresServer:
         self._ctl("start", "-w", "-o", options, "-l", str(self._folder / "log"))
 
     def stop(self):
-        """Stop as in a crash: connections are cut."""
         self._ctl("stop", "-w", "-m", "immediate")
 
     def restart(self):

@@ -44,7 +44,6 @@ class ProfileGuard:
         self._in_flight = {}  # packet id, bytes
 
     def acknowledged(self, packet_id):
-        """Record the acknowledgement of a message."""
         self._in_flight.pop(packet_id, None)
 
     def received(self, data):
@@ -158,8 +157,6 @@ def guarded(reader, guard):
 
 
 class GuardedBroker(BoundedBroker):
-    """A broker that enforces the profile its process was started with."""
-
     async def external_connected(self, reader, writer, listener_name):
         guard = ProfileGuard(PROFILES[os.environ["PROFILE"]])
         guarded(reader, guard)
@@ -168,8 +165,6 @@ class GuardedBroker(BoundedBroker):
 
 
 class ProfiledBroker(BrokerProcess):
-    """amqtt that enforces a profile."""
-
     def __init__(self, plan, directory, profile, *, users):
         super().__init__(plan, directory, users=users)
         self._profile = profile

@@ -9,7 +9,6 @@ from edgeveil_tools.site.fleet_spec import FLEET_FILE
 
 
 def planned(folder, devices=3, *options):
-    """Create a new site's folder with its plan."""
     assert main(["site", "init", str(folder), "--devices", str(devices), *options]) == 0
     return folder
 
@@ -23,7 +22,6 @@ def shown(path):
 
 
 def plan(folder, **changes):
-    """Change blocks of the plan by their keys, and replace other values."""
     said = yaml.safe_load((folder / FLEET_FILE).read_text())
     for key, value in changes.items():
         block = said["fleet"].setdefault(key, {})

@@ -22,7 +22,6 @@ DEVICES = 5
 
 
 def make(folder, scratch):
-    """Write `cloud.backup.gz`, `proxy.backup.gz`, `edge.backup.gz` and `facts.json`."""
     with LiveSite(scratch, devices=DEVICES) as live:
         live.start_all()
         done = live.submit(rounds=2, every=1)

@@ -32,7 +32,6 @@ class CrashNet(MemoryNet):
 
     @contextmanager
     def acting(self, node):
-        """What is written inside is written by this node's process."""
         before, self._acting = self._acting, node
         try:
             yield
@@ -40,7 +39,6 @@ class CrashNet(MemoryNet):
             self._acting = before
 
     def boundary(self):
-        """One more thing is done; the process at work may end here."""
         node = self._acting
         if node is None:
             return
@@ -49,7 +47,6 @@ class CrashNet(MemoryNet):
             raise Died(node)
 
     def forget(self, node):
-        """Timers and work under way are lost with the process, and what was on its way to it."""
         node.timers.clear()
         self._queue = [entry for entry in self._queue if not self._lost(node, entry[2], entry[3])]
         heapq.heapify(self._queue)

@@ -17,8 +17,6 @@ FLOOD = 500
 
 
 def filled(value):
-    """Every number of every segment."""
-
     def tensor(manifest, group):
         return np.full(manifest.groups[group].padded_bytes // 8, value, "<f8").tobytes()
 
@@ -26,7 +24,6 @@ def filled(value):
 
 
 def every_bit(manifest, group):
-    """Bytes of a kind of their own, into the padding."""
     return b"\x7f" * manifest.groups[group].padded_bytes
 
 
@@ -62,7 +59,6 @@ class Attacker:
         return self.sealed(task.manifest)
 
     def sealed(self, manifest):
-        """Segments that open at the cloud: an insider's."""
         segments = [
             seal_segment(manifest, group, self.membership, self._tensor(manifest, index))
             for index, group in enumerate(manifest.groups)
@@ -72,7 +68,6 @@ class Attacker:
         return SealedAnswer(every, tuple(map(len, segments)), b"".join(segments), marks)
 
     def says(self, message):
-        """On its own topic, where its broker lets it speak."""
         event = fx.MessageReceived(fx.DeviceAddress(self._box.id), message)
         self._fleet.net.post(self._fleet.proxy.runner, event, 0.001)
 
@@ -91,7 +86,6 @@ def second_uploads(who, manifest):
 
 
 def other_names(who, manifest):
-    """As somebody else, with a signature of its own; and for rounds that are not open."""
     every, data, at = tuple(range(len(manifest.groups))), seal_all(manifest), manifest.at
     mine = upload(who, at, data, every).header
     renamed = [
@@ -108,7 +102,6 @@ def other_names(who, manifest):
 
 
 def seal_all(manifest):
-    """What looks like an upload from outside."""
     return os.urandom(sealed_bytes(manifest))
 
 
@@ -117,7 +110,6 @@ def sealed_bytes(manifest):
 
 
 def wrong_forms(who, manifest):
-    """Groups that are not there or twice, and other sizes."""
     data = seal_all(manifest)
     count = len(manifest.groups)
     forms = [
@@ -130,7 +122,6 @@ def wrong_forms(who, manifest):
 
 
 def others_words(who, manifest):
-    """What only cloud or proxy may say."""
     blob = describe(b"", 1024)
     notes = (
         m.Ack(blob.digest, "held"),
@@ -146,7 +137,6 @@ def others_words(who, manifest):
 
 
 def flood(who, manifest):
-    """Hundreds of requests, wishes and parts of nothing."""
     piece = bytes(300)
     one = m.BlobPart(describe(piece, 300).digest, 0, zlib.crc32(piece), piece)
     need = m.Need(manifest.blob.digest, tuple(range(64)))

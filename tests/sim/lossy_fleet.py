@@ -40,8 +40,6 @@ FLOOR = 2
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of packets, of a round's package, and above which a blob is pulled."""
-
     packet_bytes: int = PACKET_BYTES
     model_bytes: int = 3000
     push_bytes: int = 16 << 20
@@ -51,8 +49,6 @@ RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a thousand runs sync 
 
 
 class QuietHost:
-    """What all hosts here share: they say nothing, and store one item at a time."""
-
     def report(self, report):
         pass
 
@@ -108,8 +104,6 @@ class DeviceHost(QuietHost):
 
 
 class ProxyHost(QuietHost):
-    """The proxy's own spool, in a folder that goes with the host."""
-
     def __init__(self):
         self._folder = TemporaryDirectory(prefix="edgeveil-spool-", dir=RAM)
         self.disk = Spool(Path(self._folder.name) / "spool.sqlite")
@@ -118,8 +112,6 @@ class ProxyHost(QuietHost):
 
 
 class CloudHost(QuietHost):
-    """Selects, seals, opens; remembers whose segments each committed round held."""
-
     def __init__(self, selected, rounds, sizes):
         self._sizes = sizes
         self.rounds, self._count = rounds, selected
@@ -268,8 +260,6 @@ def fates(tape):
 
 
 class LossyFleet:
-    """`devices` boxes, of which `selected` are asked each round, one proxy, one cloud."""
-
     def __init__(
         self,
         tape=b"",
@@ -304,7 +294,6 @@ class LossyFleet:
             self.net.connect(node)
 
     def _machine(self, host):
-        """A machine as its process would make it, from what is on disk."""
         cloud, proxy = self._cloud_key.public(), self._proxy_key.public()
         packet_bytes, push_bytes = self.sizes.packet_bytes, self.sizes.push_bytes
         match host:
@@ -325,12 +314,10 @@ class LossyFleet:
         )
 
     def run(self, limit_s=20_000.0):
-        """Run the job to its end; processes that crash are started again. The job's status."""
         self.until(lambda: True, limit_s)
         return self.finish(limit_s)
 
     def until(self, reached, limit_s=20_000.0):
-        """Start the job once the roster is there, and run on until something holds."""
         self._until(lambda: len(self.cloud.keys) == len(self.devices), limit_s)
         self._go_on()
         self._until(reached, limit_s)
@@ -340,7 +327,6 @@ class LossyFleet:
         return self.cloud.status
 
     def force_upload(self, device, membership):
-        """An upload of a device that was not asked, in due form but for the membership tag."""
         proxy = self.net.nodes[fx.ProxyAddress()]
         machine = proxy.machine
         assert isinstance(machine, ProxyMachine)
@@ -353,7 +339,6 @@ class LossyFleet:
         self.net.post(proxy, fx.MessageReceived(fx.DeviceAddress(device.id), offer))
 
     def settle(self):
-        """The losses stop, all connect again, and everything that is on its way arrives."""
         self.net.faults = no_faults
         for node in self.net.nodes.values():
             self.net.connect(node)
@@ -373,7 +358,6 @@ class LossyFleet:
                 return
 
     def _restart(self, node):
-        """Start a process again, from what is on its disk; it has lost its timers and its work."""
         self.died += 1
         self.net.forget(node)
         node.machine = self._machine(node.host)

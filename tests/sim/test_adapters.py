@@ -82,7 +82,6 @@ def test_adapters_are_learned_and_merged_and_frozen_weights_stay(tmp_path):
 
 
 def test_a_released_models_weights_are_what_torch_loads_and_the_next_job_begins_with(tmp_path):
-    """Square ones too, of which no shape tells how they lie."""
     square = MLP.replace("[32]", "[32, 32]").replace(", state_dict: net.safetensors", "")
     fleet, name, ended = played(tmp_path, job(tmp_path, f"model: {{{square}}}", "sgd", PLAIN))
     assert ended == "completed"

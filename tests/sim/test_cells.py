@@ -46,8 +46,6 @@ class CellNet(MemoryNet):
 
 
 class CellFleet(Fleet):
-    """`devices` take turns in the two cells: the first is north's."""
-
     net: CellNet
 
     def __init__(self, folder, devices):

@@ -20,8 +20,6 @@ JOB = small_job(selection={"devices": SELECTED}, train={"method": "fm", "rounds"
 
 
 class CoveredFleet(Fleet):
-    """The proxy asks for cover traffic. `moments`: when answers left, after the broadcast."""
-
     def __init__(self, folder, devices, policy=None, **proxy):
         self.moments = defaultdict(list)
         self._begun = {}
@@ -78,7 +76,6 @@ def looks(fleet):
 
 
 def released(fleet):
-    """Per device, how much its ledger knows of."""
     return [read_ledger(box.site.state_dir / LEDGER_FILE).links for box in fleet.devices]
 
 
@@ -94,7 +91,6 @@ def test_devices_that_require_cover_are_silent_without_it(tmp_path):
 
 
 def test_devices_that_the_proxy_has_not_heard_yet_look_alike_too(tmp_path):
-    """It came anew, and most are told to say hello later; the job does not wait for that."""
     fleet = CoveredFleet(tmp_path, DEVICES, hellos_per_s=0.05)
     fleet.net.run(lambda: len(fleet.proxy.machine.online) == DEVICES)
     fleet.proxy.close()

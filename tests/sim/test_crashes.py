@@ -17,7 +17,6 @@ PLACES = {"device": 0, "other device": 1, "proxy": 3, "cloud": 4}  # as `LossyFl
 
 
 def played(*deaths):
-    """Three devices, two rounds, to the end, with everything on its way arrived."""
     of = [(PLACES[who], number) for who, number in deaths]
     fleet = LossyFleet(devices=3, selected=3, rounds=2, deaths=of)
     fleet.net.clean_sessions = True
@@ -30,7 +29,6 @@ def played(*deaths):
 
 @pytest.fixture(scope="module")
 def boundaries():
-    """How many effects each process makes in a run without any death."""
     fleet = played()
     assert fleet.died == 0
     assert [attempt for attempt, _ in fleet.cloud.committed.values()] == [1, 1]

@@ -61,7 +61,6 @@ class CrashSite(Fleet):
         self.died = 0
 
     def play(self, job):
-        """Run a job to its end, and until all that is on its way has arrived; its id."""
         entry = self.store.submit_job(job.job, job.canonical(), job.digest())
         self._run(lambda: self.store.job(entry.id).ended, 2000.0)
         self._run(lambda: False, self.net.now_s + 120.0)
@@ -133,7 +132,6 @@ def told_writes(monkeypatch, site):
 
 
 def check_job(site, job):
-    """Completed, each round committed once, and nothing counted twice."""
     entry = site.store.job(job)
     assert entry.status == "completed", f"{entry.status}: {entry.reason}"
     rounds = site.store.rounds(job)
@@ -144,7 +142,6 @@ def check_job(site, job):
 
 
 def check_uploads(site, job):
-    """What the proxy said it holds for a committed attempt stands in the commit record."""
     counted = _counted(site)
     for box in site.devices:
         sent = {(r.round, r.attempt): set(r.segment_hashes) for r in box.store.receipts()}
@@ -153,7 +150,6 @@ def check_uploads(site, job):
 
 
 def check_ledgers(site, job):
-    """One release a round, whole chains, and no more spent than the cloud's report says."""
     events = [e for e in site.store.events_after(0, job) if e.type == "job_completed"]
     printed = events[-1].data["privacy"]
     for box in site.devices:
@@ -170,7 +166,6 @@ def check_ledgers(site, job):
 
 
 def check_clean(site, job):
-    """Every device has the model; nothing but the release and the last record stays on a disk."""
     release = site.store.release(job)
     assert release is not None
     for box in site.devices:
@@ -255,7 +250,6 @@ def job(secure=False):
 
 @pytest.fixture
 def disk():
-    """A folder where a durable write is quick."""
     folder = Path(tempfile.mkdtemp(prefix="edgeveil-crashes-", dir=RAM))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -269,7 +263,6 @@ def disk():
     ]
 )
 def secure(request):
-    """Whether uploads are summed under masks, and go on to the cloud as they come."""
     return str(request.param)
 
 
@@ -290,7 +283,6 @@ def played(monkeypatch, disk, secure, *deaths):
 
 
 def boundaries(monkeypatch, disk, secure):
-    """How many a run without any death has, by process."""
     site = played(monkeypatch, disk, secure)
     assert site.died == 0
     wire = [m.decode(frame, 1 << 20) for _, _, frame in site.net.wire or []]

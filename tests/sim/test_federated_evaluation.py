@@ -43,7 +43,6 @@ def told(fleet, done):
 
 
 def right_of_all(fleet, done):
-    """(right, records) of the released model on all evaluation records, without any noise."""
     model = OnnxModel(fleet.store.release(done).onnx)
     right = records = 0
     for box in fleet.devices:
@@ -140,7 +139,6 @@ def test_an_evaluation_that_too_few_answer_pauses_and_is_answered_with_the_same_
 
 
 def all_outputs(fleet, done):
-    """The released model's softmax of all evaluation records, as nobody ever sees it."""
     model = OnnxModel(fleet.store.release(done).onnx)
     own = [box.host._work._compute.records(0.3)[1] for box in fleet.devices]
     return np.concatenate([model.answers(one.x, {}) for one in own])
@@ -148,7 +146,6 @@ def all_outputs(fleet, done):
 
 @pytest.mark.parametrize("changes", [PLAIN, {}, SHARED], ids=["plain", "secure", "shared"])
 def test_cluster_scores_are_those_of_all_devices_records(tmp_path, books, changes):
-    """The last sums are about the noised means of those before: the scores follow from them."""
     policy = Policy(
         max_inference_epsilon=100,
         max_collusion_epsilon_per_job=2000,

@@ -30,7 +30,6 @@ def ledger_links(fleet):
 
 
 def check_wire(fleet, weights):
-    """Nothing private is on the wire."""
     needle = weights[-64:]
     for sender, to, frame in fleet.net.wire:
         assert b"secret-" not in frame

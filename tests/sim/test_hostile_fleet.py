@@ -44,7 +44,6 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The same fleet, whose attackers only decline."""
     outcome = Outcome(tmp_path_factory.mktemp("undisturbed"), None)
     assert outcome.status == "completed" and outcome.model
     assert {r["uploads"] for r in outcome.rounds} == {DEVICES - ATTACKERS}

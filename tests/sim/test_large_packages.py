@@ -12,7 +12,6 @@ PULLED = Sizes(model_bytes=100_000, push_bytes=2_000)
 
 
 def messages(fleet, kind, to):
-    """What of this kind went to that address, in order."""
     frames = [frame for _, receiver, frame in fleet.net.wire or [] if receiver == to]
     found = (decode(frame, fleet.sizes.packet_bytes) for frame in frames)
     return [message for message in found if isinstance(message, kind)]

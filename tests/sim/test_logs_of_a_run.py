@@ -28,7 +28,6 @@ def heard():
 
 
 def quoting(_site, _split_key, _share, _schema):
-    """Data that cannot be read, told by an error that quotes a record."""
     raise DataError(f"raised ValueError: record 17 is [{MARKER}, 0.25]", where="own.py", fix="mend")
 
 

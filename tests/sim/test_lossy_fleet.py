@@ -116,7 +116,6 @@ def test_loss_crashes_and_declines_together(tape, points, declines):
 @SIMULATED
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_long_and_heavy_loss(seed, weight):
-    """A link that is bad for hundreds of frames in a row, whatever the tape's length."""
     chance = Random(seed)
     tape = bytes(chance.choice((0,) * weight + (150, 190, 255)) for _ in range(3000))
     play(LossyFleet(tape, rounds=1))

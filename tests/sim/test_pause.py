@@ -44,7 +44,6 @@ def asked(fleet, job, index, attempt):
 
 @pytest.fixture
 def stopped(tmp_path):
-    """A job of five devices that paused in its third round, as most of them were cut off."""
     fleet = Fleet(tmp_path, 5, floor=3)
     job = fleet.submit(JOB)
     fleet.net.run(lambda: len(rounds(fleet, job)) == 2)

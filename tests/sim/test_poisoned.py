@@ -18,12 +18,10 @@ DEVICES, LIARS = 10, 3
 
 
 def turned(update):
-    """The opposite of what was learned, many times over."""
     return -8 * update
 
 
 def agreed(update):
-    """The same direction at all liars, thirty times as far as they learned."""
     signs = np.random.default_rng(0).choice([-1.0, 1.0], update.shape)
     return 30 * np.sqrt(np.mean(update**2)) * signs
 
@@ -82,7 +80,6 @@ def job(rule):
 
 
 def accuracy(folder, rule, lie):
-    """Of the final model, where some devices lie; every upload of theirs is accepted."""
     devices = device_sites(DEVICES, policy=POLICY)
     fleet = MemoryFleet(folder, devices, test_data=DIGITS, packet_bytes=1 << 20)
     try:

@@ -52,7 +52,6 @@ class Books:
     counted: dict[int, set[bytes]] = field(default_factory=dict)
 
     def expected(self, round, name):
-        """The sum of what those released who stand in the commit."""
         payloads = {id(p): p for mark, p in self.released.items() if mark in self.counted[round]}
         return sum(p[name] for p in payloads.values() if name in p)
 
@@ -83,7 +82,6 @@ def books(monkeypatch):
 
 
 def check_exact(fleet, books, done):
-    """Every committed sum is that of what the counted devices' ledgers hold, to the last bit."""
     records = fleet.store.rounds(done)
     assert [record.index for record in records] == sorted(books.sums)
     for record in records:
@@ -109,7 +107,6 @@ def said(fleet, kind):
 
 
 def completed(fleet, done, books=None):
-    """The job runs to its end, with exact sums; its rounds."""
     assert fleet.finish(done) == "completed", fleet.store.job(done).reason
     if books is not None:
         check_exact(fleet, books, done)
@@ -123,7 +120,6 @@ def played(folder, what, devices=DEVICES, **options):
 
 
 def forget(fleet, node):
-    """Drop what a process that ends had under way."""
     node.timers.clear()
     fleet.net._queue = [entry for entry in fleet.net._queue if entry[2] is not node]
 
@@ -191,7 +187,6 @@ def test_a_clip_norm_moves_by_the_sum_of_the_devices_bits(tmp_path, books):
 
 
 def test_the_median_of_groups_is_taken_of_exact_sums_of_each(tmp_path, books):
-    """No two groups share a device, and together they are all that counted."""
     rule = {"name": "median", "secure": True, "groups": 3}
     limits = {**LIMITS, "min_batch": 9}
     what = job(aggregation=rule, selection={"devices": 9}, round=limits)
@@ -261,7 +256,6 @@ def test_cover_traffic_is_masked_like_answers_and_does_not_count(tmp_path, books
 
 
 def test_a_question_that_the_proxy_did_not_hear_in_time_is_answered_after_a_resume(tmp_path, books):
-    """The job pauses while its sums wait for their masks; the proxy must not let the seeds go."""
     fleet, deaf = Fleet(tmp_path, DEVICES), [True]
 
     def faults(_sender, to, frame):
@@ -345,7 +339,6 @@ STREAMED = {"min_batch_floor": 1, "limits": {"lot_bytes": 1}}
     ids=["all", "some only infer", "cover"],
 )
 def test_uploads_that_go_on_as_they_come_are_summed_exactly(tmp_path, books, what, options):
-    """The sums, and all that is committed, are those of uploads that waited for the last."""
     proxy = {**STREAMED, **options.pop("proxy", {})}
     fleet, done = played(tmp_path, what, packet_bytes=4096, proxy=proxy, **options)
     fleet.net.wire = []

@@ -30,7 +30,6 @@ def averages(fleet, done):
 
 
 def check_means(fleet, books, done, uploads):
-    """The one mean that the cloud has is that of what the counted devices' ledgers hold."""
     ((index, told),) = averages(fleet, done).items()
     released = {id(p): p for mark, p in books.released.items() if mark in books.counted[index]}
     rows = [p[SOFTMAX] for p in released.values()]
@@ -46,7 +45,6 @@ def check_means(fleet, books, done, uploads):
 
 
 def check_alone(fleet, books):
-    """All groups are masked, and of none more was unmasked than one sum a round."""
     rounds = [m for m in said(fleet, Manifest) if m.kind == "round"]
     assert {SOFTMAX in [group.name for group in m.groups] for m in rounds} == {True, False}
     for manifest in rounds:
@@ -68,7 +66,6 @@ def test_the_cloud_learns_the_exact_mean_and_no_single_inference(tmp_path, books
 
 
 def test_a_round_that_is_asked_again_sums_what_was_released_at_first(tmp_path, books):
-    """Two devices answered the attempt that fell short; their ledgers' integers are summed."""
     fleet, done = played(tmp_path, summed(round={**LIMITS, "deadline_s": 5.0}))
     fleet.net.run(lambda: len(fleet.store.rounds(done)) == 3)
     spoken = [(box, box.runner.machine) for box in fleet.devices[:3]]

@@ -106,7 +106,6 @@ def test_a_job_pauses_unpaid_where_its_release_would_be_refused_and_ends_once_it
 
 
 def test_a_job_pauses_unpaid_where_the_proxy_s_rosters_are_refused(fleet):
-    """The last roster that is taken would be stale in the middle of the job."""
     registry = fleet.proxy.registry
     keys = registry.roster()[1]
     header = m.Roster(

@@ -33,7 +33,6 @@ def test_a_used_up_inference_budget_is_named_everywhere(tmp_path):
 
 
 def test_a_box_that_is_at_work_for_another_job_takes_this_one_up_later(tmp_path):
-    """The second job failed for good, and its owners were told to ask for less ε."""
     fleet = Fleet(tmp_path, 5, policy=Policy(max_jobs=1))
     fleet.net.run(lambda: fleet.enrolled)
     first = fleet.submit(JOB)

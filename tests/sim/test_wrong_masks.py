@@ -28,8 +28,6 @@ SENT = []
 
 
 class WrongMasks(Attacker):
-    """A selected device that does one thing wrong in every round under masks."""
-
     def __init__(self, fleet, box, how):
         super().__init__(fleet, box, lambda _manifest, _group: b"")
         self.how, self.round_key = how, b""
@@ -75,7 +73,6 @@ class WrongMasks(Attacker):
 
 
 def attacked(folder, how, bad, rounds=2, changes=None, honest=HONEST, **options):
-    """A fleet of honest devices, four unless it is said, and so many others."""
     devices = honest + bad
     fleet = Fleet(folder, devices, **options)
     fleet.net.wire = []
@@ -91,8 +88,6 @@ def attacked(folder, how, bad, rounds=2, changes=None, honest=HONEST, **options)
 
 
 def check_unharmed(fleet, done, named, counted=HONEST):
-    """The job is whole, every honest upload counts in the first attempt, and only who is wrong is
-    named, at the proxy."""
     records = completed(fleet, done)
     assert {(record.attempt, record.uploads) for record in records} == {(1, counted)}
     blamed = fleet.proxy.runner.blamed
@@ -148,7 +143,6 @@ def test_it_is_left_out_of_its_group_alone(tmp_path, books):
 
 
 def test_with_too_few_others_the_round_is_asked_again_and_never_unmasked(tmp_path):
-    """Those who are wrong are named all the same, and nobody pays for it: the noise is the same."""
     limits = {"round": {**LIMITS, "min_batch": HONEST + 1}}
     fleet, done, named = attacked(tmp_path, "another seed", 1, changes=limits)
     assert fleet.finish(done) == "paused"
