@@ -113,6 +113,12 @@ def test_the_proxy_cannot_tell_who_was_selected(plain, covered):
     assert len(alike) == 1
     (frames,) = alike
     assert sum(kind == m.Offer.__name__ for kind, *_ in frames) == ROUNDS
+    moments = covered[0].moments.values()
+    assert len(moments) == ROUNDS
+    for found in moments:
+        assert len(found) == DEVICES
+        assert all(WINDOW_S / 2 <= moment < WINDOW_S + 0.1 for moment in found)
+        assert max(found) - min(found) > 0.1
 
 
 def test_the_model_is_the_one_without_cover(plain, covered):
@@ -123,15 +129,6 @@ def test_the_model_is_the_one_without_cover(plain, covered):
     (one, job), (other, its) = plain, covered
     assert one.store.release(job).onnx == other.store.release(its).onnx
     assert released(one) == released(other)  # a dummy is no event
-
-
-def test_answers_leave_within_the_window_and_not_all_at_once(covered):
-    fleet, _ = covered
-    for found in fleet.moments.values():
-        assert len(found) == DEVICES
-        assert all(WINDOW_S / 2 <= moment < WINDOW_S + 0.1 for moment in found)
-        assert max(found) - min(found) > 0.1
-    assert len(fleet.moments) == ROUNDS
 
 
 def test_a_device_that_declines_looks_like_the_others(tmp_path):

@@ -13,8 +13,9 @@ from edgeveil.jobs.federated_evaluation import ABOUT, COUNTS
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.round import CLUSTER, EVALUATE
 from edgeveil.protocol.messages import Manifest, Unmask
+from edgeveil_cloud.stored_jobs import wire_id
 from tests.kits.fleet import committed
-from tests.sim.test_secure_sums import DEVICES, books, check_exact, job, played, said, state
+from tests.sim.test_secure_sums import DEVICES, books, completed, job, played, said, state
 
 __all__ = ["books"]  # the fixture
 
@@ -57,11 +58,9 @@ def right_of_all(fleet, done):
 def test_figures_are_those_of_all_devices_records(tmp_path, books, changes):
     policy = Policy(max_collusion_epsilon_per_job=500, lifetime_collusion_epsilon=500)
     fleet, done = played(tmp_path, evaluated(**changes), policy=policy)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    records = fleet.store.rounds(done)
+    records = completed(fleet, done, None if "aggregation" in changes else books)
     assert [one.phase for one in records][2:] == ["train", EVALUATE, "train", EVALUATE]
     if "aggregation" not in changes:
-        check_exact(fleet, books, done)
         masked = {m.at.round: m for m in said(fleet, Manifest) if m.kind == "round"}
         assert [group.name for group in masked[6].groups] == [COUNTS]
         assert len(masked[6].masked) == 1
@@ -93,17 +92,12 @@ def test_what_a_device_keeps_for_its_next_round_outlives_an_evaluation(tmp_path)
     policy = Policy(accept_unproven=True, accept_unprotected=True, allowed_methods=("sgd",))
     fleet, done = played(tmp_path, evaluated(**changes), policy=policy)
     fleet.net.run(lambda: len(fleet.store.rounds(done)) == 1)
-    wire = done_id(fleet, done)
+    wire = wire_id(done).hex()
     kept = [box.ledger.kept(wire) for box in fleet.devices]
     fleet.net.run(lambda: len(fleet.store.rounds(done)) == 2)
     assert all(kept)
     assert [box.ledger.kept(wire) for box in fleet.devices] == kept
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-
-
-def done_id(fleet, done):
-    started = [e for e in fleet.store.events_after(0, done) if e.type == "job_started"]
-    return str(started[0].data["job_id"])
+    completed(fleet, done)
 
 
 def test_a_device_without_evaluation_records_answers_like_the_others(tmp_path, books, monkeypatch):
@@ -111,7 +105,7 @@ def test_a_device_without_evaluation_records_answers_like_the_others(tmp_path, b
     empty = fleet.devices[0].host._work._compute
     training, own = empty.records(0.3)
     monkeypatch.setattr(empty, "records", lambda *_: (training, own.at(np.zeros(0, np.int64))))
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    completed(fleet, done)
     assert told(fleet, done)[2]["federated"]["uploads"] == DEVICES
 
 
@@ -123,14 +117,14 @@ def test_an_evaluation_that_too_few_answer_pauses_and_is_answered_with_the_same_
     for box in fleet.devices[1:]:
         box.runner.up = False
     assert fleet.finish(done) == "paused"
-    wire, trained = done_id(fleet, done), state(fleet, done)
+    wire, trained = wire_id(done).hex(), state(fleet, done)
     held = fleet.devices[0].ledger.recall(wire, 6)
     spent = fleet.devices[0].ledger.spent()
     for box in fleet.devices[1:]:
         box.runner.up = True
         fleet.net.connect(box.runner)
     fleet.resume(done)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
+    completed(fleet, done)
     assert held is not None
     assert fleet.devices[0].ledger.recall(wire, 6) == held
     assert fleet.devices[0].ledger.spent() == spent
@@ -154,11 +148,8 @@ def test_cluster_scores_are_those_of_all_devices_records(tmp_path, books, change
     asked = {"upload": "sums", "epsilon": 24.0, "every_rounds": 1}
     wanted = {"unsupervised": asked, "federated_evaluation": None, "encrypt": {}, **changes}
     fleet, done = played(tmp_path, evaluated(**wanted), policy=policy)
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    records = fleet.store.rounds(done)
+    records = completed(fleet, done, None if "aggregation" in changes else books)
     assert [one.phase for one in records][2:] == ["train", CLUSTER, "train", CLUSTER]
-    if "aggregation" not in changes:
-        check_exact(fleet, books, done)
     events = committed(fleet, done)
     first, last = [one["clusters"] for one in events if one["phase"] == CLUSTER]
     assert {k: v for k, v in records[-1].scores.items() if k != "guessing"} == last

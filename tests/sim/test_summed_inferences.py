@@ -11,7 +11,7 @@ from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS
 from edgeveil.protocol.messages import Manifest, Unmask
 from tests.kits.fleet import committed
 from tests.sim.test_pause import Mute
-from tests.sim.test_secure_sums import DEVICES, LIMITS, books, check_exact, job, played, said
+from tests.sim.test_secure_sums import DEVICES, LIMITS, books, completed, job, played, said
 
 __all__ = ["books"]  # the fixture
 
@@ -55,8 +55,7 @@ def check_alone(fleet, books):
 
 def test_the_cloud_learns_the_exact_mean_and_no_single_inference(tmp_path, books):
     fleet, done = played(tmp_path, summed())
-    assert fleet.finish(done) == "completed"
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     check_means(fleet, books, done, DEVICES)
     check_alone(fleet, books)
     events = fleet.store.events_after(0, done)
@@ -76,8 +75,7 @@ def test_a_round_that_is_asked_again_sums_what_was_released_at_first(tmp_path, b
     assert len(first) == 2
     for box, machine in spoken:
         box.runner.machine = machine
-    assert fleet.finish(done) == "completed", fleet.store.job(done).reason
-    check_exact(fleet, books, done)
+    completed(fleet, done, books)
     record = check_means(fleet, books, done, DEVICES)
     assert record.attempt == 2
     again = [p[SOFTMAX] for m, p in books.released.items() if m in books.counted[record.index]]

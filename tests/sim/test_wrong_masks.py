@@ -9,9 +9,8 @@ from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.ring import Ring
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import sealed as sl
-from edgeveil.protocol.cloud_reasons import EARLIER, resumes_by_itself
 from edgeveil.protocol.device_round import ComputeAnswer, SealedAnswer
-from edgeveil.protocol.messages import CheckMasks, Hello, Unmask, Upload
+from edgeveil.protocol.messages import CheckMasks, Unmask
 from edgeveil.protocol.proxy_rounds import MISFIT
 from edgeveil.protocol.tensors import masked_segment
 from tests.kits.fleet import Fleet, committed
@@ -142,16 +141,6 @@ def test_it_is_left_out_of_its_group_alone(tmp_path, books):
     check_exact(fleet, books, done)
 
 
-def test_with_too_few_others_the_round_is_asked_again_and_never_unmasked(tmp_path):
-    limits = {"round": {**LIMITS, "min_batch": HONEST + 1}}
-    fleet, done, named = attacked(tmp_path, "another seed", 1, changes=limits)
-    assert fleet.finish(done) == "paused"
-    assert "wrong mask" in fleet.store.job(done).reason
-    assert not said(fleet, Unmask)
-    assert fleet.store.rounds(done) == ()
-    assert set(fleet.proxy.runner.blamed) == {(named[0], MISFIT)}
-
-
 @pytest.mark.parametrize("bad", [1, 2])
 def test_no_round_of_many_is_lost_to_one_or_two_of_them(tmp_path, bad):
     fleet, done, named = attacked(tmp_path, "another seed", bad, rounds=ROUNDS)
@@ -188,40 +177,3 @@ def test_a_proxy_that_starts_anew_between_batch_and_checks_answers_the_same(tmp_
     assert {(record.attempt, record.uploads) for record in records} == {(1, HONEST)}
     assert fleet.proxy.runner.blamed[named[0], MISFIT] == len(records) - 1
     assert len({check.key for check in said(fleet, CheckMasks)}) == len(records)
-
-
-@pytest.fixture
-def saying(monkeypatch):
-    """Of devices that say so, how little they know; `first` of the first that comes."""
-    told = {}
-
-    def hello(name, *rest):
-        if "first" in told:
-            told[name] = told.pop("first")
-        return Hello(name, *rest[:-1], told.get(name, rest[-1]))
-
-    monkeypatch.setattr("edgeveil.protocol.device.Hello", hello)
-    return told
-
-
-def comes_again(fleet, number):
-    fleet.net.connect(fleet.devices[number].runner)
-    fleet.net.run(lambda: False, fleet.net.now_s + 5)
-
-
-@pytest.mark.parametrize("knows", [0, 2])
-def test_a_device_that_says_it_is_of_before_takes_no_check_away(tmp_path, books, saying, knows):
-    """The job waits, nobody has paid, and the proxy's operator reads who it is."""
-    saying["first"] = knows
-    fleet, done, named = attacked(tmp_path, "another seed", 1)
-    assert fleet.finish(done) == "paused"
-    assert set(saying) == {fleet.devices[0].id}
-    assert EARLIER in (reason := fleet.store.job(done).reason) and resumes_by_itself(reason)
-    assert not fleet.store.rounds(done) and not said(fleet, Upload)
-    assert set(fleet.proxy.runner.blamed) == {(named[0], "earlier_version")}
-    saying.clear()
-    comes_again(fleet, 0)
-    fleet.resume(done)
-    completed(fleet, done)
-    assert {record.uploads for record in fleet.store.rounds(done)} == {HONEST}
-    check_exact(fleet, books, done)
