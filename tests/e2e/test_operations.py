@@ -11,6 +11,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgeveil.crypto.keys import SigningKey
+from edgeveil.protocol.messages import BlobPart, Hello, RoundId, Signer, Upload, encode
+from edgeveil.protocol.transfer import describe
 from edgeveil.transport.link import LinkSettings, Topics
 from edgeveil.transport.mqtt_link import MqttLink
 from edgeveil.trust.watch import TrustWatch
@@ -134,8 +137,13 @@ def test_a_device_that_floods_is_named_to_the_operator_alone(watched, capsys):
         word = live.site.passwords["edge"][device]
         link = MqttLink(LinkSettings(live.brokers["edge"].url, "f", username=device, password=word))
         await link.connect_or_raise()
-        for _ in range(3000):
-            await link.publish(Topics().device_up(device), b"\0\0")
+        forged = Signer(device, SigningKey.generate())  # a stolen password, but not its key
+        at, topic = RoundId(bytes(16), 1, 1), Topics().device_up(device)
+        upload = forged.offer(Upload(at, (0,), describe(b"x", 10)), b"x")
+        for message in (forged.note(Hello(device)), upload, BlobPart(bytes(32), 0, 0, b"y")):
+            await link.publish(topic, encode(message))
+        for frame in [b"\x01", b"\x02garbage", b"\x01\xdd\xff\xff\xff\xff", *([b"\0\0"] * 3000)]:
+            await link.publish(topic, frame)
         await link.close()
 
     def cooling():
@@ -146,6 +154,8 @@ def test_a_device_that_floods_is_named_to_the_operator_alone(watched, capsys):
     wait_for(lambda: cooling() == [device], "the cool-down")
     (shown,) = live.proxy_status()["refused_by_device"]
     assert shown["refused"]["rate"] > 500 and shown["refused"]["cooling_down"] > 0
+    named = {"malformed", "unknown_version", "unknown_blob", "forged"}
+    assert named <= set(live.proxy_status()["refused"])
     samples = live.metrics("proxy")
     assert found(samples, "devices", state="cooling_down") == 1
     assert found(samples, "refused_total", reason="cooling_down") > 0
