@@ -11,13 +11,13 @@ import sys
 
 import numpy as np
 import pytest
-import yaml
 
 from edgeveil.config.edge import EdgeSite
 from edgeveil.config.site_files import load_site
 from edgeveil.parts.own_records import own_records
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil_edge.predict import predict
+from tests.kits.commands import changed
 from tests.kits.debian_roots import CONSTRAINTS, build_wheel, foreign_files, need, run
 from tests.kits.live_site import LiveSite, wait_for
 
@@ -54,24 +54,19 @@ def with_records(config):
     assert isinstance(site, EdgeSite)
     records = own_records(site.data)
     np.savez(config.with_name("records.npz"), x=records.x, y=records.y)
-    text = yaml.safe_load(config.read_text())
-    data = text["edge"]["data"]
-    text["edge"]["data"] = {"name": data["name"], "source": "npz", "path": "records.npz"}
-    text["edge"]["policy"]["max_records"] = len(records.x)
-    config.write_text(yaml.safe_dump(text))
-
-
-def test_it_is_another_processor(box):
-    said = run(*box, "-c", "import platform, onnxruntime; print(platform.machine())")
-    assert said.stdout.split()[-1] == "aarch64"
+    with changed(config) as text:
+        data = text["edge"]["data"]
+        text["edge"]["data"] = {"name": data["name"], "source": "npz", "path": "records.npz"}
+        text["edge"]["policy"]["max_records"] = len(records.x)
 
 
 def test_a_job_counts_it_as_any_other_and_its_release_infers(box, tmp_path):
+    said = run(*box, "-c", "import platform, onnxruntime; print(platform.machine())")
+    assert said.stdout.split()[-1] == "aarch64"
     with LiveSite(tmp_path, devices=5) as live:
         foreign, *others = live.site.edges
         with_records(foreign)
-        live.start("cloud", live.site.cloud)
-        live.start("proxy", live.site.proxy)
+        live.start_servers()
         live.start("edge", *others)
         with (live.logs / "aarch64").open("ab") as log:
             live.processes["aarch64"] = subprocess.Popen(

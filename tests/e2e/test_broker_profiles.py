@@ -4,9 +4,9 @@ from collections import Counter
 
 import psutil
 import pytest
-import yaml
 
 from edgeveil.config.broker_profiles import PROFILES
+from tests.kits.commands import changed
 from tests.kits.live_site import LiveSite, wait_for
 from tests.kits.profiled_broker import BEYOND_PROFILE
 
@@ -41,8 +41,7 @@ def test_a_job_keeps_to_the_profile(tmp_path, profile):
 @pytest.mark.parametrize("enforced", ["emqx_serverless", "hivemq_cloud"])
 def test_a_job_whose_links_keep_to_no_profile_is_cut_off(tmp_path, enforced):
     with LiveSite(tmp_path, MANY, engine="amqtt", enforced=enforced) as live:
-        live.start("cloud", live.site.cloud)
-        live.start_proxy()
+        live.start_servers()
         live.start("edge", *live.site.edges)
         wait_for(live.answers, "the cloud's start")  # links may be cut off before all hellos
         live.submit(rounds=1, every=0)
@@ -66,10 +65,9 @@ def test_a_job_over_websockets(tmp_path, engine, tls):
 
 def test_a_job_over_several_connections_of_the_proxy(tmp_path):
     with LiveSite(tmp_path, engine="mosquitto") as live:
-        written = yaml.safe_load(live.site.proxy.read_text())
-        written["proxy"]["edge_broker"]["links"] = 3
-        written["proxy"]["cloud_broker"]["links"] = 2
-        live.site.proxy.write_text(yaml.safe_dump(written))
+        with changed(live.site.proxy) as text:
+            text["proxy"]["edge_broker"]["links"] = 3
+            text["proxy"]["cloud_broker"]["links"] = 2
         played(live)
         ports = {live.spec.ports.edge: 3 + 1, live.spec.ports.cloud: 2}
         # Of the edge broker's, one listens for another proxy of the cell.

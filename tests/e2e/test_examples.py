@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.kits.commands import changed
 from tests.kits.live_site import LiveSite, wait_for
 from tests.kits.notebooks import run_cells
 
@@ -32,13 +32,11 @@ def test_the_notebook_runs_and_its_kept_outputs_are_its_own():
 
 def test_an_application_with_a_device_inside_learns_and_predicts(tmp_path):
     with LiveSite(tmp_path, engine="amqtt", protocol=4) as live:
-        live.start("cloud", live.site.cloud)
-        live.start("proxy", live.site.proxy)
+        live.start_servers()
         live.start("edge", *live.site.edges[1:])
         mine = live.site.edges[0]
-        site = yaml.safe_load(mine.read_text())
-        site["edge"]["data"] = {"name": "digits", "source": "csv", "path": "absent.csv"}
-        mine.write_text(yaml.safe_dump(site))  # its records come from the application alone
+        with changed(mine) as site:  # its records come from the application alone
+            site["edge"]["data"] = {"name": "digits", "source": "csv", "path": "absent.csv"}
         command = [sys.executable, str(EXAMPLES / "embedded_client.py"), str(mine)]
         application = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:

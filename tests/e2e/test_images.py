@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from edgeveil_tools.cli import main
 from tests.e2e.test_fleet import SERVERS, PlannedFleet
+from tests.kits.commands import changed
 from tests.kits.debian_roots import CONSTRAINTS, build_wheel, debian_root, need, run, write_records
 from tests.kits.live_site import wait_for
 
@@ -156,14 +156,12 @@ def test_one_command_from_a_bundle_to_a_device_whose_answers_count(images, conte
         records = tmp_path / "media"
         records.mkdir()
         write_records(records / "records.npz", seed=1)
-        plan_file = fleet.site / "fleet.yaml"
-        plan = yaml.safe_load(plan_file.read_text())
         own = {"name": "digits", "source": "npz", "path": "/media/records/records.npz"}
-        plan["fleet"]["devices"]["list"] = [
-            {"name": "slim", "data": own},
-            {"name": "fixed", "data": own | {"path": "/media/records.npz"}},
-        ]
-        plan_file.write_text(yaml.safe_dump(plan))
+        with changed(fleet.site / "fleet.yaml") as plan:
+            plan["fleet"]["devices"]["list"] = [
+                {"name": "slim", "data": own},
+                {"name": "fixed", "data": own | {"path": "/media/records.npz"}},
+            ]
         fleet.command("apply")
         boxes = [f"box-000{number}" for number in range(1, 5)]
         fleet.install(*SERVERS, *boxes, "fixed")

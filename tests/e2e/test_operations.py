@@ -92,7 +92,7 @@ def test_metrics_tell_what_happened(watched):
     for samples, hops in ((cloud, ["cloud"]), (proxy, ["edge", "cloud"])):
         for hop in hops:
             assert found(samples, "link_up", hop=hop) == 1
-            assert found(samples, "link_connections_total", hop=hop) == 1
+            assert found(samples, "link_connections_total", hop=hop) >= 1
             assert found(samples, "bytes_total", hop=hop, direction="in") > 1000
         assert samples["process_resident_memory_bytes", ()] > 1 << 24
         assert samples["process_cpu_seconds_total", ()] > 0
@@ -186,18 +186,19 @@ def test_logs_name_job_and_round_and_nothing_that_is_secret(watched):
         assert not re.search(r"\[[-0-9., ]{24,}\]|[0-9a-fA-F]{33,}", text), name
 
 
-def test_health_names_the_part_that_fails_and_recovers(tmp_path):
+def test_health_names_the_part_that_fails_and_recovers(watched):
+    live, _ = watched
+
     def both(code, *parts):
         for name, found in zip(("cloud", "proxy"), parts, strict=True):
             wait_for(lambda: live.health(name) == (code, found), f"{code} of {name}")  # noqa: B023
 
-    with Watched(tmp_path) as live:
-        live.start_all()
-        both(200, [], [])
-        live.brokers["cloud"].stop()
-        both(503, ["broker"], ["cloud_broker"])
-        assert found(live.metrics("proxy"), "link_up", hop="cloud") == 0
-        assert found(live.metrics("proxy"), "link_up", hop="edge") == 1
-        live.brokers["cloud"].start()
-        both(200, [], [])
-        assert found(live.metrics("cloud"), "link_connections_total", hop="cloud") == 2
+    both(200, [], [])
+    before = found(live.metrics("cloud"), "link_connections_total", hop="cloud")
+    live.brokers["cloud"].stop()
+    both(503, ["broker"], ["cloud_broker"])
+    assert found(live.metrics("proxy"), "link_up", hop="cloud") == 0
+    assert found(live.metrics("proxy"), "link_up", hop="edge") == 1
+    live.brokers["cloud"].start()
+    both(200, [], [])
+    assert found(live.metrics("cloud"), "link_connections_total", hop="cloud") == before + 1

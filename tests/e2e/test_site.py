@@ -112,8 +112,7 @@ def test_devices_without_torch_train_infer_and_decline_by_their_policy(tmp_path)
         strict = live.site.edges[0]
         text = strict.read_text().replace("max_epsilon_per_job: 10.0", "max_epsilon_per_job: 2.0")
         strict.write_text(text)
-        live.start("cloud", live.site.cloud)
-        live.start("proxy", live.site.proxy)
+        live.start_servers()
         live.start("edge-train", *live.site.edges[:-1], blocked=blocked)
         live.start("edge-infer", live.site.edges[-1], blocked=blocked)
         live.wait_ready()
@@ -138,8 +137,7 @@ def test_two_jobs_run_at_once_and_go_on_when_cloud_and_proxy_are_killed(tmp_path
         shown = watching.stdout.readline()
         live.stop("cloud", signal.SIGKILL)
         live.stop("proxy", signal.SIGKILL)
-        live.start("proxy", live.site.proxy)
-        live.start("cloud", live.site.cloud)
+        live.start_servers()
         live.wait_ready()
         for job, rounds in zip(jobs, (22, 12), strict=True):  # with those of preparation
             indices = [one["index"] for one in live.completed(job)["exchanges"]]

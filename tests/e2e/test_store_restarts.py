@@ -6,12 +6,12 @@ from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
-import yaml
 
 from edgeveil_cloud.role import STORE_FILE
 from edgeveil_cloud.store import Store
 from tests.chaos import checks
 from tests.chaos.evidence import collect, tap_site
+from tests.kits.commands import changed
 from tests.kits.live_site import LiveSite, page, wait_for
 from tests.kits.postgres_server import postgres_server
 
@@ -25,9 +25,8 @@ class StoredElsewhere(LiveSite):
     def __init__(self, folder, server):
         super().__init__(folder, devices=DEVICES)
         self.server = server
-        settings = yaml.safe_load(self.site.cloud.read_text())
-        settings["cloud"]["store_url"] = server.url
-        self.site.cloud.write_text(yaml.safe_dump(settings))
+        with changed(self.site.cloud) as settings:
+            settings["cloud"]["store_url"] = server.url
 
     def begin(self):
         self.start_all()

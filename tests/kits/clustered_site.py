@@ -1,7 +1,6 @@
 """A live site whose two broker addresses are the nodes of one cluster."""
 
-import yaml
-
+from tests.kits.commands import changed
 from tests.kits.live_site import LiveSite
 from tests.kits.nats_cluster import NatsCluster
 
@@ -40,14 +39,13 @@ class ClusteredSite(LiveSite):
 
     def _address_cluster(self, path, number):
         """Make the links of different processes begin at different nodes."""
-        settings = yaml.safe_load(path.read_text())
-        ((role, block),) = settings.items()
         sides = {"cloud": {"broker": "cloud"}, "edge": {"broker": "edge"}}
         both = {"edge_broker": "edge", "cloud_broker": "cloud"}
         urls, first = self.cluster.urls, number % len(self.cluster.urls)
-        for key, side in sides.get(role, both).items():
-            link = block[key]
-            link["url"] = urls[first:] + urls[:first]
-            link["username"] = self.cluster.user_name(side, link["username"])
-            link["silence_s"] = self._silence_s
-        path.write_text(yaml.safe_dump(settings))
+        with changed(path) as settings:
+            ((role, block),) = settings.items()
+            for key, side in sides.get(role, both).items():
+                link = block[key]
+                link["url"] = urls[first:] + urls[:first]
+                link["username"] = self.cluster.user_name(side, link["username"])
+                link["silence_s"] = self._silence_s

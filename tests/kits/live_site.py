@@ -142,11 +142,14 @@ class LiveSite:
         return self.processes[name]
 
     def start_all(self):
+        self.start_servers()
+        self.start("edge", *self.site.edges)
+        self.wait_ready()
+
+    def start_servers(self):
         self.start("cloud", self.site.cloud)
         for cell in self.spec.cell_names:
             self.start_proxy(cell)
-        self.start("edge", *self.site.edges)
-        self.wait_ready()
 
     def start_proxy(self, cell=""):
         self.start(f"proxy-{cell}" if cell else "proxy", self.site.proxies[cell])
@@ -219,8 +222,7 @@ class LiveSite:
         return process.wait(15)
 
     def start_each(self):
-        self.start("cloud", self.site.cloud)
-        self.start("proxy", self.site.proxy)
+        self.start_servers()
         for number, edge in enumerate(self.site.edges, 1):
             self.start(f"edge-{number}", edge)
         self.wait_ready()
