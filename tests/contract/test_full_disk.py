@@ -1,5 +1,4 @@
-"""The cloud's store, its batches and the proxy's uploads on a file system that is really full: the
-fault is named, and it goes on. Of the other durable files `test_durable_files.py` tells."""
+"""Durable files on a file system that is really full: the fault is named, and work goes on."""
 
 import errno
 import subprocess
@@ -9,6 +8,9 @@ from contextlib import suppress
 import pytest
 
 from edgeveil.errors import EdgeVeilError
+from edgeveil.privacy.gaussian_mechanism import gaussian_event
+from edgeveil.privacy.ledger import Ledger
+from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.cloud_job import BatchPart
 from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.proxy_rounds import HeldUpload, ProxyMemory, UploadKept
@@ -16,6 +18,7 @@ from edgeveil.protocol.proxy_uploads import UploadPart
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.validate_batch import BatchSpool
+from edgeveil_edge.store import DeviceStore
 from edgeveil_proxy.spool import Spool
 
 DISK_BYTES = 2 << 20
@@ -38,11 +41,27 @@ def stored(spool):
         spool.store(UploadKept(AT, "0" * 16, HeldUpload((BIG,), b"d" * 32, 0)))
 
 
+def released(ledger):
+    event = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
+    ledger.open_job(JobRequest("job", 1e-5, (event,)), Limits(20, 50, 1e-4, 100))
+    ledger.commit("job", 1, [event], DATA)
+
+
 CASES = {  # how to open it, to write much into it, and to see that this is there
     "cloud store": (
         lambda folder: Store(f"sqlite:///{folder}/cloud.sqlite"),
         lambda s: s.submit_job("one", DATA, bytes(32)),
         lambda s: [job.name for job in s.jobs()] == ["one"],
+    ),
+    "device store": (
+        lambda folder: DeviceStore(folder / "device.sqlite"),
+        lambda s: s.put_job(b"job", b"", DATA),
+        lambda s: b"job" in s.load().jobs,
+    ),
+    "ledger": (
+        lambda folder: Ledger(folder / "ledger.sqlite", "digits"),
+        released,
+        lambda ledger: ledger.spent().epsilon > 0,
     ),
     "cloud batch": (BatchSpool, taken, lambda s: taken(s) == BIG),
     "spooled upload": (
