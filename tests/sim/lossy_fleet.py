@@ -8,7 +8,6 @@ whose segments a batch holds: that is what the laws of `test_lossy_fleet.py` are
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -34,15 +33,8 @@ PACKET_BYTES = 1536  # small, so that models, uploads and batches travel in part
 JOB = b"simulated job.16"
 DIGEST = b"d" * 32
 GROUPS = (m.Group("layer0", 1088), m.Group("layer1", 64))
-SMALL_BYTES = 3000  # of a job and of a release
+SMALL_BYTES = 3000  # of a job, of a round's model and of a release
 FLOOR = 2
-
-
-@dataclass(frozen=True)
-class Sizes:
-    packet_bytes: int = PACKET_BYTES
-    model_bytes: int = 3000
-    push_bytes: int = 16 << 20
 
 
 RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a thousand runs sync there
@@ -112,8 +104,7 @@ class ProxyHost(QuietHost):
 
 
 class CloudHost(QuietHost):
-    def __init__(self, selected, rounds, sizes):
-        self._sizes = sizes
+    def __init__(self, selected, rounds):
         self.rounds, self._count = rounds, selected
         self.keys = []
         self.selected = {}
@@ -163,9 +154,7 @@ class CloudHost(QuietHost):
         at = m.RoundId(JOB, 0, self.sequence)
         terms = sl.Terms(kind, at, self.sequence, DIGEST, kind)
         plain = sl.encode_package(package)
-        manifest, data, _ = sl.seal_broadcast(
-            terms, plain, self.keys, part_bytes(self._sizes.packet_bytes)
-        )
+        manifest, data, _ = sl.seal_broadcast(terms, plain, self.keys, part_bytes(PACKET_BYTES))
         return cj.CellBroadcasts({"": cj.Broadcast(manifest, data)})
 
     def _seal_round(self, at):
@@ -187,11 +176,9 @@ class CloudHost(QuietHost):
             cloud_key=opening.public().to_bytes(),
         )
         package = sl.encode_package(
-            sl.RoundPackage("train", at.round, False, bytes(self._sizes.model_bytes), b"")
+            sl.RoundPackage("train", at.round, False, bytes(SMALL_BYTES), b"")
         )
-        manifest, data, tag = sl.seal_broadcast(
-            terms, package, chosen, part_bytes(self._sizes.packet_bytes)
-        )
+        manifest, data, tag = sl.seal_broadcast(terms, package, chosen, part_bytes(PACKET_BYTES))
         if len(chosen) < len(self.keys):
             manifest = sl.in_pieces(manifest, data)
         self._secrets[at.round, at.attempt] = (opening, tag)
@@ -220,7 +207,7 @@ class CloudHost(QuietHost):
         assert at.round not in self.committed
         self.committed[at.round] = (at.attempt, found)
         blob = b"".join(sorted(accepted))
-        commit = m.Commit(at, len(accepted), describe(blob, part_bytes(self._sizes.packet_bytes)))
+        commit = m.Commit(at, len(accepted), describe(blob, part_bytes(PACKET_BYTES)))
         return cj.RoundCommit(commit, blob)
 
 
@@ -269,16 +256,16 @@ class LossyFleet:
         rounds=2,
         declines=frozenset(),
         deaths=(),
-        sizes=None,
+        push_bytes=16 << 20,
     ):
         run = fates(tape)
-        self.sizes = sizes or Sizes()
-        self.net = CrashNet(lambda *_: next(run), packet_bytes=self.sizes.packet_bytes)
+        self._push_bytes = push_bytes
+        self.net = CrashNet(lambda *_: next(run), packet_bytes=PACKET_BYTES)
         self.net.wire, self.net.clean_sessions, self.died = [], False, 0
         self._cloud_key, self._proxy_key = SigningKey.generate(), SigningKey.generate()
 
         self.devices = [DeviceHost(n, n in declines) for n in range(devices)]
-        self.proxy, self.cloud = ProxyHost(), CloudHost(selected, rounds, self.sizes)
+        self.proxy, self.cloud = ProxyHost(), CloudHost(selected, rounds)
         places = [fx.DeviceAddress(host.id) for host in self.devices]
         self.places = [*places, fx.ProxyAddress(), fx.CloudAddress()]
         self.net.deaths = frozenset((self.places[who], number) for who, number in deaths)
@@ -295,20 +282,21 @@ class LossyFleet:
 
     def _machine(self, host):
         cloud, proxy = self._cloud_key.public(), self._proxy_key.public()
-        packet_bytes, push_bytes = self.sizes.packet_bytes, self.sizes.push_bytes
         match host:
             case DeviceHost():
-                signer, settings = m.Signer(host.id, host.identity), dr.DeviceSettings(packet_bytes)
+                signer, settings = m.Signer(host.id, host.identity), dr.DeviceSettings(PACKET_BYTES)
                 return dv.DeviceMachine(
                     signer, m.PeerKeys.pinned(cloud=cloud, proxy=proxy), host.disk.load(), settings
                 )
             case ProxyHost():
-                bounds = ProxySettings(packet_bytes, push_bytes=push_bytes, min_batch_floor=FLOOR)
+                bounds = ProxySettings(
+                    PACKET_BYTES, push_bytes=self._push_bytes, min_batch_floor=FLOOR
+                )
                 signer, memory = m.Signer("proxy", self._proxy_key), host.disk.load()
                 return ProxyMachine(
                     signer, m.PeerKeys.pinned(cloud=cloud), self._registry, memory, bounds
                 )
-        limits = cj.CloudSettings(packet_bytes, push_bytes=push_bytes)
+        limits = cj.CloudSettings(PACKET_BYTES, push_bytes=self._push_bytes)
         return CloudMachine(
             m.Signer("cloud", self._cloud_key), {"": m.PeerKeys.pinned(proxy=proxy)}, limits
         )
@@ -333,7 +321,7 @@ class LossyFleet:
         (collection,) = machine.rounds.collections.values()
         tensor = device.number.to_bytes(8, "big")
         data = b"".join(sl.seal_segment(collection.manifest, g, membership, tensor) for g in GROUPS)
-        blob = describe(data, part_bytes(self.sizes.packet_bytes))
+        blob = describe(data, part_bytes(PACKET_BYTES))
         header = m.Upload(collection.manifest.at, tuple(range(len(GROUPS))), blob)
         offer = m.Signer(device.id, device.identity).offer(header, data)
         self.net.post(proxy, fx.MessageReceived(fx.DeviceAddress(device.id), offer))
@@ -373,7 +361,7 @@ class LossyFleet:
         found = set()
         for sender, to, frame in self.net.wire or []:
             if isinstance(sender, fx.ProxyAddress) and isinstance(to, fx.DeviceAddress):
-                message = m.decode(frame, self.sizes.packet_bytes)
+                message = m.decode(frame, PACKET_BYTES)
                 body = m.decode_body(message.body) if isinstance(message, m.Note) else None
                 if isinstance(body, m.Ack) and body.status == "held":
                     found.add((to.id, body.blob))

@@ -1,7 +1,10 @@
 """Evaluations on the devices' own records over a whole fleet: exact sums of noised counts, and a
 training that does not notice them."""
 
+import json
+
 import numpy as np
+import onnx
 import pytest
 from sklearn import metrics
 
@@ -74,6 +77,9 @@ def test_figures_are_those_of_all_devices_records(tmp_path, books, changes):
     assert last["accuracy"] == pytest.approx(right / count, abs=6 * last["accuracy_deviation"])
     assert found[2]["accuracy"] == records[4].accuracy  # of the same model by the cloud's test
     assert {k: v for k, v in records[-1].scores.items() if k != GUESSING} == last
+    model = onnx.load_from_string(fleet.store.release(done).onnx)
+    (entry,) = [one.value for one in model.metadata_props if one.key == "edgeveil.federated"]
+    assert json.loads(entry)["accuracy"] == last["accuracy"]
     for box in fleet.devices:
         assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(12, rel=0.01)
         assert box.ledger.spent().epsilon == pytest.approx(8, rel=0.01)

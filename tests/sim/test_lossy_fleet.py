@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import Offer, Upload, decode, decode_header
-from tests.sim.lossy_fleet import PACKET_BYTES, LossyFleet, Sizes
+from tests.sim.lossy_fleet import PACKET_BYTES, LossyFleet
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ def test_uploads_of_an_unselected_device_take_a_place_but_are_never_counted():
 @SIMULATED
 @given(tapes, st.booleans())
 def test_loss_repetition_delay_and_reordering(tape, pulled):
-    play(LossyFleet(tape, sizes=Sizes(push_bytes=2_000) if pulled else None))
+    play(LossyFleet(tape, push_bytes=2_000 if pulled else 16 << 20))
 
 
 @SIMULATED

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from edgeveil.config.policy import Policy
+from edgeveil.evaluation.figures import GUESSING
 from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.parts.methods.fm import UNIT
 from edgeveil.parts.update import Pipeline
+from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy_rounds import SumMasks, SummedMasks
@@ -22,7 +26,7 @@ from edgeveil.transport.memory import LATENCY_S
 from edgeveil_cloud.commit_round import RoundCommitter
 from edgeveil_cloud.stored_jobs import state_after
 from edgeveil_edge import round_work
-from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
+from tests.kits.fleet import PACKET_BYTES, Fleet, committed, small_job
 from tests.sim.test_pause import Mute
 
 pytestmark = pytest.mark.slow
@@ -67,7 +71,7 @@ def books(monkeypatch):
         kept.released |= dict.fromkeys(answer.marks, tensors)
         return answer
 
-    def committed(self, entry, context, batch, valid, *more):
+    def noted(self, entry, context, batch, valid, *more):
         index = context.round.index
         kept.counted[index] = set(valid.accepted)
         masked = {spec.name for spec in context.segments if spec.bits}
@@ -76,7 +80,7 @@ def books(monkeypatch):
         return commit(self, entry, context, batch, valid, *more)
 
     monkeypatch.setattr(round_work, "seal_release", sealed)
-    monkeypatch.setattr(RoundCommitter, "_commit", committed)
+    monkeypatch.setattr(RoundCommitter, "_commit", noted)
     yield kept
 
 
@@ -307,3 +311,30 @@ def test_uploads_that_go_on_as_they_come_are_summed_exactly(tmp_path, books, dev
     assert early <= {(batch.at, batch.stream) for batch in said(fleet, m.Batch)}
     asked = [question.at for question in said(fleet, m.Unmask)]
     assert len(set(asked)) == len(records)
+
+
+def test_the_cloud_learns_the_exact_mean_of_inferences_and_none_of_them(tmp_path, books):
+    """Devices infer in the last of four rounds; noise is local, so masks change no price."""
+    asked = {"every_rounds": 2, "eval_type": "MEAN_SOFTMAX"}
+    fleet, done = played(tmp_path, job(unsupervised=asked))
+    *_, last = completed(fleet, done, books)
+    (told,) = [e["mean_softmax"] for e in committed(fleet, done) if e["mean_softmax"]]
+    released = {id(p): p for mark, p in books.released.items() if mark in books.counted[last.index]}
+    rows = [p[SOFTMAX] for p in released.values()]
+    assert len(rows) == told["uploads"] == DEVICES
+    assert len({row.tobytes() for row in rows}) == DEVICES  # each has its own records and noise
+    totals = [sum(map(int, column)) for column in zip(*rows, strict=True)]
+    exact = [float(Fraction(total, DEVICES << SOFTMAX_BITS)) for total in totals]
+    assert told["mean"] == pytest.approx(exact, rel=1e-15, abs=0)
+    assert {k: v for k, v in last.scores.items() if k != GUESSING} == told
+    rounds = [header for header in said(fleet, m.Manifest) if header.kind == "round"]
+    assert {SOFTMAX in [group.name for group in header.groups] for header in rounds} == {
+        True,
+        False,
+    }
+    for header in rounds:
+        assert [one.group for one in header.masked] == list(range(len(header.groups)))
+    unmasked = {(question.at.round, question.chosen) for question in said(fleet, m.Unmask)}
+    assert len(unmasked) == len(books.sums)
+    for box in fleet.devices:
+        assert box.ledger.spent(purpose="infer").epsilon == pytest.approx(20)
