@@ -19,11 +19,7 @@ from edgeveil.protocol import effects as fx
 from edgeveil.transport.http_server import HttpServer
 from edgeveil_edge import page as device_page
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_tools.cli import main
-from edgeveil_tools.site.brokers import free_ports
 from tests.kits.browser import DESK, PHONE, browser
-from tests.kits.commands import changed
-from tests.kits.live_site import LiveSite
 from tests.unit.edgeveil_edge.edge_kit import final_model, site
 from tests.unit.edgeveil_edge.test_conditions import WELL
 from tests.unit.edgeveil_edge.test_edge_control import running
@@ -147,35 +143,3 @@ def test_a_proxys_operator_sees_hostile_ids_as_text(tmp_path):
         assert HOSTILE in devices and "cools down" in devices and "malformed 1002" in devices
         assert "degraded" in text_of(shown, "#health")
         sound(shown)
-
-
-def test_a_fleet_is_seen_from_proxy_and_device(tmp_path, capsys):
-    with LiveSite(tmp_path) as live:
-        config = live.site.edges[0]
-        (port,) = free_ports(1)
-        with changed(config) as plain:
-            plain["edge"] |= {"page": {"port": port}, "conditions": {"storage_not_low": True}}
-        live.start_all()
-        assert main(["edge", "status", "--page", "--config", str(config)]) == 0
-        way_in = capsys.readouterr().out.strip()
-        with browser() as shown:
-            shown.open(way_in, DESK)
-            shown.wait("!document.getElementById('shown').hidden")
-            assert shown.run("return location.href") == f"http://127.0.0.1:{port}/"
-            live.completed(live.submit(rounds=1, every=1))
-            shown.wait("document.querySelector('#release dd')")
-            budget = text_of(shown, "#budget")
-            assert "intact" in budget and "spent 8" in budget
-            assert "room on the disk · met" in text_of(shown, "#conditions")
-            sound(shown)
-
-            shown.open(f"http://127.0.0.1:{live.spec.ports_of('').proxy_http}/", DESK, dark=True)
-            shown.wait("document.querySelectorAll('#bytes svg').length === 4")
-            shown.wait("document.querySelectorAll('#links .dot:not(.down)').length === 2")
-            assert text_of(shown, "#cards .card").split("\n")[1:] == ["5", "of 5 admitted"]
-            assert "all well" in text_of(shown, "#health")
-            assert live.proxy_status()["refused_by_device"] == []
-            sound(shown)
-        assert live.stop("edge") == 0
-        assert live.stop("proxy") == 0
-        assert "Traceback" not in live.log("edge") + live.log("proxy")

@@ -103,8 +103,8 @@ class LiveSite:
         self.processes = {}
 
     def _broker(self, domain, folder, limits):
-        broker = spec_of(load_as(BrokerSite, self.site.brokers[domain]), wiretap=True)
-        users = {**self.site.passwords[domain], "wiretap": "tap-word"}
+        broker = spec_of(load_as(BrokerSite, self.site.brokers[domain]))
+        users = self.site.passwords[domain]
         if limits == "default":
             return BrokerProcess(broker, folder, users=users)
         return ProfiledBroker(broker, folder, limits, users=users)
