@@ -61,10 +61,6 @@ def _jobs():
     yield from (text for text in texts if len(text) <= _TEXT_BYTES)
 
 
-def _canonicals():
-    yield parse_job(SMALLEST_JOB).canonical()
-
-
 def _trees():
     yield from (b"a: [1, 2.5, true, null, 'x']\nb:\n  - c: 0x1f\n", b"- - - a\n", b"? a\n: b\n")
     yield from (b"a: &x 1\nb: *x\n", b"<<: {a: 1}\n", b"a: !!python/object:x y\n", b"a: |\n  b\n c")
@@ -91,6 +87,10 @@ TARGETS = {
     "yaml": Target(_tree, _trees, (), max_bytes=256, words=_YAML),
     "job_yaml": Target(_job, _jobs, (ConfigError,), _TEXT_BYTES, _YAML + _words("job")),
     "job_wire": Target(
-        _canonical, _canonicals, (ProtocolError,), 2048, (b'":null', b"1e308", b"[")
+        _canonical,
+        lambda: [parse_job(SMALLEST_JOB).canonical()],
+        (ProtocolError,),
+        2048,
+        (b'":null', b"1e308", b"["),
     ),
 }
