@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from edgeveil_edge.releases import ReleaseStore
 from tests.kits.live_site import LiveSite, site_job, wait_for
 
+pytestmark = pytest.mark.slow
 DEVICES = 6
 CANARY = 4
 # What passes at the cloud fails on devices whose trial accepts smaller records alone.

@@ -63,7 +63,7 @@ class CellFleet(PlannedFleet):
         return self.log(name)
 
 
-@pytest.fixture(params=[False, True], ids=["shared broker", "own brokers"])
+@pytest.fixture(params=[pytest.param(False, marks=pytest.mark.slow), True])
 def fleet(request, tmp_path):
     found = CellFleet(tmp_path, own_brokers=request.param)
     yield found

@@ -222,6 +222,7 @@ def _renewed(fleet, box, *, left_days):
     assert after.serial_number != before.serial_number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fleet", ["claims"], indirect=True)
 def test_one_image_serves_boxes_that_nobody_has_prepared(fleet):
     fleet.install(*SERVERS, *BOXES)

@@ -10,6 +10,8 @@ from edgeveil_tools.cli import main
 from tests.kits.commands import changed
 from tests.kits.live_site import LiveSite, site_job, wait_for
 
+pytestmark = pytest.mark.slow
+
 
 class TrustedSite(LiveSite):
     """A live site whose parties pin a root in place of each other's keys."""
