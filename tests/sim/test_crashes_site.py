@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,10 +93,6 @@ class CrashSite(Fleet):
             number = next(n for n, box in enumerate(self.devices) if box.runner is node)
             self.devices[number] = self.start_device(number + 1)
         self.net.connect(self.net.nodes[node.address])
-
-    def store_job_is_secure(self, job):
-        found = self.cloud.host.jobs
-        return found.plan(found.entry(wire_id(job))).job.aggregation.secure
 
     def start_cloud(self):
         super().start_cloud()
@@ -228,7 +223,9 @@ def check_unmasked_once(site, job):
             round = header.at.job_id, header.at.round
             questions.setdefault(round, set()).add(header.question)
     assert all(len(asked) == 1 for asked in questions.values()), "unmasked twice"
-    unmasked = len(site.store.rounds(job)) if site.store_job_is_secure(job) else 0
+    jobs = site.cloud.host.jobs
+    secure = jobs.plan(jobs.entry(wire_id(job))).job.aggregation.secure
+    unmasked = len(site.store.rounds(job)) if secure else 0
     assert len(questions) == unmasked
     left = site.proxy.spool.load()
     assert not left.unmasked
@@ -248,13 +245,6 @@ def job(secure=False):
 # --- deaths ---
 
 
-@pytest.fixture
-def disk():
-    folder = Path(tempfile.mkdtemp(prefix="edgeveil-crashes-", dir=RAM))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.fixture(
     params=[
         pytest.param("", marks=pytest.mark.drill, id="plain"),
@@ -266,24 +256,29 @@ def secure(request):
     return str(request.param)
 
 
-def played(monkeypatch, disk, secure, *deaths):
-    folder = Path(tempfile.mkdtemp(dir=disk))
-    site = CrashSite(folder, *deaths, streams=secure == "streamed")
-    with told_writes(monkeypatch, site):
-        done = site.play(job(bool(secure)))
-    try:
-        for check in (check_job, check_uploads, check_ledgers, check_unmasked_once, check_clean):
-            check(site, done)
-    except Exception as error:
-        raise AssertionError(f"with {deaths}: {type(error).__name__}: {error}") from error
-    finally:
-        site.close()
-        shutil.rmtree(folder)
+def played(monkeypatch, secure, *deaths):
+    with tempfile.TemporaryDirectory(prefix="edgeveil-crashes-", dir=RAM) as folder:
+        site = CrashSite(Path(folder), *deaths, streams=secure == "streamed")
+        with told_writes(monkeypatch, site):
+            done = site.play(job(bool(secure)))
+        try:
+            for check in (
+                check_job,
+                check_uploads,
+                check_ledgers,
+                check_unmasked_once,
+                check_clean,
+            ):
+                check(site, done)
+        except Exception as error:
+            raise AssertionError(f"with {deaths}: {type(error).__name__}: {error}") from error
+        finally:
+            site.close()
     return site
 
 
-def boundaries(monkeypatch, disk, secure):
-    site = played(monkeypatch, disk, secure)
+def boundaries(monkeypatch, secure):
+    site = played(monkeypatch, secure)
     assert site.died == 0
     wire = [m.decode(frame, 1 << 20) for _, _, frame in site.net.wire or []]
     headers = [m.decode_header(message.header) for message in wire if isinstance(message, m.Offer)]
@@ -295,19 +290,19 @@ def boundaries(monkeypatch, disk, secure):
 
 @pytest.mark.parametrize("who", ["cloud", "proxy", "device"])
 def test_one_death(monkeypatch, disk, who, secure):
-    last = boundaries(monkeypatch, disk, secure)[who]
+    last = boundaries(monkeypatch, secure)[who]
     assert last > 50
     broken = []
     for number in range(1, last + 1, STEP or last // RUNS):
         try:
-            assert played(monkeypatch, disk, secure, (who, number)).died == 1
+            assert played(monkeypatch, secure, (who, number)).died == 1
         except AssertionError as error:
             broken.append(str(error))
     assert not broken
 
 
-def test_two_deaths(monkeypatch, disk, secure):
-    chance, last = Random(21), boundaries(monkeypatch, disk, secure)
+def test_two_deaths(monkeypatch, secure):
+    chance, last = Random(21), boundaries(monkeypatch, secure)
     for _ in range(100 // STEP if STEP else PAIRS):
         deaths = {(who, chance.randint(1, last[who])) for who in chance.choices(sorted(last), k=2)}
-        assert played(monkeypatch, disk, secure, *deaths).died >= 1
+        assert played(monkeypatch, secure, *deaths).died >= 1
