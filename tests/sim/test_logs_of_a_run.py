@@ -36,10 +36,10 @@ def failing(_site, _split_key, _share, _schema):
 
 
 def test_a_run_with_broken_data_on_two_boxes(tmp_path, heard):
-    fleet, consoles = Fleet(tmp_path, 6), []
+    consoles = []
+    fleet = Fleet(tmp_path, 6, on_message=consoles.append)
     for box, load in zip(fleet.devices, (quoting, failing), strict=False):
         box.host._work._compute = Computer(box.site, box.host.identity.split_key, load)
-        box.host._say = box.host._work._say = consoles.append
     job = fleet.submit(small_job(round={"deadline_s": 20.0, "min_batch": 3, "grace_s": 1.0}))
     assert fleet.finish(job) == "completed"
     assert any(MARKER in line for line in consoles)  # the owner is told
