@@ -1,6 +1,7 @@
 """Whole jobs on weights of their user's, over the memory transport."""
 
 import numpy as np
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -11,6 +12,8 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.jobs import compile_job, load_job
 from edgeveil.jobs.artifacts import carried_digests, read_artifacts
 from tests.kits.fleet import Fleet
+
+pytestmark = pytest.mark.slow
 
 YAML = """
 job: adapted

@@ -85,7 +85,7 @@ def check_unharmed(fleet, done, named, counted=HONEST):
     assert not fleet.proxy.conduct.cooling_down
 
 
-ROUNDS = int(os.environ.get("EDGEVEIL_ROUNDS", "20"))  # `make long` plays 200
+ROUNDS = int(os.environ.get("EDGEVEIL_ROUNDS", "8"))  # `make long` plays 200
 WRONG = ("another seed", "another check", "a wider ring", "a narrower ring")
 
 
