@@ -158,6 +158,24 @@ def test_provision_over_a_site_makes_no_second_key(files):
 
 
 @pytest.mark.drill
+def test_a_job_says_that_the_proxy_is_gone_and_goes_on_once_its_disk_is_mounted(site):
+    site.start_all()
+    job = site.submit(rounds=4, every=0, deadline_s=6)
+    wait_for(lambda: site.client.job(job)["exchanges"], "the first round's commit")
+    site.stop("proxy", signal.SIGKILL)
+    state = state_of(site.site.proxy)
+    mounted_at = state.rename(state.with_name("elsewhere"))
+    site.start_proxy()
+    assert site.processes["proxy"].wait(STARTS_S) == 1
+    wait_for(lambda: site.client.job(job)["status"] == "paused", "the pause", 120)
+    assert SILENT in site.client.job(job)["reason"]
+    shutil.rmtree(state, ignore_errors=True)
+    mounted_at.rename(state)
+    site.start_proxy()
+    site.completed(job)
+
+
+@pytest.mark.drill
 @pytest.mark.parametrize("role", ["cloud", "proxy"])
 def test_a_party_with_another_key_than_its_fleets_is_named(site, role):
     site.start_all()

@@ -74,6 +74,16 @@ def test_devices_that_drop_and_a_storm_lose_nothing_that_was_acknowledged(tmp_pa
     assert len(result["rounds"]) == 3
 
 
+@pytest.mark.drill
+def test_cells_share_the_devices_and_lose_nothing():
+    result = loadtest("--cells", 2, "--devices", 40, "--rounds", 2, "--payload-bytes", 1024)
+    assert (result["lost"], result["duplicated"], result["uploads"]) == (0, 0, 80)
+    for cell in result["cells"]:
+        assert (cell["counted"], cell["connected"], cell["rounds_without"]) == (40, 20, 0)
+    names = {"proxy-cell-1", "broker-edge-cell-2", "generator-2", "cloud", "broker-cloud"}
+    assert names <= set(result["processes"])
+
+
 def test_ctrl_c_ends_everything_and_leaves_what_was_measured(tmp_path):
     command = edgeveil(*HELD, "--devices", 20, "--out", tmp_path)
     process = subprocess.Popen(

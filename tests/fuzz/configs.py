@@ -4,12 +4,13 @@ import re
 from functools import cache
 from pathlib import Path
 
+from edgeveil.config.site_files import load_site
 from edgeveil.config.yaml_tree import DEPTH, NODES, read_tree
 from edgeveil.errors import ConfigError, ProtocolError
 from edgeveil.jobs import compile_canonical, parse_job
 from edgeveil.jobs.job import Job
 from edgeveil_tools.checks import schema
-from tests.fuzz.target import Target, demand
+from tests.fuzz.target import Target, as_file, demand
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
 _TEXT_BYTES = 1024  # a longer text is only slower to read
@@ -32,6 +33,7 @@ def _tree(data):
 
 
 def _measured(value):
+    """Levels and values."""
     inner = list(value.values()) if isinstance(value, dict) else value
     if not isinstance(inner, list):
         return 1, 1
@@ -49,6 +51,10 @@ def _canonical(data):
     demand(job.canonical() == data, "a job has one spelling")
 
 
+def _site(data):
+    load_site(as_file("site.yaml", data))
+
+
 def _short(text):
     """Without comments: they would only make inputs long."""
     lines = (re.sub(r"\s+#.*", "", line) for line in text.splitlines())
@@ -61,6 +67,15 @@ def _jobs():
     yield from (text for text in texts if len(text) <= _TEXT_BYTES)
 
 
+def _canonicals():
+    yield parse_job(SMALLEST_JOB).canonical()
+
+
+def _sites():
+    texts = (_short(path.read_text("utf-8")) for path in sorted(_CONFIGS.glob("*.yaml")))
+    yield from (text for text in texts if len(text) <= _TEXT_BYTES)
+
+
 def _trees():
     yield from (b"a: [1, 2.5, true, null, 'x']\nb:\n  - c: 0x1f\n", b"- - - a\n", b"? a\n: b\n")
     yield from (b"a: &x 1\nb: *x\n", b"<<: {a: 1}\n", b"a: !!python/object:x y\n", b"a: |\n  b\n c")
@@ -68,6 +83,8 @@ def _trees():
 
 @cache
 def _words(kind):
+    """Keys and choices of a kind of file."""
+
     def within(schema):
         if isinstance(schema, dict):
             yield from schema.get("properties", {})
@@ -82,15 +99,13 @@ def _words(kind):
 
 
 _YAML = tuple(b": ~- ~&a ~*a~!!map ~1e999~-1~null~[~{~|\n ~? ".split(b"~"))
+_SITE_WORDS = tuple(word for kind in ("cloud", "proxy", "edge") for word in _words(kind))
 
 TARGETS = {
     "yaml": Target(_tree, _trees, (), max_bytes=256, words=_YAML),
     "job_yaml": Target(_job, _jobs, (ConfigError,), _TEXT_BYTES, _YAML + _words("job")),
     "job_wire": Target(
-        _canonical,
-        lambda: [parse_job(SMALLEST_JOB).canonical()],
-        (ProtocolError,),
-        2048,
-        (b'":null', b"1e308", b"["),
+        _canonical, _canonicals, (ProtocolError,), 2048, (b'":null', b"1e308", b"[")
     ),
+    "site_yaml": Target(_site, _sites, (ConfigError,), _TEXT_BYTES, _YAML + _SITE_WORDS),
 }

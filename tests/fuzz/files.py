@@ -1,4 +1,4 @@
-"""Targets: files of records."""
+"""Targets: files of records, and the brokers' list of users."""
 
 import gzip
 import io
@@ -7,11 +7,12 @@ import zipfile
 
 import numpy as np
 
-from edgeveil.errors import DataError
+from edgeveil.errors import BrokerError, DataError
 from edgeveil.parts.sources.arrays import read_npz
 from edgeveil.parts.sources.idx import read_idx
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import csv_faults, read_csv
+from edgeveil_tools.site.broker_rules import read_users
 from tests.fuzz.target import Tape, Target, as_file, demand
 
 MAX_BYTES = 1 << 16
@@ -91,6 +92,16 @@ def _npz_seeds():
     yield b"\1" + len(x.getvalue()).to_bytes(2, "little") + b"\0" + both.replace(b"<f4", b"|O8")
 
 
+def _users(data):
+    for name, word in read_users(as_file("users", data)).items():
+        demand(":" not in name and "$" in word, "a name, and a password that is hashed")
+
+
+def _users_seeds():
+    hashed = b"$7$1000$" + b"c2FsdHNhbHRzYWx0" + b"$" + b"A" * 86 + b"=="
+    yield b"proxy:" + hashed + b"\n# nobody\n\n0123456789abcdef:" + hashed + b"\n"
+
+
 TARGETS = {
     "idx": Target(
         _idx, _idx_seeds, (DataError,), 1024, (b"\0\0\x08\3", b"\0\0\x0e\1", b"\x1f\x8b")
@@ -101,4 +112,5 @@ TARGETS = {
     "npz": Target(
         _npz, _npz_seeds, (DataError,), 2048, (b"'descr': '<f4'", b"'shape': (9999999,)")
     ),
+    "users": Target(_users, _users_seeds, (BrokerError,), 1024, (b"$7$", b"$7$1000000$", b":")),
 }

@@ -9,12 +9,18 @@ from msgspec.structs import replace
 from edgeveil.crypto.chunked import HEADER_BYTES, TAG_BYTES, open_chunked, seal_chunked
 from edgeveil.crypto.keys import (
     ContentKey,
+    LedgerKey,
+    OpeningKey,
+    SealingKey,
+    SigningKey,
+    VerifyKey,
 )
 from edgeveil.crypto.sealing import STANZA_BYTES, open_stanzas, seal_stanzas
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import CryptoError, PrivacyError, ProtocolError, UsageError
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.ledger import Ledger, read_ledger
+from edgeveil.privacy.ledger_chain import ChainHead
 from edgeveil.privacy.policy import JobRequest, Limits
 from edgeveil.protocol.messages import Group
 from edgeveil.protocol.sealed import (
@@ -25,7 +31,7 @@ from edgeveil.protocol.sealed import (
     seal_segment,
 )
 from tests.fuzz.samples import AT, GROUPS, PACKET_BYTES, manifest, opening_key, signing_key
-from tests.fuzz.target import Tape, Target, demand, scratch
+from tests.fuzz.target import Tape, Target, as_file, demand, scratch
 
 _PACKAGE = b"a model package" * 20
 
@@ -37,6 +43,7 @@ def _content_key():
 
 @cache
 def _stream(plain_bytes, chunk_bytes):
+    """Header and chunks of a true stream."""
     plain = bytes(index % 251 for index in range(plain_bytes))
     whole = seal_chunked(_content_key(), b"context", plain, chunk_bytes)
     step = chunk_bytes + TAG_BYTES
@@ -129,7 +136,28 @@ def _enrolments():
     yield Enrolment.make(signing_key("device 1"), opening_key("two")).to_json().encode()
 
 
+_KEYS = (SigningKey, VerifyKey, SealingKey, OpeningKey, ContentKey, LedgerKey)
+
+
+def _key_file(data):
+    which = data[0] % (len(_KEYS) + 1) if data else 0
+    path = as_file("key", data[1:])
+    path.chmod(0o600)
+    if which == len(_KEYS):
+        ChainHead.load(path)
+    else:
+        key = _KEYS[which].load(path)
+        demand(key.to_bytes().hex().encode() in data.lower(), "the key is what the file says")
+
+
+def _key_files():
+    for number, kind in enumerate(_KEYS):
+        yield bytes((number,)) + f"{kind.tag} {'5a' * 32}\n".encode()
+    yield bytes((len(_KEYS),)) + f"edgeveil-ledger-head-1 {'00' * 40}\n".encode()
+
+
 def _ledger(data):
+    """A true ledger whose three files are damaged by hand."""
     tape, (path, book) = Tape(data), _true_ledger()
     copy = scratch() / "ledger.sqlite"
     for suffix, most in ((".sqlite", 6), (".head", 1), (".key", 1)):
@@ -167,6 +195,8 @@ def _tapes():
     yield bytes(range(1, 200, 3))
 
 
+_HEX = [kind.tag.encode() + b" " for kind in _KEYS] + [b"edgeveil-ledger-head-1 "]
+
 TARGETS = {
     "stream": Target(_open_stream, _tapes, (CryptoError,), max_bytes=512),
     "stanzas": Target(
@@ -177,5 +207,6 @@ TARGETS = {
     "enrolment": Target(
         _enrolment, _enrolments, (EnrolmentError,), 5000, [b'"sealing": "', b'"identity": "']
     ),
+    "key_file": Target(_key_file, _key_files, (CryptoError, PrivacyError), 1200, _HEX),
     "ledger": Target(_ledger, _tapes, (PrivacyError, UsageError), max_bytes=128),
 }

@@ -6,18 +6,19 @@ from edgeveil.registry import Table
 
 MODULES = {
     "wire": ("frame", "inner", "package", "tensors", "assembly", "topic"),
-    "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "ledger"),
+    "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "key_file", "ledger"),
     "trusted": ("delegations", "devices"),
-    "files": ("idx", "csv", "npz"),
+    "files": ("idx", "csv", "npz", "users"),
     "datasets": ("cifar", "parquet", "picture"),
     "graphs": ("onnx_wire", "graph_check", "backbone"),
     "machines": ("device", "proxy", "cloud"),
     "batches": ("batch", "spool"),
     "served": ("http", "http-bytes", "mqtt", "amqtt"),
-    "configs": ("yaml", "job_yaml", "job_wire"),
+    "configs": ("yaml", "job_yaml", "job_wire", "site_yaml"),
 }
 NAMES = Table("target", {name: module for module, names in MODULES.items() for name in names})
 
 
 def target(name):
+    """The target of this name. Raises UsageError for an unknown one."""
     return import_module(f"tests.fuzz.{NAMES[name]}").TARGETS[name]

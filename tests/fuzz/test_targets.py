@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.fuzz.table import NAMES, target
 from tests.fuzz.target import Tape
 
-SLOW = {"job_yaml", "backbone", "ledger", "http", "http-bytes"}
+SLOW = {"job_yaml", "site_yaml", "backbone", "ledger", "http", "http-bytes"}
 
 
 @pytest.mark.parametrize("name", NAMES.names())

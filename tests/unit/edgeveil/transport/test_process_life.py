@@ -203,7 +203,9 @@ raise SystemExit(run_until_stopped(main))
 """
 
 
-HANGING = PROCESS.replace('notify_systemd("READY=1")', 'notify_systemd("READY=1")\n    import time; time.sleep(600)')
+HANGING = PROCESS.replace(
+    'notify_systemd("READY=1")', 'notify_systemd("READY=1")\n    import time; time.sleep(600)'
+)
 
 
 def test_a_process_is_ready_alive_and_says_that_it_stops_or_hangs(manager):
