@@ -125,7 +125,7 @@ def _named(case):
 
 
 def play(mutants, places):
-    """Yield (mutant, verdict, reason, seconds): `killed`, `survived` or `broken`."""
+    """Yield (name, verdict, reason, seconds): `killed`, `survived` or `broken`."""
     free = queue.SimpleQueue()
     for place in places:
         free.put(place)
@@ -144,20 +144,20 @@ def play(mutants, places):
             return {} if status == "passed" else {tests[0]: why}
         return {test: why for one in tests for test, why in faults([one]).items()}
 
-    tests = list(dict.fromkeys(mutant.killed_by for mutant in mutants))
+    tests = list(dict.fromkeys(mutant.killed_by for mutant in mutants.values()))
     groups = [tests[start : start + TOGETHER] for start in range(0, len(tests), TOGETHER)]
     with ThreadPoolExecutor(len(places)) as pool:
         try:
             unsound = {
                 test: why for found in pool.map(faults, groups) for test, why in found.items()
             }
-            runs = pool.map(lambda mutant: run([mutant.killed_by], mutant), mutants)
-            for mutant, (status, why, seconds) in zip(mutants, runs, strict=True):
+            runs = pool.map(lambda mutant: run([mutant.killed_by], mutant), mutants.values())
+            for (name, mutant), (status, why, seconds) in zip(mutants.items(), runs, strict=True):
                 verdict = {"failed": "killed", "passed": "survived"}.get(status, "broken")
                 if mutant.killed_by in unsound:
                     verdict = "broken"
                     why = f"the test does not pass without it: {unsound[mutant.killed_by]}"
-                yield mutant, verdict, why, seconds
+                yield name, verdict, why, seconds
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             for place in places:
@@ -167,13 +167,14 @@ def play(mutants, places):
 
 def chosen(patterns):
     for one in patterns:
-        if not any(fnmatchcase(mutant.name, one) for mutant in MUTANTS):
+        if not any(fnmatchcase(name, one) for name in MUTANTS):
             raise SystemExit(f"no mutant '{one}'; --list shows all")
-    return [m for m in MUTANTS if not patterns or any(fnmatchcase(m.name, p) for p in patterns)]
+    names = (n for n in MUTANTS if not patterns or any(fnmatchcase(n, p) for p in patterns))
+    return {name: MUTANTS[name] for name in names}
 
 
 def shown(mutant):
-    return f"    {mutant.where}: {mutant.find}  ->  {mutant.put}\n    {mutant.killed_by}"
+    return f"    {mutant.where}: {mutant.change}\n    {mutant.killed_by}"
 
 
 def main():
@@ -185,20 +186,20 @@ def main():
     asked = parser.parse_args()
     mutants = chosen(list(filter(None, asked.only.split(","))))
     if asked.list:
-        for mutant in mutants:
-            print(f"{mutant.decides}: {mutant.name}\n{shown(mutant)}")
+        for name, mutant in mutants.items():
+            print(f"{name}\n{shown(mutant)}")
         return 0
     since, killed = time.monotonic(), 0
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as scratch:
         folders = [Path(scratch) / f"copy{number}" for number in range(max(1, asked.workers))]
         try:
-            for mutant, verdict, why, seconds in play(
+            for name, verdict, why, seconds in play(
                 mutants, [Place(folder, asked.limit_s) for folder in folders]
             ):
-                print(f"{verdict:9} {seconds:6.1f} s  {mutant.name}", flush=True)
+                print(f"{verdict:9} {seconds:6.1f} s  {name}", flush=True)
                 killed += verdict == "killed"
                 if verdict != "killed":
-                    print(f"{shown(mutant)}: {why}", flush=True)
+                    print(f"{shown(mutants[name])}: {why}", flush=True)
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
             return 130

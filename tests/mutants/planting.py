@@ -1,7 +1,7 @@
 """A mutant: one expression of one function replaced by another, in a copy of the checkout."""
 
 import ast
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 ROOTS = (".", "edge_client", "cloud_server", "proxy", "tools")  # import roots, as for pytest
 
@@ -10,21 +10,19 @@ class PlantingError(Exception):
     """A mutant that does not fit the code: rewrite its entry in `flaws.py`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Mutant:
     """One small flaw, and the test that must fail with it.
 
-    `where` is `module:qualname` of a function, class or assignment; `find` is an expression in it
-    as source text, compared as a syntax tree, and `put` replaces it; `nth` selects one of several
-    (from 1, in source order). `decides` names the decision, `of` the mechanisms, methods and update
-    stages that it belongs to, by their YAML names."""
+    `where` is `module:qualname` of a function, class or assignment. `change` is "FIND -> PUT": an
+    expression in it as source text, compared as a syntax tree, and what replaces it; `nth` selects
+    one of several (from 1, in source order). `of` names the mechanisms, methods and update stages
+    that it belongs to, by their YAML names."""
 
-    name: str
-    decides: str
     where: str
-    find: str
-    put: str
+    change: str
     killed_by: str
+    _: KW_ONLY
     nth: int | None = None
     of: tuple[str, ...] = ()
 
@@ -45,7 +43,8 @@ def plant(mutant, checkout):
         scope = next((node for node in _statements(scope) if name in _names(node)), None)
         if scope is None:
             raise PlantingError(f"no '{qualname}' in {module}")
-    wanted = ast.dump(ast.parse(mutant.find, mode="eval").body)
+    find, _, put = mutant.change.partition(" -> ")
+    wanted = ast.dump(ast.parse(find, mode="eval").body)
     found = [node for node in ast.walk(scope) if isinstance(node, ast.expr)]
     found = [node for node in found if ast.dump(node) == wanted]
     found.sort(key=lambda node: (node.lineno, node.col_offset))
@@ -55,7 +54,7 @@ def plant(mutant, checkout):
     lines = source.splitlines(keepends=True)
     start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
     end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
-    changed = source[:start] + b"(" + mutant.put.encode() + b")" + source[end:]
+    changed = source[:start] + b"(" + put.encode() + b")" + source[end:]
     if ast.dump(ast.parse(changed)) == ast.dump(tree):
         raise PlantingError("changes nothing")
     return path, changed
