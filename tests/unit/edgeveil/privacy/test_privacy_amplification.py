@@ -1,8 +1,6 @@
 """The clone bound against published values, and against a sum over all outcomes."""
 
 import math
-import subprocess
-import sys
 from math import comb
 
 import numpy as np
@@ -74,22 +72,6 @@ def test_no_number_of_clones_has_less_than_its_chance(devices, local):
     assert 1 - own.sum() <= left_out + 1e-12
     assert (chances >= own * (1 - 1e-9)).all()
     assert chances == pytest.approx(own, rel=1e-8, abs=1e-300)
-
-
-def test_neither_a_shuffles_price_nor_a_rounds_figures_load_scipys_statistics():
-    """They take a second and 50 MB, of a cloud's page and of a command."""
-    script = """
-import sys, numpy as np
-from pathlib import Path
-from edgeveil.evaluation.figures import classification_figures
-from edgeveil.jobs import load_plan
-from edgeveil.jobs.shuffle_amplification import shuffled
-shuffled(load_plan(Path("configs/jobs/digits_secure_inference.yaml")))
-classification_figures(np.eye(3), np.arange(3))
-print([name for name in sys.modules if name.startswith("scipy.stats")][:3])
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
 def test_a_device_alone_gains_nothing_and_nobody_ever_loses():

@@ -50,20 +50,17 @@ def test_a_sum_past_two_to_the_53_is_cut_into_exact_pieces():
     assert int(exact_matmul(a, b)[0, 0]) == total
 
 
-def test_a_product_that_cannot_be_exact_raises():
+def test_a_product_that_cannot_be_exact_and_a_bound_too_large_for_int64_are_refused():
     with pytest.raises(PrivacyError, match="overflows"):
         exact_matmul(np.array([[2**27]]), np.array([[2**27]]))
+    with pytest.raises(PrivacyError, match="do not fit"):
+        quantise(np.zeros((1, 2)), 2.0**31)
 
 
-@pytest.mark.parametrize("reach", [1, 2**12, 2**24, 2**26])
-@pytest.mark.parametrize("count", [0, 1, 5, 300])
+@pytest.mark.parametrize("reach", [1, 2**26])
+@pytest.mark.parametrize("count", [0, 5, 300])
 def test_a_gram_matrix_is_the_exact_product_with_itself(count, reach):
     rows = np.random.default_rng(count).integers(-reach, reach + 1, (count, 6))
     expected = (rows.T.astype(object) @ rows.astype(object)).astype(np.int64)
     np.testing.assert_array_equal(exact_gram(rows), expected)
     np.testing.assert_array_equal(exact_gram(rows), exact_matmul(rows.T, rows))
-
-
-def test_a_bound_too_large_for_int64_is_refused():
-    with pytest.raises(PrivacyError, match="do not fit"):
-        quantise(np.zeros((1, 2)), 2.0**31)

@@ -2,7 +2,6 @@ import math
 from decimal import Decimal
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,28 +18,12 @@ from edgeveil.privacy.guarantee import (
 POSITIVE = st.floats(1e-300, 1e300)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (7.9994, "8"),
-        (7.991, "7.991"),
-        (1.0004e-5, "1.001e-05"),
-        (1e-5, "1e-05"),
-        (1e-5 + 1e-5 + 1e-5, "3e-05"),
-        (20.000000000000004, "20"),  # an exact sum of 20 as float64, rounded up
-        (20.0001, "20.01"),
-        (99999.0, "1e+05"),
-        (0.0, "0"),
-        (float("inf"), "inf"),
-    ],
-)
-def test_figures_are_rounded_up(value, text):
-    assert up(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(49.999, "49.99"), (50.0, "50"), (0.0, "0")])
-def test_what_is_left_is_rounded_down(value, text):
-    assert down(value) == text
+def test_figures_are_rounded_up():
+    values = (7.9994, 7.991, 1.0004e-5, 20.0001, 99999.0, 0.0, math.inf)
+    assert [*map(up, values)] == ["8", "7.991", "1.001e-05", "20.01", "1e+05", "0", "inf"]
+    # A sum in float64 that is an exact number, rounded up.
+    assert [*map(up, (1e-5 + 1e-5 + 1e-5, 20.000000000000004))] == ["3e-05", "20"]
+    assert [*map(down, (49.999, 50.0, 0.0))] == ["49.99", "50", "0"]  # what is left
 
 
 @given(POSITIVE, st.integers(1, 8))

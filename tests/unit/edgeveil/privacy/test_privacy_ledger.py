@@ -4,30 +4,23 @@ from fractions import Fraction
 
 import pytest
 
+from edgeveil.crypto.keys import STATE_BYTES, LedgerKey
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.laplace_mechanism import laplace_event, softmax_event
-from edgeveil.privacy.ledger import Ledger, Receipt
+from edgeveil.privacy.ledger import Ledger, Receipt, decrypted_state, encrypted_state, read_ledger
 from edgeveil.privacy.policy import INFER, JobRequest, Limits, price
 
 LINEAR = gaussian_event("linear", 2**24, 0.5, 30, grid_bits=24)
 SOFTMAX = softmax_event(10, 4.0)
 WIDE = Limits(20, 50, 1e-4, 100)
+CLAIM = ClaimedEvent(what="wishart", unit="record", claimed_epsilon=1.0)
+KEY = LedgerKey.generate().state_key()
 
 
 def request(job="j1", rounds=3, softmax=0, extra=(), delta=1e-5):
     return JobRequest(job, delta, (*[LINEAR] * rounds, *[SOFTMAX] * softmax, *extra))
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "ledger.sqlite"
-
-
-@pytest.fixture
-def ledger(path):
-    return Ledger(path, "digits")
 
 
 def test_a_retry_returns_the_first_payload_and_costs_nothing(ledger):
@@ -48,6 +41,9 @@ def test_what_was_committed_survives_a_new_process(path, ledger):
     other = Ledger(path, "digits")
     assert other.recall("j1", 1) == (receipt, b"noised")
     assert other.spent().epsilon == ledger.spent().epsilon > 0
+    of_another_data_set = Ledger(path, "letters")
+    assert of_another_data_set.spent().epsilon == 0
+    assert of_another_data_set.recall("j1", 1) is None
 
 
 def test_the_release_past_the_reserved_participations_is_refused(ledger):
@@ -129,11 +125,10 @@ def test_of_several_kinds_of_noise_the_pure_ones_alone_count_as_released(ledger)
 
 
 def test_a_planned_claim_that_was_never_released_leaves_the_guarantee(ledger):
-    claim = ClaimedEvent(what="wishart", unit="record", claimed_epsilon=1.0)
-    ledger.open_job(request(extra=(claim,)), replace(WIDE, accept_unproven=True))
+    ledger.open_job(request(extra=(CLAIM,)), replace(WIDE, accept_unproven=True))
     ledger.commit("j1", 2, [LINEAR], b"")
     assert ledger.spent() == price([LINEAR] * 3, 1e-5).training
-    ledger.commit("j1", 1, [claim], b"")
+    ledger.commit("j1", 1, [CLAIM], b"")
     assert not ledger.spent("j1").proven
 
 
@@ -157,9 +152,8 @@ def test_noise_that_hides_a_device_from_none_is_priced_anew_for_a_record_among_o
 
 
 def test_unproven_events_need_consent_and_taint_the_data_set_for_good(ledger):
-    claim = ClaimedEvent(what="wishart", unit="record", claimed_epsilon=1.0)
     raw = UnprotectedEvent(what="softmax", unit="device", purpose="infer")
-    for job, event, key in (("c", claim, "accept_unproven"), ("r", raw, "accept_unprotected")):
+    for job, event, key in (("c", CLAIM, "accept_unproven"), ("r", raw, "accept_unprotected")):
         asked = JobRequest(job, 1e-5, (event,))
         with pytest.raises(PrivacyError, match=key):
             ledger.open_job(asked, WIDE)
@@ -174,9 +168,69 @@ def test_unproven_events_need_consent_and_taint_the_data_set_for_good(ledger):
     assert ledger.spent(purpose=INFER).epsilon == math.inf
 
 
-def test_data_sets_are_kept_apart_by_name(path, ledger):
-    ledger.open_job(request(), WIDE)
-    ledger.commit("j1", 1, [LINEAR], b"")
-    other = Ledger(path, "letters")
-    assert other.spent().epsilon == 0
-    assert other.recall("j1", 1) is None
+# --- jobs that a copy of the device answered, by the encrypted state that comes with answers ---
+
+
+def answered(ledger, job):
+    ledger.open_job(request(job, softmax=1), WIDE)
+    ledger.commit(job, 1, [LINEAR], b"noised")
+    return ledger.encrypted_state(job)
+
+
+def test_an_encrypted_state_has_one_size_and_only_its_ledger_reads_it(ledger):
+    states = answered(ledger, "j1"), ledger.encrypted_state(), ledger.encrypted_state("unknown")
+    assert {*map(len, states)} == {STATE_BYTES}
+    assert ledger.encrypted_state("j1") != ledger.encrypted_state("j1")
+    state, other = encrypted_state(KEY, request()), LedgerKey.generate().state_key()
+    assert decrypted_state(KEY, state) == request()
+    assert decrypted_state(KEY, encrypted_state(KEY, None)) is None
+    for key, raw in ((other, state), (KEY, state[:-1] + b"!"), (KEY, b""), (KEY, b"short")):
+        with pytest.raises(PrivacyError):
+            decrypted_state(key, raw)
+    # A request that does not fit is unreadable, and not forgotten.
+    events = tuple(UnprotectedEvent(what=f"{n:x}" * 9, unit="record") for n in range(4000))
+    state = encrypted_state(KEY, JobRequest("j1", 1e-5, events))
+    assert len(state) == STATE_BYTES
+    with pytest.raises(PrivacyError):
+        decrypted_state(KEY, state)
+
+
+def test_a_job_that_a_copy_answered_counts_with_all_that_it_reserved(ledger, path):
+    elsewhere = request("elsewhere", softmax=1)
+    state = encrypted_state(ledger._chain.key.state_key(), elsewhere)
+    ledger.count_answer_of_copy("elsewhere", state)
+    whole = price(elsewhere.events, 1e-5)
+    assert ledger.spent() == whole.training
+    assert ledger.spent(purpose=INFER) == whole.inference
+    with pytest.raises(PrivacyError, match="closed on this device"):
+        ledger.open_job(elsewhere, WIDE)
+    account = read_ledger(path).account("digits")
+    assert account["elsewhere"].elsewhere and not account["elsewhere"].answers
+
+
+def test_a_known_job_counts_once_and_whole_and_goes_no_further(ledger):
+    ledger.count_answer_of_copy("j1", ledger.encrypted_state())  # a dummy's
+    assert ledger.spent().epsilon == 0 and "j1" not in ledger._account()
+    state = answered(ledger, "j1")
+    before = ledger.spent("j1", INFER).epsilon
+    for _ in range(2):
+        ledger.count_answer_of_copy("j1", state)
+    assert ledger.spent("j1") == price(request("j1", softmax=1).events, 1e-5).training
+    assert ledger.spent("j1", INFER).epsilon > before == 0
+    with pytest.raises(PrivacyError, match="not open"):
+        ledger.admit("j1", [LINEAR])
+    with pytest.raises(PrivacyError, match="released and forgotten"):
+        ledger.recall("j1", 1)
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_after_answers_that_nobody_knows_nothing_is_left(ledger, path, damaged):
+    if damaged:
+        ledger.count_answer_of_copy("j1", bytes(STATE_BYTES))
+    else:
+        ledger.count_unknown_answers()
+        ledger.count_unknown_answers()
+    assert not ledger.spent().proven and not ledger.spent(purpose=INFER).proven
+    with pytest.raises(PrivacyError, match="is not known, so nothing is left"):
+        ledger.open_job(request("next"), WIDE)
+    assert read_ledger(path).links == 1

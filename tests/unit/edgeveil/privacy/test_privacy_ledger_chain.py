@@ -96,12 +96,10 @@ DAMAGE = {
     "another round": links(3, "UPDATE links SET exchange = 9 WHERE number = 3"),
     "another job": links(6, "UPDATE links SET job = 'j1', exchange = 7 WHERE number = 6"),
     "closed in place of released": links(6, "UPDATE links SET kind = 'closed' WHERE number = 6"),
-    "opened again": links(5, "UPDATE links SET kind = 'opened' WHERE number = 5"),
     "another mac": links(2, f"UPDATE links SET mac = {MAC} WHERE number = 2"),
     "a mac of another type": links(2, "UPDATE links SET mac = 'x' WHERE number = 2"),
     "a body as bytes": links(5, "UPDATE links SET body = CAST(body AS BLOB) WHERE number = 5"),
     "one gone from the middle": links(3, "DELETE FROM links WHERE number = 3"),
-    "a job gone": links(1, "DELETE FROM links WHERE job = 'j1'"),
     "one put in": links(
         7,
         f"INSERT INTO links SELECT 7, dataset, kind, job, 3, body, {MAC} "
@@ -160,18 +158,16 @@ def test_a_head_one_link_behind_is_moved_forward_by_the_device_alone(path, tmp_p
     assert path.with_suffix(".head").read_bytes() == newest
 
 
-# The table's own rule is taken out by hand for a payload of NULL, as a damaged file may lack it.
-NULL_ALLOWED = (
-    "PRAGMA writable_schema=ON",
-    "UPDATE sqlite_master SET sql = replace(sql, 'BLOB NOT NULL', 'BLOB') WHERE name = 'payloads'",
-    "PRAGMA schema_version=99",
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        "UPDATE payloads SET payload = 'forged'",
+        "UPDATE payloads SET payload = 7",
+        "DELETE FROM payloads",
+    ],
 )
-FORGED = {value: f"UPDATE payloads SET payload = {value}" for value in ("'forged'", "7", "NULL")}
-
-
-@pytest.mark.parametrize("forgery", [*FORGED.values(), "DELETE FROM payloads"])
 def test_tensors_that_are_forged_or_gone_are_found_and_not_drawn_again(path, forgery):
-    change(path, *NULL_ALLOWED * ("NULL" in forgery), f"{forgery} WHERE number = 6")
+    change(path, f"{forgery} WHERE number = 6")
     with pytest.raises(PrivacyError, match="tensors of link 6"):
         read_ledger(path)
     with pytest.raises(PrivacyError, match=r"forgotten|tensors of link 6"):
@@ -203,20 +199,22 @@ def test_a_head_without_key_and_links_begins_anew_only_before_the_first_link(pat
         Ledger(path, "digits")
 
 
-@pytest.mark.parametrize("step", ["admit", "check", "commit", "recall", "close_job", "spent"])
+STEPS = {
+    "admit": ("j2", [LINEAR]),
+    "check": (JobRequest("j3", 1e-5, (LINEAR,)), WIDE),
+    "commit": ("j2", 2, [LINEAR], b"four"),
+    "recall": ("j2", 1),
+    "close_job": ("j2",),
+    "spent": (),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_a_device_at_work_notices_that_its_newest_link_is_gone(path, step):
     ledger = Ledger(path, "digits")
     change(path, "DELETE FROM links WHERE number = 6")
-    arguments = {
-        "admit": ("j2", [LINEAR]),
-        "check": (JobRequest("j3", 1e-5, (LINEAR,)), WIDE),
-        "commit": ("j2", 2, [LINEAR], b"four"),
-        "recall": ("j2", 1),
-        "close_job": ("j2",),
-        "spent": (),
-    }
     with pytest.raises(PrivacyError, match="link 6 is gone"):
-        getattr(ledger, step)(*arguments[step])
+        getattr(ledger, step)(*STEPS[step])
 
 
 @pytest.mark.parametrize("step", ["commit", "recall", "close_job"])
@@ -226,9 +224,8 @@ def test_a_head_put_back_by_one_link_is_no_crash_to_the_process_that_moved_it(pa
     ledger.commit("j2", 2, [LINEAR], b"four")
     newest = path.with_suffix(".head").read_bytes()
     restore(path, older, ".head")
-    acts = {"commit": ("j2", 1, [LINEAR], b"x"), "recall": ("j2", 1), "close_job": ("j2",)}
     with pytest.raises(PrivacyError, match="put back from link 7 to link 6") as caught:
-        getattr(ledger, step)(*acts[step])
+        getattr(ledger, step)(*STEPS[step])
     assert "with the device stopped" in caught.value.fix
     path.with_suffix(".head").write_bytes(newest)
     assert ledger.recall("j2", 2)[1] == b"four"

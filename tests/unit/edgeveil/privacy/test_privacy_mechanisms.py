@@ -143,10 +143,14 @@ def test_softmax_noise_prices_what_is_proven_not_what_was_assumed():
     assert softmax_event(10, 3.0, sensitivity=1).epsilon == 6
     assert softmax_event(10, None).status == "none"
     assert {e.unit for e in (softmax_event(10, 3.0), softmax_event(10, None))} == {"device"}
-    with pytest.raises(PrivacyError):
-        softmax_event(10, 3.0, sensitivity=0)
-    with pytest.raises(PrivacyError):
-        softmax_event(10, math.inf)
+    event = softmax_event(10, 3.0, samples=16)
+    assert (event.unit, event.epsilon, event.coordinates) == ("record", 3, 160)
+    assert softmax_event(10, 3.0, samples=16, sensitivity=1).epsilon == 6
+    assert softmax_event(10, None, samples=16).unit == "record"
+    assert softmax_laplace(np.full((16, 10), 0.1), 3.0)[1] == event
+    for asked, sensitivity in ((3.0, 0), (math.inf, 2)):
+        with pytest.raises(PrivacyError):
+            softmax_event(10, asked, sensitivity=sensitivity)
 
 
 @pytest.mark.parametrize("epsilon", [1e-4, 0.01, 1.0, 20.0, 2.0**24])
@@ -190,15 +194,6 @@ def test_one_changed_row_moves_a_per_sample_upload_by_the_sensitivity_at_most(ro
     gap = np.abs(a - b) * 2**SOFTMAX_BITS
     assert gap.sum() <= event.sensitivity_steps
     assert gap[np.arange(4) != at].sum() == 0
-
-
-def test_a_per_sample_upload_is_priced_per_record():
-    event = softmax_event(10, 3.0, samples=16)
-    assert (event.unit, event.epsilon, event.coordinates) == ("record", 3, 160)
-    assert softmax_event(10, 3.0, samples=16, sensitivity=1).epsilon == 6
-    assert softmax_event(10, None, samples=16).unit == "record"
-    rows = np.full((16, 10), 0.1)
-    assert softmax_laplace(rows, 3.0)[1] == event
 
 
 WORDS = 1 << 64

@@ -33,8 +33,7 @@ def request(job):
     return JobRequest(job, 1e-6, (ROUND,) * PLANNED[job])
 
 
-def test_what_will_no_longer_fit_is_known_one_job_ahead(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.sqlite", "ward")
+def test_what_will_no_longer_fit_is_known_one_job_ahead(path, ledger):
     allowed = Limits(10, 5.5, 1e-4, 10)
     assert ledger.next_refusal(allowed) is None  # nothing is known of what comes
     ledger.open_job(request("j1"), allowed)  # 2 of 5.5, and another 2 fit
@@ -46,28 +45,36 @@ def test_what_will_no_longer_fit_is_known_one_job_ahead(tmp_path):
         ledger.open_job(JobRequest("j4", 1e-6, (ROUND,) * PLANNED["j2"]), allowed)
     ledger.close_job("j2")  # it released nothing, so all of it is free again
     assert ledger.next_refusal(allowed) is None
-    assert next_refusal(read_ledger(tmp_path / "ledger.sqlite").accounts["ward"], allowed) is None
+    assert next_refusal(read_ledger(path).accounts["digits"], allowed) is None
 
 
 class Model:
     """What the ledger must hold: by job how many releases, and whether it is open."""
 
     def __init__(self):
-        self.released = {}
-        self.open = set()
-
-    def counts(self, job):
-        return PLANNED[job] if job in self.open else self.released.get(job, 0)
+        self.released, self.open = {}, set()
 
     @property
     def taken(self):
-        return EPSILON * sum(map(self.counts, self.released))
+        counted = (PLANNED[job] if job in self.open else n for job, n in self.released.items())
+        return EPSILON * sum(counted)
 
-    def may_open(self, job, max_jobs):
-        if job in self.released:
-            return job in self.open
+    def allows(self, step, job, max_jobs):
+        if step == "spend":
+            return job in self.open and self.released[job] < PLANNED[job]
+        if step == "end" or job in self.released:
+            return step == "end" or job in self.open
         fits = self.taken + EPSILON * PLANNED[job] <= LIFETIME
         return fits and len(self.open) < max_jobs
+
+    def note(self, step, job):
+        if step == "consent":
+            self.open.add(job)
+            self.released.setdefault(job, 0)
+        elif step == "spend":
+            self.released[job] += 1
+        else:
+            self.open.discard(job)
 
 
 class CrashError(Exception):
@@ -110,10 +117,10 @@ def test_whatever_the_order_no_more_is_reserved_or_spent_than_the_owner_allows(p
                 ledger.close()
                 ledger = Ledger(path, "digits")
             elif take(ledger, step, job, max_jobs, model.released.get(job, 0)):
-                assert allowed(model, step, job, max_jobs)
-                note(model, step, job)
+                assert model.allows(step, job, max_jobs)
+                model.note(step, job)
             else:
-                assert not allowed(model, step, job, max_jobs)
+                assert not model.allows(step, job, max_jobs)
             holds(path, ledger, model)
         ledger.close()
 
@@ -131,24 +138,6 @@ def take(ledger, step, job, max_jobs, released):
     return True
 
 
-def allowed(model, step, job, max_jobs):
-    if step == "consent":
-        return model.may_open(job, max_jobs)
-    if step == "spend":
-        return job in model.open and model.released[job] < PLANNED[job]
-    return True
-
-
-def note(model, step, job):
-    if step == "consent":
-        model.open.add(job)
-        model.released.setdefault(job, 0)
-    elif step == "spend":
-        model.released[job] += 1
-    else:
-        model.open.discard(job)
-
-
 def holds(path, ledger, model):
     account = read_ledger(path).account("digits")
     assert {job for job, entry in account.items() if entry.is_open} == model.open
@@ -160,10 +149,8 @@ def holds(path, ledger, model):
 
 
 @pytest.mark.parametrize("several_files", [False, True])
-def test_of_jobs_that_ask_at_once_one_takes_the_last_of_the_budget(tmp_path, several_files):
+def test_of_jobs_that_ask_at_once_one_takes_the_last_of_the_budget(path, ledger, several_files):
     """Threads of one device, or processes on one file: each has a connection of its own then."""
-    path = tmp_path / "ledger.sqlite"
-    ledger = Ledger(path, "digits")
     ledgers = [Ledger(path, "digits") if several_files else ledger for _ in range(8)]
     ready, opened = threading.Barrier(8), list[int]()
 
@@ -179,14 +166,12 @@ def test_of_jobs_that_ask_at_once_one_takes_the_last_of_the_budget(tmp_path, sev
     for thread in threads:
         thread.join()
     assert len(opened) == 2  # 1.5 of ε each, and 4.25 in all
-    assert {job for job, one in read_ledger(path).account("digits").items() if one.is_open} == {
-        f"job{n}" for n in opened
-    }
+    held = read_ledger(path).account("digits")
+    assert {job for job, one in held.items() if one.is_open} == {f"job{n}" for n in opened}
 
 
-def test_threads_read_what_others_write(tmp_path):
+def test_threads_read_what_others_write(path, ledger):
     """A link is taken in once, whoever sees it first."""
-    ledger = Ledger(tmp_path / "ledger.sqlite", "digits")
     ledger.open_job(JobRequest("j1", 1e-6, (ROUND,) * RELEASES), Limits(50, 50, 1e-4, 10))
     faults, done = list[BaseException](), threading.Event()
 
@@ -201,7 +186,7 @@ def test_threads_read_what_others_write(tmp_path):
     readers = [threading.Thread(target=read) for _ in range(3)]
     for reader in readers:
         reader.start()
-    other = Ledger(tmp_path / "ledger.sqlite", "digits")
+    other = Ledger(path, "digits")
     for number in range(RELEASES):
         other.commit("j1", number, [ROUND], b"noised")
     done.set()

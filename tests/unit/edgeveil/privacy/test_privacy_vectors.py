@@ -58,12 +58,6 @@ def test_draws_by_a_named_law_get_the_bits_they_always_got():
     assert found.hexdigest() == VECTORS["orders_sha256"]
 
 
-@pytest.mark.parametrize("name", NOISE)
-def test_the_plain_form_of_an_event_never_changes(name):
-    plain = NOISE[name]["event"]
-    assert json.dumps(to_dict(event_from_dict(plain))) == json.dumps(plain)
-
-
 def test_what_a_ledger_writes_never_changes():
     events = tuple(event_from_dict(one["event"]) for one in NOISE.values())
     request = JobRequest("4a" * 16, 1e-5, (*events, events[2]))
