@@ -50,50 +50,35 @@ def test_in_sums_and_alone_nothing_goes_past_what_is_printed(job):
 
 
 @pytest.mark.drill
-@pytest.mark.slow
 def test_a_devices_own_part_goes_past_the_epsilon_of_sums_and_not_past_its_own(job):
     found = verdicts(sa.part_attack(6000, job))
     assert (found[WHOLE], found[AT_EPSILON]) == ("holds", "refuted")
 
 
 @pytest.mark.drill
-@pytest.mark.slow
 def test_sums_with_fewer_honest_parts_than_promised_are_found():
     """The printed ε relies on `honest_share`, which no party can check."""
     assert verdicts(sa.sum_attack(1500, sa.SharedNoiseJob(1)))[WHOLE] == "FAILS"
 
 
-@pytest.mark.parametrize("quantile", [None, 0.5])
-def test_shared_noise_of_updates_holds_in_sums_and_alone(quantile):
-    claims = [
-        verdicts(sa.turned_attack(3000, sa.TurnedUpdate(quantile), alone=alone))
-        for alone in (False, True)
-    ]
-    assert claims == [{PAST: "holds"}, {PAST: "holds", PAST_AT_EPSILON: "refuted"}]
-
-
+# With so many runs a flaw is missed less than once in a million, as a sound claim fails.
 @pytest.mark.parametrize(
-    ("runs", "scene"),
+    ("runs", "missing", "scene"),
     [
-        (3000, lambda: sa.TurnedUpdate(0.5)),
-        pytest.param(1500, sa.turned_votes, marks=pytest.mark.slow),
+        (3000, 1000, lambda: sa.TurnedUpdate(0.5)),
+        pytest.param(3000, 1000, lambda: sa.TurnedUpdate(None), marks=pytest.mark.slow),
+        pytest.param(4000, 1700, sa.turned_votes, marks=pytest.mark.slow),
     ],
-    ids=["updates", "votes"],
+    ids=["updates, a clip norm that moves", "updates", "votes"],
 )
-def test_sums_with_fewer_honest_parts_of_updates_and_votes_are_found(runs, scene):
-    attack = sa.turned_attack(runs, scene(), alone=False, honest=1)
-    assert verdicts(attack) == {PAST: "FAILS"}
-
-
-def test_shared_noise_of_votes_holds_in_sums_and_alone():
-    for alone in (False, True):
-        assert verdicts(sa.turned_attack(200, sa.turned_votes(), alone=alone))[PAST] == "holds"
-
-
-@pytest.mark.slow
-def test_a_devices_own_votes_go_past_the_epsilon_of_sums_and_not_past_its_own():
-    found = verdicts(sa.turned_attack(3000, sa.turned_votes(), alone=True))
-    assert found == {PAST: "holds", PAST_AT_EPSILON: "refuted"}
+def test_shared_noise_holds_in_sums_and_alone_and_fewer_honest_parts_are_found(
+    runs, missing, scene
+):
+    one = scene()
+    assert verdicts(sa.turned_attack(missing, one, alone=False)) == {PAST: "holds"}
+    assert verdicts(sa.turned_attack(missing, one, alone=False, honest=1)) == {PAST: "FAILS"}
+    alone = verdicts(sa.turned_attack(runs, one, alone=True))
+    assert alone == {PAST: "holds", PAST_AT_EPSILON: "refuted"}
 
 
 def test_the_sum_of_a_group_has_the_share_of_its_own_uploads_honest():
@@ -108,33 +93,40 @@ def test_sums_of_groups_and_of_what_is_normal_hold(text):
     assert set(verdicts(sa.sum_attack(1500, sa.SharedNoiseJob(text=text))).values()) == {"holds"}
 
 
-@pytest.mark.slow
-def test_groups_whose_noise_counts_on_all_uploads_of_the_round_are_found(monkeypatch):
-    """Use four sets, so that a sum has a quarter of the noise; half is found too rarely."""
-    four = sa.GROUPS_JOB.replace("groups: 2", "groups: 4")
-    four = four.replace(f"min_batch: {2 * sa.UPLOADS}", f"min_batch: {4 * sa.UPLOADS}")
-    four = four.replace(f"devices: {2 * sa.UPLOADS + 1}", f"devices: {4 * sa.UPLOADS + 1}")
-    monkeypatch.setattr("edgeveil.jobs.plan.honest_devices", lambda job: job.round.min_batch // 2)
-    job = sa.SharedNoiseJob(text=four)
-    assert job.uploads == sa.UPLOADS
-    assert verdicts(sa.sum_attack(1000, job))[WHOLE] == "FAILS"
+# Of four groups, a sum has a quarter of the noise; half of it is found too rarely.
+FOUR_GROUPS = (
+    sa.GROUPS_JOB.replace("groups: 2", "groups: 4")
+    .replace(f"min_batch: {2 * sa.UPLOADS}", f"min_batch: {4 * sa.UPLOADS}")
+    .replace(f"devices: {2 * sa.UPLOADS + 1}", f"devices: {4 * sa.UPLOADS + 1}")
+)
+_noised = fm_sums.noised
+
+
+def as_for_one_group(job):
+    return job.round.min_batch // 2
+
+
+def half_the_noise(total, event, random_bytes):
+    return total + _noised(0 * total, event, random_bytes) // 2
 
 
 @pytest.mark.slow
-def test_half_the_noise_of_pca_residual_is_found(monkeypatch):
-    whole = fm_sums.noised
-
-    def halved(total, event, random_bytes):
-        return total + whole(0 * total, event, random_bytes) // 2
-
-    monkeypatch.setattr(fm_sums, "noised", halved)
-    assert verdicts(sa.sum_attack(1500, sa.SharedNoiseJob(text=sa.NORMAL_JOB)))[WHOLE] == "FAILS"
+@pytest.mark.parametrize(
+    ("runs", "text", "place", "flaw"),
+    [
+        (1200, FOUR_GROUPS, "edgeveil.jobs.plan.honest_devices", as_for_one_group),
+        (1700, sa.NORMAL_JOB, "edgeveil.parts.methods.fm_sums.noised", half_the_noise),
+    ],
+    ids=["noise that counts on all groups", "half the noise of pca_residual"],
+)
+def test_less_noise_in_sums_is_found(monkeypatch, runs, text, place, flaw):
+    monkeypatch.setattr(place, flaw)
+    assert verdicts(sa.sum_attack(runs, sa.SharedNoiseJob(text=text)))[WHOLE] == "FAILS"
 
 
 @pytest.mark.slow
 def test_a_life_of_two_units_holds_and_not_with_what_a_job_costs_its_device(monkeypatch):
-    attack = sa.mixed_totals_attack(6000)
-    assert set(verdicts(attack).values()) == {"holds"}
+    assert set(verdicts(sa.mixed_totals_attack(1500)).values()) == {"holds"}
     lifetime = sa._lifetime
 
     def of_devices(jobs):
@@ -142,7 +134,7 @@ def test_a_life_of_two_units_holds_and_not_with_what_a_job_costs_its_device(monk
         return Guarantee(sum(quotes), sa.LIFE_DELTA, "record", "proven")
 
     monkeypatch.setattr(sa, "_lifetime", of_devices)
-    assert set(verdicts(sa.mixed_totals_attack(6000)).values()) == {"FAILS"}
+    assert set(verdicts(sa.mixed_totals_attack(8000)).values()) == {"FAILS"}
 
 
 def test_the_proxy_that_is_attacked_answers_the_same_set_and_no_other(job):

@@ -65,7 +65,7 @@ def test_what_was_acknowledged_is_lost_only_if_its_round_was_committed_without_i
     assert losses_of(counters, 2)[0] == 1
 
 
-def test_what_is_counted_twice_or_first_held_and_then_refused_is_told(counters):
+def test_what_is_counted_twice_or_first_held_and_then_refused_is_reported(counters):
     for said, contradictions in (("held", 0), ("held", 0), ("refused", 1)):
         counters.ack(AT, name("a"), said, "", 14.0)
         assert counters.contradicted == contradictions
@@ -115,14 +115,6 @@ def test_several_generators_add_up_and_a_repetition_that_all_of_them_read_is_one
     assert (both.counts["offered"], both.counts["duplicated"]) == (5, 1)
     row = both.rounds[1, 1]
     assert (row["offered"], row["upload_bytes"], row["first_offer_s"]) == (5, 100, 9.0)
-
-
-def test_rounds_long_over_are_told_once_more_and_forgotten(counters):
-    for number in range(2, 40):
-        counters.round(RoundId(b"j" * 16, number, 1))
-    assert len(counters.snapshot()["rounds"]) == 39
-    assert list(counters.snapshot()["rounds"]) == [(number, 1) for number in range(32, 40)]
-    assert counters.waiting == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from edgeveil.errors import JobFailed
 from edgeveil_lab.load.counters import GeneratorLoad, UploadCounters
 from edgeveil_lab.load.generator import GeneratorReport
 from edgeveil_lab.load.leader import Leader
+from edgeveil_lab.load.processes import ProcessWatch
+from edgeveil_lab.load.run_log import SampleSeries
 from edgeveil_lab.load.scenario import LoadOptions
 from edgeveil_lab.load.sites import LoadFleet, TargetCell
 
@@ -62,3 +64,17 @@ def test_a_generator_that_ends_by_itself_is_named():
             until(lambda: leader.check() is not None)
     finally:
         leader.end()
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "waited_s", "bottleneck"),
+    [(9.5, 0, True), (4, 5.5, True), (6, 1, False)],
+    ids=["busy", "no core was free", "with room"],
+)
+def test_a_generator_at_its_limits_is_said_aloud(cpu_s, waited_s, bottleneck):
+    leader = Leader(LoadOptions(devices=1), LoadFleet.make(1), WHERE)
+    load = GeneratorLoad(10, cpu_s, waited_s)
+    leader.take("generator-1", GeneratorReport("connected", UploadCounters().snapshot(), load))
+    found = SampleSeries(leader, ProcessWatch()).generator()
+    assert ("add --processes" in found["note"]) == bottleneck
+    assert found["busy_percent"] == pytest.approx(10 * (cpu_s + waited_s))

@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from edgeveil.errors import UsageError
-from edgeveil.parts.methods.pso import MOVES
 from edgeveil_lab.reproduce.run import (
     ReproductionOptions,
     agreement,
@@ -64,9 +63,6 @@ def play(folder, tmp_path):
     return played
 
 
-# --- the experiments of the texts ---
-
-
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("name", experiments())
 def test_every_row_is_a_job_that_loads(name, quick):
@@ -86,24 +82,6 @@ def _kind(trial):
     return repr({**trial.job, "job": "", "privacy": ""})
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "figures"),
-    [
-        ("delm-fig3", "delm_mnist_eps01_p8_1to2", [0.913, 0.827]),  # 3(b) and 3(d)
-        ("delm-table3", "ldp_fl_a_round_2_class", [0.847]),
-        ("delm-table4", "secprobe_low_cifar100", [0.497]),
-        ("pso-fig8-9", "pso_non_iid_eps2", [0.8928]),
-    ],
-)
-def test_the_texts_figures_stand_at_their_rows(name, row, figures):
-    (found,) = [trial for trial in load_experiment(name).trials if trial.name == row]
-    assert [point["claimed"] for point in found.points] == figures
-    jobs = {trial.name: trial.job["train"] for trial in load_experiment("pso-fig5").trials}
-    alone, swarm = jobs["dp_sgd_eps2"], jobs["priced_eps2"]  # of as many steps
-    assert alone["rounds"] == swarm["rounds"]
-    assert alone["local_steps"] == swarm["local_steps"] * MOVES
-
-
 def test_figure_2_plays_from_end_to_end(tmp_path, capsys):
     command = ["reproduce", "delm-fig2", "--quick", "--rounds", "2", "--json"]
     assert cli.main([*command, "--out", str(tmp_path)]) == 0
@@ -114,9 +92,6 @@ def test_figure_2_plays_from_end_to_end(tmp_path, capsys):
     assert rows["fm"]["proven_privacy"].endswith("per record, whole job, proven")
     assert {rows[name]["proven_privacy"] for name in list(rows)[1:]} == {"no proven guarantee"}
     assert rows["fm"]["ours"] > rows["delm_basic"]["ours"]
-
-
-# --- rows ---
 
 
 def test_text_and_measurement_stand_side_by_side_and_rows_of_a_former_run_stay(play, tmp_path):
@@ -164,17 +139,12 @@ def test_names_are_listed_and_a_gpu_is_asked_for_before_files(monkeypatch, tmp_p
     assert "GPU" in capsys.readouterr().err and not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("pairs", "wanted"),
-    [
-        ([(0.1, 0.2), (0.2, 0.5), (0.9, 0.6)], 1.0),
-        ([(0.1, 0.9), (0.2, 0.5), (0.9, 0.1)], -1.0),
-        ([(0.1, 0.9), (None, 0.5), (0.9, 0.1)], None),
-    ],
-)
-def test_agreement_is_the_correlation_of_ranks(pairs, wanted):
-    rounds = [
-        {"round": n, "cluster_scores": s and {"score": s}, "loss": loss}
-        for n, (s, loss) in enumerate(pairs, start=1)
-    ]
-    assert agreement({"rounds": rounds}) == (wanted and pytest.approx(wanted))
+def test_agreement_is_the_correlation_of_ranks():
+    def of(scores, losses):
+        rows = zip(scores, losses, strict=True)
+        rounds = [{"cluster_scores": s and {"score": s}, "loss": loss} for s, loss in rows]
+        return agreement({"rounds": [{"round": n, **row} for n, row in enumerate(rounds, 1)]})
+
+    assert of((0.1, 0.2, 0.9), (0.2, 0.5, 0.6)) == pytest.approx(1)
+    assert of((0.1, 0.2, 0.9), (0.9, 0.5, 0.1)) == pytest.approx(-1)
+    assert of((0.1, None, 0.9), (0.9, 0.5, 0.1)) is None
