@@ -10,7 +10,6 @@ from edgeveil.errors import DataError, EdgeVeilError, JobFailed
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_tools.cloud_client import Cloud, get_json
-from edgeveil_tools.local.children import tail
 from edgeveil_tools.local.job import submitted
 from tests.chaos.checks import ChaosFacts
 from tests.chaos.faults import schedule
@@ -196,7 +195,8 @@ class ChaosRun:
             if self.jobs.mark != self._moved[1]:
                 self._moved = (self.now_s(), self.jobs.mark)
             if self.now_s() - self._moved[0] > _STALL_S:
-                self.stalled = self._picture()
+                alive = self.site.supervisor.alive()
+                self.stalled = {"at_s": self.now_s(), "alive": alive, "jobs": self.jobs.known}
                 return False
         return True
 
@@ -205,9 +205,8 @@ class ChaosRun:
         while not holds():
             ended = [end for end in self.site.supervisor.ends if end.how == "by itself"]
             if self.now_s() > end_s or (not self.up_s and len(ended) >= _START_ENDS):
-                names = [ended[-1].name] if ended else list(self.site.supervisor.alive())
-                ends = "\n".join(f"  {name}:\n{tail(self._logs / f'{name}.log')}" for name in names)
-                fix = f"See the logs in {self._logs}, which end:\n{ends}"
+                said = f", {ended[-1].name} said: {ended[-1].said}" if ended else ""
+                fix = f"See the logs in {self._logs}{said}"
                 raise JobFailed(f"{otherwise} within {limit_s:.0f} s", fix=fix)
             self._look("waiting")
 
@@ -244,32 +243,12 @@ class ChaosRun:
         return answers
 
     def _online(self):
-        with suppress(OSError):
-            return sum(int(page.get("online", 0)) for page in self._pages().values())
-        return 0
-
-    def _pages(self):
-        """Return the status of every proxy; raises OSError."""
         plan = self.site.site.spec
-        return {
-            path.stem: get_json(
-                f"http://{place(plan.host, plan.ports_of(cell).proxy_http)}", "/status"
-            )
-            for cell, path in self.site.site.proxies.items()
-        }
-
-    def _picture(self):
-        """Return the state of all parties, for a run that hangs."""
-        alive = self.site.supervisor.alive()
-        found = {
-            "at_s": self.now_s(),
-            "alive": alive,
-            "jobs": self.jobs.known,
-            "logs": {name: tail(self._logs / f"{name}.log").splitlines() for name in alive},
-        }
-        with suppress(OSError, EdgeVeilError):
-            found |= {"cloud": self._cloud().status()} | self._pages()
-        return found
+        places = (place(plan.host, plan.ports_of(cell).proxy_http) for cell in plan.cell_names)
+        with suppress(OSError):
+            pages = [get_json(f"http://{one}", "/status") for one in places]
+            return sum(int(page.get("online", 0)) for page in pages)
+        return 0
 
     def _cloud(self):
         return Cloud(self.site.site.spec.url, self.site.site.token_file)

@@ -46,9 +46,10 @@ def repriced(found):
     return with_device(found, ledger=ledger)
 
 
-def receipts(found, state):
-    first, *rest = found.devices[0].receipts
-    return (replace(first, state=state), *rest)
+def with_receipts(found, index, **changes):
+    receipts = found.devices[0].receipts
+    changed = [replace(one, **changes) if one.round == index else one for one in receipts]
+    return with_device(found, receipts=tuple(changed))
 
 
 def counted_again(found):
@@ -59,11 +60,9 @@ def counted_again(found):
 FOUND = {
     "jobs complete": [
         lambda f: with_job(f, status="failed", reason="out of paper"),
-        lambda f: with_job(f, status="paused"),
         lambda f: replace(f, jobs=()),
     ],
     "rounds intact": [
-        lambda f: with_job(f, commits=f.jobs[0].commits[:-1]),
         lambda f: with_job(f, commits=(f.jobs[0].commits[0], *f.jobs[0].commits[2:])),
         lambda f: with_commit(f, 0, uploads=1),
         lambda f: with_commit(f, 0, uploads=DEVICES + 1),
@@ -75,8 +74,6 @@ FOUND = {
     ],
     "sums right": [
         lambda f: with_job(f, state=state_of([0, 1, 2], only=3)),  # one is listed and left out
-        lambda f: with_job(f, state=state_of([0, 1, 1, 3], only=len(ROUNDS))),  # twice for another
-        lambda f: with_job(f, state=b""),
         lambda f: with_job(f, state=b"no tensors"),
         lambda f: with_device(f, releases={}),
         lambda f: with_commit(f, 1, uploads=DEVICES - 1),
@@ -84,8 +81,7 @@ FOUND = {
     ],
     "acknowledged counted": [
         without_segment,
-        lambda f: with_device(without_segment(f), receipts=receipts(f, "held")),
-        lambda f: with_device(f, receipts=receipts(f, "missing")),
+        lambda f: with_receipts(f, 1, state="missing"),
     ],
     "ledgers exact": [
         repriced,
@@ -100,6 +96,9 @@ FOUND = {
         lambda f: with_device(f, release=(f.jobs[0].wire.hex(), "another")),
         lambda f: with_job(f, release_digest=""),
     ],
+    "unmasked once": [  # where nothing is masked
+        lambda f: replace(f, unmasked=(UnmaskedChoice(f.jobs[0].wire, 1, 1, b"a"),)),
+    ],
     "logs silent": [
         lambda f: replace(f, logs={"proxy": "token s3cret-word"}, secrets=("s3cret-word",)),
         lambda f: replace(f, logs={"proxy": "lost box-2"}),
@@ -113,11 +112,15 @@ def violated(found, facts=None):
     return {one.name for one in check_all(found, facts or ChaosFacts()) if not one.holds}
 
 
-def test_a_sound_site_keeps_its_word_and_every_check_has_looked():
+def test_a_sound_site_violates_nothing_and_every_check_has_looked():
     ends = [ProcessEnd("cloud", 9.0, 9.0, 0, "stopped")]
     checked = check_all(sound(), ChaosFacts(ends=ends, quiet_s=99.0))
     assert [one.violations for one in checked] == [[]] * 11
     assert all(one.looked for one in checked)
+    # An upload that was not acknowledged, or of an attempt that was given up, may be lost.
+    assert violated(with_receipts(without_segment(sound()), 2, state="dropped")) == set()
+    given_up = with_receipts(without_segment(sound()), 2, attempt=2)
+    assert "acknowledged counted" not in violated(given_up)
 
 
 @pytest.mark.parametrize(
@@ -127,70 +130,81 @@ def test_what_is_wrong_is_found_by_its_check(name, spoil):
     assert name in violated(spoil(sound()))
 
 
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("jobs complete", ChaosFacts(stalled={"at_s": 300.0})),
+        ("processes sound", ChaosFacts(traces=["cloud: Traceback"])),
+        ("processes sound", ChaosFacts(late=["worker-2"])),
+    ],
+)
+def test_what_the_run_itself_has_seen_is_found(name, facts):
+    assert violated(sound(), facts) == {name}
+
+
 # --- cells ---
 
 CELLS = ("north", "south")
-NORTH, ALL = range(0, 2 * DEVICES, 2), range(2 * DEVICES)
+NORTH = range(0, 2 * DEVICES, 2)
 
 
 def without_south(found):
     """The second round is made of the north's batch alone; whoever is in the south paid for it."""
-    accepted = tuple(mark for device in NORTH for mark in segments(device, 2))
+    accepted = marks_of(NORTH, 2)
     rest = with_commit(found, 1, accepted=accepted, uploads=DEVICES, cells=CELLS[:1])
-    missing = [
-        replace(one, receipts=tuple(of_south(one.receipts))) if one.cell == "south" else one
-        for one in rest.devices
-    ]
-    state = state_of(NORTH, only=2, devices=len(ALL))
-    return replace(with_job(rest, state=state), devices=tuple(missing))
+    devices = list(rest.devices)
+    for at, one in enumerate(devices):
+        if one.cell == "south":
+            receipts = (replace(r, state="missing") if r.round == 2 else r for r in one.receipts)
+            devices[at] = replace(one, receipts=tuple(receipts))
+    state = state_of(NORTH, only=2, devices=2 * DEVICES)
+    return replace(with_job(rest, state=state), devices=tuple(devices))
 
 
-def of_south(receipts):
-    for one in receipts:
-        yield replace(one, state="missing") if one.round == 2 else one
+def marks_of(devices, index):
+    return tuple(mark for device in devices for mark in segments(device, index))
 
 
-def test_a_round_may_be_made_without_a_cell():
-    assert violated(without_south(sound(CELLS))) == set()
+def never_back(found):
+    """The last job has no round with the south."""
+    commits = [replace(one, cells=CELLS[:1]) for one in found.jobs[0].commits]
+    return with_job(found, commits=tuple(commits))
 
 
-def lost_in_the_north(found):
-    """One acknowledged upload of a cell that is part of the round is left out of it."""
-    accepted = tuple(m for device in NORTH[1:] for m in segments(device, 2))
-    return with_commit(found, 1, accepted=accepted, uploads=DEVICES - 1)
+IN_CELLS = {
+    "acknowledged counted": [
+        lambda f: with_commit(f, 1, accepted=marks_of(NORTH[1:], 2), uploads=DEVICES - 1),
+        # It came in time, and only its devices' receipts say that nothing of it counts.
+        lambda f: with_commit(f, 1, cells=CELLS),
+    ],
+    "rounds intact": [
+        lambda f: with_commit(f, 1, cells=CELLS),
+        lambda f: with_commit(f, 1, cells=()),
+        lambda f: with_commit(f, 0, cells=CELLS[:1]),  # and counts both
+        # One cell's batch is below the floor, made up for by the other's.
+        lambda f: with_commit(f, 0, accepted=marks_of((*NORTH, 1, 3), 1)),
+        never_back,
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil"),
-    [
-        ("acknowledged counted", lost_in_the_north),
-        # It came in time, and only its devices' words say that nothing of it counts.
-        ("acknowledged counted", lambda f: with_commit(f, 1, cells=CELLS)),
-        ("rounds intact", lambda f: with_commit(f, 1, cells=CELLS)),
-        ("rounds intact", lambda f: with_commit(f, 1, cells=CELLS[1:])),
-        ("rounds intact", lambda f: with_commit(f, 1, cells=())),
-        ("rounds intact", lambda f: with_commit(f, 0, cells=CELLS[:1])),  # and counts both
-        (
-            "rounds intact",  # one cell's batch below the floor, made up for by the other's
-            lambda f: with_commit(
-                f, 0, accepted=tuple(m for n in (*NORTH, 1, 3) for m in segments(n, 1))
-            ),
-        ),
-        (
-            "rounds intact",  # a cell that never comes back
-            lambda f: with_job(
-                f, commits=tuple(replace(one, cells=CELLS[:1]) for one in f.jobs[0].commits)
-            ),
-        ),
-    ],
+    ("name", "spoil"), [(name, spoil) for name, spoils in IN_CELLS.items() for spoil in spoils]
 )
-def test_what_is_wrong_in_a_cell_is_found(name, spoil):
-    assert name in violated(spoil(without_south(sound(CELLS))))
+def test_a_round_may_be_made_without_a_cell_and_what_is_wrong_in_one_is_found(name, spoil):
+    found = without_south(sound(CELLS))
+    assert violated(found) == set()
+    assert name in violated(spoil(found))
 
 
-def test_each_cell_unmasks_its_own_part_once(monkeypatch):
+@pytest.fixture
+def masked(monkeypatch):
     job, _ = local_job(JOB, Overrides(settings=(("aggregation.secure", True),)))
     monkeypatch.setattr(sound_site, "PLAN", compile_job(job))
+
+
+@pytest.mark.usefixtures("masked")
+def test_each_cell_unmasks_its_own_part_once():
     found = without_south(sound(CELLS))
     (of_it,) = found.jobs
     masked = [one for one in of_it.commits if of_it.plan.masked(of_it.plan.round(one.index))]
@@ -210,17 +224,8 @@ def test_each_cell_unmasks_its_own_part_once(monkeypatch):
         assert violated(replace(unmasked, unmasked=wrong)) == {"unmasked once"}
 
 
-def test_a_choice_where_nothing_is_masked_and_a_second_choice_are_found():
-    found = sound()
-    wire = found.jobs[0].wire
-    once = replace(found, unmasked=(UnmaskedChoice(wire, 1, 1, b"a"),))
-    twice = replace(found, unmasked=(*once.unmasked, UnmaskedChoice(wire, 1, 1, b"b")))
-    assert violated(once) == violated(twice) == {"unmasked once"}
-
-
-def test_under_masks_the_state_is_that_of_the_exact_integer_sums(monkeypatch):
-    job, _ = local_job(JOB, Overrides(settings=(("aggregation.secure", True),)))
-    monkeypatch.setattr(sound_site, "PLAN", compile_job(job))
+@pytest.mark.usefixtures("masked")
+def test_under_masks_the_state_is_that_of_the_exact_integer_sums():
     found, centre = sound(), 1
     assert {one.dtype for one in tensors(0, centre).values()} == {np.dtype(np.int64)}
     assert outcome(sums_right, sums_right(found, None)).holds
@@ -231,24 +236,6 @@ def test_under_masks_the_state_is_that_of_the_exact_integer_sums(monkeypatch):
     releases[found.jobs[0].wire.hex(), centre] = pack_tensors(changed)
     other = with_device(found, releases=releases)
     assert not outcome(sums_right, sums_right(other, None)).holds
-
-
-def test_an_upload_that_was_never_acknowledged_may_be_lost():
-    found = without_segment(sound())
-    changed = [
-        replace(r, state="dropped") if r.round == 2 else r for r in found.devices[0].receipts
-    ]
-    assert violated(with_device(found, receipts=tuple(changed))) == set()
-
-
-def test_an_acknowledged_upload_of_an_attempt_that_was_given_up_is_no_promise():
-    found = without_segment(sound())
-    changed = [replace(r, attempt=2) if r.round == 2 else r for r in found.devices[0].receipts]
-    assert "acknowledged counted" not in violated(with_device(found, receipts=tuple(changed)))
-
-
-def test_a_site_that_stands_still_is_a_violation():
-    assert violated(sound(), ChaosFacts(stalled={"at_s": 300.0})) == {"jobs complete"}
 
 
 FAULTS = [
@@ -266,22 +253,14 @@ UP_S = 5.0
     [
         (ProcessEnd("proxy", 30.0, 9.0, -9, "killed"), True),
         (ProcessEnd("proxy", 30.0, 9.0, -9, "by itself"), False),
-        (ProcessEnd("proxy", 30.0, 9.0, -11, "by itself"), False),
         (ProcessEnd("proxy", 60.0, 9.0, 0, "stopped"), True),
-        (ProcessEnd("proxy", 60.0, 0.4, -15, "stopped"), True),
         (ProcessEnd("proxy", 60.0, 40.0, -15, "stopped"), False),
-        (ProcessEnd("proxy", 60.0, 40.0, 1, "stopped"), False),
         (ProcessEnd("proxy", 17.0, 99.0, 1, "by itself"), True),  # its disk is full
-        (ProcessEnd("cloud", 17.0, 9.0, 1, "by itself"), False),  # that of another is
         (ProcessEnd("proxy", 40.0, 9.0, 1, "by itself"), False),  # not any more
         (ProcessEnd("cloud", 17.0, 9.0, 3, "by itself"), False),  # another's link was cut
-        (ProcessEnd("worker-1", 17.0, 9.0, 3, "by itself"), False),
         (ProcessEnd("cloud", 58.0, 4.0, 3, "by itself"), True),
-        (ProcessEnd("proxy", 58.0, 4.0, 3, "by itself"), True),
         (ProcessEnd("cloud", 58.0, 40.0, 3, "by itself"), False),  # it was up, and should come back
-        (ProcessEnd("cloud", 54.0, 4.0, 3, "by itself"), False),  # before the fault
         (ProcessEnd("cloud", 68.0, 4.0, 3, "by itself"), False),  # long after it
-        (ProcessEnd("cloud", 58.0, 4.0, 0, "by itself"), False),
         (ProcessEnd("worker-1", 58.0, 4.0, 3, "by itself"), False),  # spoiled packets end nobody
         (ProcessEnd("worker-2", 97.0, 4.0, 3, "by itself"), True),
     ],
@@ -297,8 +276,3 @@ def test_a_run_whose_faults_hit_no_round_proves_nothing():
     assert violated(sound(), late) == {"faults met"}
     assert violated(sound(), replace(late, faults=few)) == set()
     assert rounds_during_faults(sound(), replace(late, up_s=2.0)) == len(ROUNDS) - 1
-
-
-def test_a_trace_and_a_process_that_does_not_stop_are_violations():
-    assert violated(sound(), ChaosFacts(traces=["cloud: Traceback"])) == {"processes sound"}
-    assert violated(sound(), ChaosFacts(late=["worker-2"])) == {"processes sound"}
