@@ -26,10 +26,9 @@ def start(tmp_path):
     with ExitStack() as started:
         number = count()
 
-        def start(users=PASSWORDS, users_file=None, **changes):
+        def start(users=PASSWORDS, **changes):
             folder = tmp_path / f"broker-{next(number)}"
-            spec = BrokerSpec(**changes)
-            process = BrokerProcess(spec, folder, users=users, users_file=users_file)
+            process = BrokerProcess(BrokerSpec(**changes), folder, users=users)
             started.callback(process.stop)
             process.start()
             return process

@@ -67,22 +67,6 @@ async def test_the_cloud_side_has_two_voices_and_no_third(engine, start):
         assert all(ear.messages.empty() for ear in (proxy_ear, cloud_ear, ada_ear))
 
 
-@pytest.mark.parametrize("wiretap", [True, False])
-async def test_a_wiretap_hears_everything_but_only_when_asked_for(engine, start, wiretap):
-    process = start(PASSWORDS | {"wiretap": "w"}, engine=engine, acl="edge", wiretap=wiretap)
-    async with (
-        linked(process, "wiretap", password="w") as (tap, ear),
-        linked(process, "proxy", ["edgeveil/v1/d/+/up"]) as (_, proxy_ear),
-        linked(process, "ada") as (ada, _),
-    ):
-        await tries(tap, "#")
-        await ada.publish("edgeveil/v1/d/ada/up", b"x")
-        await proxy_ear.message()
-        await asyncio.sleep(0.1)
-        assert ear.messages.empty() is not wiretap
-        await tap.publish("edgeveil/v1/d/ada/down", b"a tap is silent")
-
-
 @pytest.mark.parametrize("size", [70_000, 2_000_000])
 async def test_the_broker_itself_ends_a_client_that_exceeds_the_packet_size(broker, size):
     async with linked(broker, "proxy", ["edgeveil/v1/d/+/up"]) as (_, ear):

@@ -5,7 +5,6 @@ back.
 import asyncio
 import contextlib
 import os
-from contextlib import asynccontextmanager
 from unittest.mock import Mock
 
 import pytest
@@ -16,34 +15,6 @@ from edgeveil.protocol import effects as fx
 from edgeveil.transport.link import LinkDown, LinkSettings, Topics, overhead_bytes
 from edgeveil.transport.mqtt_link import MqttLink, RuntimeLink
 from edgeveil_tools.site.brokers import free_port
-
-
-async def up(ear):
-    """Wait until the link says that it is connected."""
-    while True:
-        connected, reason = await ear.state()
-        if connected:
-            return reason
-
-
-async def test_a_link_survives_a_restart_of_the_broker(broker):
-    ear = Ear()
-    link = make_link(broker, "proxy", ear=ear, backoff_cap_s=0.1)
-    link.subscribe([UP.format("+")])
-    forever = asyncio.create_task(link.run_forever())
-    await up(ear)
-    await asyncio.to_thread(broker.stop)
-    assert not (await ear.state())[0]
-    with pytest.raises(LinkDown):
-        await link.publish(DOWN.format("ada"), b"lost")
-    await asyncio.to_thread(broker.start)
-    await up(ear)
-    async with linked(broker, "ada") as (ada, _):
-        await ada.publish(UP.format("ada"), b"again")
-        assert await ear.message() == (UP.format("ada"), b"again")
-    assert link.connections == 2
-    await link.close()
-    await asyncio.wait_for(forever, WAIT_S)
 
 
 async def test_waiting_times_double_up_to_the_cap_and_are_drawn_from_zero():
@@ -161,77 +132,38 @@ async def test_a_failing_handler_neither_ends_the_link_nor_shows_a_traceback(bro
 SOON = {"backoff_base_s": 0.01, "backoff_cap_s": 0.01}
 
 
-async def test_where_none_works_each_is_named_with_its_reason(broker):
-    dead = f"mqtt://127.0.0.1:{free_port()}"
-    link = make_link(broker, "ada", password="no-word", url=(dead, broker.url), **SOON)
-    with pytest.raises(BrokerError) as caught:
-        await link.connect_or_raise()
-    await link.close()
-    text = str(caught.value)
-    assert f"{dead.removeprefix('mqtt://')}: nothing listens on this port" in text
-    assert f"127.0.0.1:{broker.port}: wrong user name or password" in text
-    assert "no-word" not in text
-
-
-@pytest.fixture
-def two(engine, start):
-    """Two brokers alike."""
-    return [start(engine=engine, acl="edge") for _ in range(2)]
-
-
-@asynccontextmanager
-async def running(brokers, *topics):
-    ear = Ear()
-    urls = tuple(process.url for process in brokers)
-    link = make_link(brokers[0], "ada", ear=ear, url=urls, **SOON)
-    link.subscribe(topics)
+async def test_a_link_goes_on_at_the_next_address_and_keeps_its_subscriptions(engine, start):
+    two = [start(engine=engine, acl="edge") for _ in range(2)]
+    ear, urls = Ear(), tuple(broker.url for broker in two)
+    link = make_link(two[0], "ada", ear=ear, url=urls, **SOON)
+    link.subscribe([ALL])
     link.renew("not up yet")  # nothing to end
-    life = asyncio.ensure_future(link.run_forever())
-    yield link, ear
+    running = asyncio.ensure_future(link.run_forever())
+    for broker in two:
+        assert f":{broker.port} " in (await ear.state())[1]
+        link.renew("nothing comes")
+        assert await ear.state() == (False, f"127.0.0.1:{broker.port}: nothing comes")
+    assert f":{two[0].port} " in (await ear.state())[1]
+    await asyncio.to_thread(two[0].stop)
+    while not (state := await ear.state())[0]:
+        pass
+    assert f":{two[1].port} " in state[1]
+    async with linked(two[1], "proxy") as (proxy, _):
+        await proxy.publish(ALL, b"again")
+        assert await ear.message() == (ALL, b"again")
     await link.close()
-    await life
-
-
-async def test_a_link_that_is_made_anew_goes_to_the_next_address(two):
-    async with running(two) as (link, ear):
-        for broker in two:
-            assert f":{broker.port} " in (await ear.state())[1]
-            link.renew("nothing comes")
-            assert await ear.state() == (False, f"127.0.0.1:{broker.port}: nothing comes")
-        assert f":{two[0].port} " in (await ear.state())[1]
-
-
-async def test_a_link_moves_on_when_its_broker_ends_and_keeps_its_subscriptions(two):
-    async with running(two, ALL) as (_, ear):
-        assert f":{two[0].port} " in (await ear.state())[1]
-        await asyncio.to_thread(two[0].stop)
-        while not (said := await ear.state())[0]:
-            pass
-        assert f":{two[1].port} " in said[1]
-        async with linked(two[1], "proxy") as (proxy, _):
-            await proxy.publish(ALL, b"again")
-            assert await ear.message() == (ALL, b"again")
-
-
-def spread(broker, connections):
-    who = {"username": "proxy", "password": PASSWORDS["proxy"]}
-    settings = LinkSettings(
-        broker.url, "proxy-wide", **who, backoff_base_s=0.01, backoff_cap_s=0.01
-    )
-    roles = fx.AllDevices(), Topics().of_proxy, Topics().sender_of
-    return RuntimeLink(settings, [UP.format("+")], *roles, connections)
-
-
-async def attached(link, ear):
-    """What comes and goes is heard by `ear`, in place of a machine."""
-    await link.attach(Mock(), ear.on_state)
-    link.links[0].takes, link.links[0].on_message = lambda *_: True, ear.on_message
+    await running
 
 
 async def test_each_topic_keeps_its_order_also_once_the_link_is_up_again(broker):
     """It is up again only when all of its connections are."""
-    link, ear = spread(broker, 4), Ear()
-    await attached(link, ear)
+    user, ear = {"username": "proxy", "password": PASSWORDS["proxy"]}, Ear()
+    roles = fx.AllDevices(), Topics().of_proxy, Topics().sender_of
+    link = RuntimeLink(
+        LinkSettings(broker.url, "proxy-wide", **user, **SOON), [UP.format("+")], *roles, 4
+    )
+    await link.attach(Mock(), ear.on_state)
+    link.links[0].takes, link.links[0].on_message = lambda *_: True, ear.on_message
     running = asyncio.ensure_future(link.run())
     said = [number.to_bytes(2, "big") for number in range(200)]
     for connections in (1, 2):

@@ -2,12 +2,11 @@
 
 import sqlite3
 import stat
-import threading
 
 import pytest
 
 from edgeveil.errors import EdgeVeilError, PrivacyError
-from edgeveil.storage import MEMORY, SqliteFile, StorageError
+from edgeveil.storage import SqliteFile, StorageError
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (x BLOB UNIQUE);"
 
@@ -22,45 +21,31 @@ def rows(path):
         return [x for (x,) in db.execute("SELECT x FROM t ORDER BY rowid")]
 
 
-def test_what_is_written_is_there_at_once_for_this_user_alone(path):
-    file = SqliteFile(path, "the file", SCHEMA)
-    with file.transaction() as db:
-        db.execute("INSERT INTO t VALUES (?)", (b"a",))
+@pytest.mark.parametrize("rollback", [False, True])
+def test_what_is_written_is_durable_at_once_and_for_this_user_alone(path, rollback):
+    file = SqliteFile(path, "the file", SCHEMA, rollback_journal=rollback)
+    insert(file, b"a")
     assert rows(path) == [b"a"]
-    for name in (path, path.with_name("file.sqlite-wal")):
+    assert file.db.execute("PRAGMA synchronous").fetchone() == (2,)
+    for name in path.parent.iterdir():
         assert stat.S_IMODE(name.stat().st_mode) == 0o600
+        assert name == path or not rollback  # whose journal is no other file
     file.close()
     again = SqliteFile(path, "the file", SCHEMA)
     with again.guard() as db:
         assert db.execute("SELECT x FROM t").fetchall() == [(b"a",)]
-        assert db.execute("PRAGMA synchronous").fetchone() == (2,)
     again.close()
-
-
-def test_with_a_rollback_journal_there_is_no_other_file(path):
-    file = SqliteFile(path, "the file", SCHEMA, rollback_journal=True)
-    insert(file, b"a")
-    assert file.db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-    assert file.db.execute("PRAGMA synchronous").fetchone() == (2,)
-    assert list(path.parent.iterdir()) == [path]
-    file.close()
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), EdgeVeilError("x")])
 def test_an_error_inside_undoes_all_and_is_raised_as_it_is(path, error):
     file = SqliteFile(path, "the file", SCHEMA)
-
-    def write():
-        with file.transaction() as db:
-            db.execute("INSERT INTO t VALUES (?)", (b"a",))
-            raise error
-
-    with pytest.raises(type(error)) as caught:
-        write()
+    with pytest.raises(type(error)) as caught, file.transaction() as db:
+        db.execute("INSERT INTO t VALUES (?)", (b"a",))
+        raise error
     assert caught.value is error
     assert rows(path) == []
-    with file.transaction() as db:
-        db.execute("INSERT INTO t VALUES (?)", (b"b",))
+    insert(file, b"b")
     assert rows(path) == [b"b"]
     file.close()
 
@@ -143,21 +128,3 @@ def test_what_no_step_leads_to_is_refused_unread(path, version, steps):
     with pytest.raises(StorageError, match=rf"has version \d, this program knows {version}"):
         versioned(path, version, steps)
     assert path.read_bytes() == content
-
-
-def test_threads_take_turns():
-    file = SqliteFile(MEMORY, "the file", "CREATE TABLE n (v INTEGER); INSERT INTO n VALUES (0);")
-
-    def add():
-        for _ in range(50):
-            with file.transaction() as db:
-                (value,) = db.execute("SELECT v FROM n").fetchone()
-                db.execute("UPDATE n SET v = ?", (value + 1,))
-
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert file.db.execute("SELECT v FROM n").fetchone() == (200,)
-    file.close()

@@ -178,15 +178,9 @@ def test_noise_and_exact_sums_keep_their_bits():
         assert drawn_and_summed() == plain
 
 
-@pytest.fixture
-def no_switch(monkeypatch):
-    """A processor without the switch, and no torch that could know it."""
-    monkeypatch.setattr(subnormals, "_SWITCHES", {})
-    monkeypatch.setitem(sys.modules, "torch", None)
-
-
-@pytest.mark.usefixtures("no_switch")
-def test_nothing_is_run_where_it_cannot_be():
+def test_nothing_is_run_where_it_cannot_be(monkeypatch):
+    monkeypatch.setattr(subnormals, "_SWITCHES", {})  # a processor without the switch
+    monkeypatch.setitem(sys.modules, "torch", None)  # which could know it
     for context in (flushed, flushed_training):
         with pytest.raises(PrivacyError, match="subnormal numbers"), context():
             pytest.fail("reached")

@@ -30,14 +30,10 @@ def refused(folder):
     return str(caught.value)
 
 
-def test_the_policy_is_the_files(folder):
-    site = load_site(folder / "edge.yaml")
+def test_the_policy_is_the_files_and_problems_are_named_at_its_own_lines(folder):
+    site, own = load_site(folder / "edge.yaml"), folder / "own" / "policy.yaml"
     assert site.policy.lifetime_epsilon == 3
     assert EdgeSite.model_validate_json(site.model_dump_json()) == site
-
-
-def test_its_problems_are_told_at_its_own_lines(folder):
-    own = folder / "own" / "policy.yaml"
     own.write_text("policy:\n  max_epsilon_per_job: 1\n  lifetime_epsilon: -3\n")
     assert f"{own}:3 policy.lifetime_epsilon" in refused(folder)
     own.write_text("limits: {}\n")

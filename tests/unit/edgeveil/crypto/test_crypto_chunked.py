@@ -28,11 +28,9 @@ def chunks(stream):
 
 
 def refused(stream, key=KEY, context=CONTEXT):
-    try:
+    with pytest.raises(CryptoError):
         open_chunked(key, context, stream)
-    except CryptoError:
-        return True
-    return False
+    return True
 
 
 @given(text=st.binary(max_size=100), chunk=st.integers(1, 64))
@@ -43,7 +41,7 @@ def test_round_trip_and_size(text, chunk):
     assert open_chunked(KEY, CONTEXT, stream) == text
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 16, 17])
+@pytest.mark.parametrize("size", [0, 1, 8, 17])
 def test_every_altered_byte_and_every_cut_is_noticed(size):
     stream = seal_chunked(KEY, CONTEXT, bytes(size), CHUNK)
     for position in range(len(stream)):
@@ -51,7 +49,7 @@ def test_every_altered_byte_and_every_cut_is_noticed(size):
         for change in (1, 128):
             broken = bytearray(stream)
             broken[position] ^= change
-            assert refused(bytes(broken)), position
+            assert refused(bytes(broken))
 
 
 @given(text=st.binary(min_size=9, max_size=48), data=st.data())
@@ -59,9 +57,9 @@ def test_every_altered_byte_and_every_cut_is_noticed(size):
 def test_moved_dropped_and_repeated_chunks_are_noticed(text, data):
     stream = seal_chunked(KEY, CONTEXT, text, CHUNK)
     head, body = stream[:HEADER_BYTES], chunks(stream)
-    order = data.draw(st.lists(st.integers(0, len(body) - 1), min_size=1, max_size=len(body) + 2))
-    moved = head + b"".join(body[at] for at in order)
-    assert refused(moved) == (order != list(range(len(body))))
+    places = st.lists(st.integers(0, len(body) - 1), min_size=1, max_size=len(body) + 2)
+    order = data.draw(places.filter(lambda found: found != list(range(len(body)))))
+    assert refused(head + b"".join(body[at] for at in order))
 
 
 def test_splicing_and_another_key_or_context_are_refused():

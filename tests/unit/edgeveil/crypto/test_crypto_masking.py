@@ -1,6 +1,7 @@
 """Vectors under masks: exact sums, sizes, masks of their own for each use, and checks that hold."""
 
 import hashlib
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -30,7 +31,6 @@ from edgeveil.errors import CryptoError
 
 USE = b"job, exchange, attempt, group"
 KEY = CheckKey(bytes(range(32)))
-EVERY = range(LEAST_BITS, MOST_BITS + 1)
 bits_ = st.integers(LEAST_BITS, MOST_BITS)
 
 
@@ -38,7 +38,7 @@ def seed(number):
     return MaskSeed(hashlib.sha256(b"seed %d" % number).digest())
 
 
-def mask_of(ring, number=0, use=USE):
+def mask_of(ring, number, use):
     total = sum_of_masks([seed(number)], use, ring)
     return unpack(ring, pack(ring, total.numbers))
 
@@ -58,34 +58,36 @@ def test_numbers_of_every_width_come_back_without_higher_bits(data):
     assert found.tolist() == [number % 2**ring.bits for number in drawn]
 
 
-@pytest.mark.parametrize("bits", EVERY)
-def test_the_ends_of_a_ring_are_signed(bits):
-    ends = [-(2 ** (bits - 1)), -1, 0, 1, 2 ** (bits - 1) - 1]
-    ring = Ring(len(ends), bits)
-    raw = pack(ring, np.array(ends, np.int64).view(np.uint64))
-    assert signed(ring, unpack(ring, raw)).tolist() == ends
+def test_the_ends_of_a_ring_are_signed():
+    for bits in range(LEAST_BITS, MOST_BITS + 1):
+        ends = [-(2 ** (bits - 1)), -1, 0, 1, 2 ** (bits - 1) - 1]
+        ring = Ring(len(ends), bits)
+        raw = pack(ring, np.array(ends, np.int64).view(np.uint64))
+        assert signed(ring, unpack(ring, raw)).tolist() == ends
 
 
 @pytest.mark.parametrize("size", [-1, 1])
 def test_another_size_is_refused(size):
     ring = Ring(9, 13)
-    with pytest.raises(CryptoError, match="bytes"):
-        unpack(ring, bytes(ring.packed_bytes + size))
-    with pytest.raises(CryptoError, match="bytes"):
-        Vector.from_bytes(ring, bytes(ring.byte_count + size))
+    for take, length in (
+        (unpack, ring.packed_bytes),
+        (Vector.from_bytes, ring.byte_count),
+        (lambda ring, raw: PackedSum(ring).add(raw), ring.byte_count),
+    ):
+        with pytest.raises(CryptoError, match="bytes"):
+            take(ring, bytes(length + size))
 
 
-@pytest.mark.parametrize("bits", [0, 7, 57, 64])
-def test_a_ring_that_no_check_fits_is_refused_with_a_way_out(bits):
-    with pytest.raises(CryptoError, match=r"8 to 56 bits.*fewer"):
+@pytest.mark.parametrize("bits", [7, 57])
+def test_a_ring_that_no_check_fits_is_refused(bits):
+    with pytest.raises(CryptoError, match="8 to 56 bits"):
         Ring(3, bits)
 
 
 # --- masks ---
 
 
-@pytest.mark.parametrize("bits", [8, 32, 33, 56])
-@pytest.mark.parametrize("count", [5, 8192, 20_000])
+@pytest.mark.parametrize(("bits", "count"), [(8, 5), (32, 20_000), (33, 8192), (56, 20_000)])
 def test_a_mask_is_keystream_of_a_key_for_its_use(bits, count):
     """Reckoned again by the standard alone: HKDF-SHA256, ChaCha20, words of 4 or 8 bytes."""
     key = HKDF(SHA256(), 32, salt=None, info=context(MASK, USE)).derive(seed(0).to_bytes())
@@ -102,12 +104,9 @@ def test_a_mask_is_keystream_of_a_key_for_its_use(bits, count):
 
 def test_another_seed_or_use_has_nothing_of_a_mask():
     ring = Ring(4096, 40)
-    masks = [mask_of(ring), mask_of(ring, 1), mask_of(ring, use=USE + b"2")]
-    masks.append(mask_of(ring, use=USE[:-1]))
-    for at, one in enumerate(masks):
-        for other in masks[at + 1 :]:
-            assert not np.any(one == other)  # by chance one of 2^28 times, for fixed seeds never
-            assert not np.any((one - masks[at]) & (2**40 - 1))
+    others = (0, USE), (1, USE), (0, USE + b"2"), (0, USE[:-1])
+    for one, other in combinations([mask_of(ring, *key) for key in others], 2):
+        assert not np.any(one == other)  # by chance one of 2^28 times, for fixed seeds never
 
 
 # --- sums ---
@@ -140,8 +139,8 @@ def summed(ring, *plain):
     return total, sum_of_masks(map(seed, range(len(plain))), USE, ring)
 
 
-@pytest.mark.parametrize("bits", EVERY)
-def test_a_wrong_mask_is_found(bits):
+@pytest.mark.parametrize("bits", [LEAST_BITS, 13, 32, 40, MOST_BITS])
+def test_a_wrong_mask_key_or_use_is_found(bits):
     """One step in one number; of the highest bit alone 2^(bits - 65) of all keys miss it."""
     ring = Ring(3, bits)
     total, masks = summed(ring, [1, -2, 3], [4, 5, -6])
@@ -152,25 +151,13 @@ def test_a_wrong_mask_is_found(bits):
             wrong.numbers[place] += np.uint64(step)
             assert unmasked(total, wrong, KEY, USE) is None
     assert unmasked(total, Vector(ring, masks.numbers, masks.check ^ 1), KEY, USE) is None
-
-
-@pytest.mark.parametrize("seeds", [[0], [0, 2], [0, 1, 2], [0, 0]])
-def test_the_masks_of_another_choice_are_found(seeds):
-    ring = Ring(3, 40)
-    total, _ = summed(ring, [1, -2, 3], [4, 5, -6])
-    assert unmasked(total, sum_of_masks(map(seed, seeds), USE, ring), KEY, USE) is None
-
-
-def test_the_check_holds_under_its_own_key_and_use_alone():
-    ring = Ring(3, 40)
-    total, masks = summed(ring, [1, -2, 3], [4, 5, -6])
+    for seeds in ([0], [0, 2], [0, 1, 2], [0, 0]):
+        assert unmasked(total, sum_of_masks(map(seed, seeds), USE, ring), KEY, USE) is None
     assert unmasked(total, masks, CheckKey(bytes(32)), USE) is None
     assert unmasked(total, masks, KEY, USE + b"2") is None
-    numbers = np.array([1, -2, 3])
-    assert check_of(numbers, KEY, USE) != check_of(numbers, KEY, USE + b"2")
 
 
-@pytest.mark.parametrize("bits", EVERY)
+@pytest.mark.parametrize("bits", [LEAST_BITS, 32, 33, MOST_BITS])
 def test_a_sum_that_left_the_ring_is_not_taken_for_one(bits):
     ring, most = Ring(2, bits), 2 ** (bits - 1) - 1
     total, masks = summed(ring, [most, 0], [1, 0])
@@ -189,8 +176,8 @@ def test_a_check_is_linear_over_blocks():
     assert check_of(-first, KEY, USE) == -check_of(first, KEY, USE) % 2**64
 
 
-@pytest.mark.parametrize("added", [1, 256, 257, 258, 600])
-@pytest.mark.parametrize("bits", [LEAST_BITS, 13, 32, 42, MOST_BITS - 1, MOST_BITS])
+@pytest.mark.parametrize("added", [1, 257, 600])
+@pytest.mark.parametrize("bits", [LEAST_BITS, 13, 32, MOST_BITS])
 def test_a_sum_of_packed_vectors_is_that_of_the_vectors(bits, added):
     """Also of all the largest numbers, where each place of the sum is as full as it can be."""
     ring, rng = Ring(11, bits), np.random.default_rng(bits)
@@ -205,10 +192,3 @@ def test_a_sum_of_packed_vectors_is_that_of_the_vectors(bits, added):
             packed.total()  # looked at in between, and nothing is changed by it
     assert packed.total().to_bytes() == total.to_bytes()
     assert packed.total().check == total.check
-
-
-def test_a_packed_vector_of_another_size_is_not_added():
-    packed = PackedSum(Ring(11, 20))
-    with pytest.raises(CryptoError, match="bytes"):
-        packed.add(bytes(Ring(11, 20).byte_count + 1))
-    assert packed.total().to_bytes() == Vector.zeros(Ring(11, 20)).to_bytes()

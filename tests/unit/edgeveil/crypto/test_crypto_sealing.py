@@ -32,11 +32,8 @@ def test_a_signature_covers_label_and_payload(payload, position, change):
     assert not verify(SigningKey.generate().public(), LABEL, payload, signature)
     if payload:
         assert not verify(key, LABEL, altered(payload, position, change), signature)
-
-
-@pytest.mark.parametrize("size", [0, 63, 65, 1000])
-def test_a_signature_of_another_length_is_false(size):
-    assert not verify(SIGNER.public(), LABEL, b"x", bytes(size))
+    for size in (0, 63, 65):
+        assert not verify(key, LABEL, payload, bytes(size))
 
 
 @pytest.mark.parametrize("label", [b"", b"a\0b"])
@@ -49,21 +46,14 @@ def test_a_label_cannot_swallow_the_payload(label):
 @settings(max_examples=50, deadline=None)
 def test_only_the_owner_opens_and_any_change_closes(text, position, change):
     sealed = seal(OPENER.public(), INFO, text)
+    assert sealed != seal(OPENER.public(), INFO, text)
     assert len(sealed) == len(text) + SEAL_OVERHEAD_BYTES
     assert open_sealed(OPENER, INFO, sealed) == text
     assert open_sealed(OTHER, INFO, sealed) is None
     assert open_sealed(OPENER, INFO + b"x", sealed) is None
     assert open_sealed(OPENER, INFO, altered(sealed, position, change)) is None
     assert open_sealed(OPENER, INFO, sealed + b"\0") is None
-
-
-@pytest.mark.parametrize("size", [0, 1, 31, 32, 47])
-def test_a_short_ciphertext_is_not_for_me(size):
-    assert open_sealed(OPENER, INFO, bytes(size)) is None
-
-
-def test_two_seals_of_one_text_differ():
-    assert seal(OPENER.public(), INFO, b"x") != seal(OPENER.public(), INFO, b"x")
+    assert open_sealed(OPENER, INFO, sealed[: position % len(sealed)]) is None
 
 
 @pytest.mark.parametrize("raw", [bytes(32), b"\1" + bytes(31)])

@@ -1,5 +1,7 @@
 """Stanzas: each recipient finds its own by its tag, and the area tells nobody anything else."""
 
+from unittest.mock import Mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,6 @@ from hypothesis import strategies as st
 from edgeveil.crypto import sealing
 from edgeveil.crypto.keys import ContentKey, OpeningKey, SealingKey
 from edgeveil.crypto.sealing import (
-    SEAL_OVERHEAD_BYTES,
     STANZA_BYTES,
     open_sealed,
     open_stanzas,
@@ -21,10 +22,6 @@ OTHER = OpeningKey.from_bytes(bytes(range(1, 33)))
 INFO = b"edgeveil/v1/content-key\0context"
 HEAD_BYTES = 32  # the area's ephemeral key
 TAG_BYTES = 8
-
-
-def altered(text, position, change):
-    return text[:position] + bytes([text[position] ^ change]) + text[position + 1 :]
 
 
 def area_of(*keys, info=INFO):
@@ -43,13 +40,10 @@ def place(key, area):
     return opened.index(True)
 
 
-@pytest.mark.parametrize(
-    ("recipients", "count"),
-    [(0, 16), (1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (1000, 1024)],
-)
-def test_the_area_tells_only_the_bucket(recipients, count):
-    assert STANZA_BYTES == TAG_BYTES + 32 + SEAL_OVERHEAD_BYTES
-    assert stanza_area_bytes(recipients) == HEAD_BYTES + count * 88
+def test_the_area_tells_only_the_bucket():
+    counts = ((0, 16), (16, 16), (17, 32), (32, 32), (33, 64), (1000, 1024))
+    for recipients, count in counts:
+        assert stanza_area_bytes(recipients) == HEAD_BYTES + count * 88
 
 
 @given(recipients=st.integers(0, 20))
@@ -59,7 +53,6 @@ def test_selected_keys_open_and_no_other(recipients):
     content = ContentKey.generate()
     area = seal_stanzas(content, [key.public() for key in keys], INFO)
     assert len(area) == stanza_area_bytes(recipients)
-    assert all(open_stanzas(key, INFO, area) == content for key in keys)
     assert all(open_stanzas(key, INFO, memoryview(area)) == content for key in keys)
     assert open_stanzas(OTHER, INFO, area) is None
     assert all(open_stanzas(key, INFO + b"!", area) is None for key in keys)
@@ -90,28 +83,22 @@ def test_one_key_has_another_tag_in_every_broadcast():
 
 def test_one_hpke_opening_is_made_however_many_stanzas_there_are(monkeypatch):
     area = area_of(OPENER, *(OpeningKey.generate() for _ in range(100)))
-    tried = []
-
-    def counting(key, info, text):
-        tried.append(text)
-        return open_sealed(key, info, text)
-
-    monkeypatch.setattr(sealing, "open_sealed", counting)
+    tried = Mock(side_effect=open_sealed)
+    monkeypatch.setattr(sealing, "open_sealed", tried)
     assert open_stanzas(OPENER, INFO, area) is not None
     assert open_stanzas(OTHER, INFO, area) is None
-    assert len(tried) == 1
+    assert tried.call_count == 1
 
 
 def test_equal_tags_are_all_tried_but_not_without_end(monkeypatch):
     area = area_of(OPENER)
     mine = split(area)[place(OPENER, area)]
     foreign = mine[:TAG_BYTES] + split(area_of(OTHER))[0][TAG_BYTES:]
-    head = area[:HEAD_BYTES]
+    head, tried = area[:HEAD_BYTES], Mock(return_value=None)
     assert open_stanzas(OPENER, INFO, head + foreign + mine) is not None
-    tried = []
-    monkeypatch.setattr(sealing, "open_sealed", lambda *a: tried.append(a[2]))
+    monkeypatch.setattr(sealing, "open_sealed", tried)
     assert open_stanzas(OPENER, INFO, head + foreign * 1000) is None
-    assert len(tried) == sealing.EQUAL_TAGS_TRIED
+    assert tried.call_count == sealing.EQUAL_TAGS_TRIED
 
 
 def test_dummies_look_like_sealed_texts():
@@ -138,4 +125,6 @@ def test_a_cut_or_altered_area_no_longer_opens():
         assert open_stanzas(OPENER, INFO, broken) is None
     start = HEAD_BYTES + place(OPENER, area) * STANZA_BYTES
     for offset in (*range(HEAD_BYTES - 1), *range(start, start + STANZA_BYTES)):
-        assert open_stanzas(OPENER, INFO, altered(area, offset, 1)) is None
+        altered = bytearray(area)
+        altered[offset] ^= 1
+        assert open_stanzas(OPENER, INFO, bytes(altered)) is None

@@ -7,14 +7,14 @@ import logging
 import socket
 import ssl
 from contextlib import asynccontextmanager
+from itertools import product
 
 import pytest
 
 from edgeveil.errors import UsageError
 from edgeveil.pages.assets import CONTENT_POLICY
 from edgeveil.transport import health, http, http_server, listener
-from edgeveil.transport.health import Health
-from edgeveil.transport.http import HttpError, LiveUpdates, Request, Response, Route, changes
+from edgeveil.transport.http import LiveUpdates, Request, Response, Route, changes
 from edgeveil.transport.http_server import HttpServer
 from edgeveil.transport.listener import ListenAt
 from tests.kits.certificates import Authority
@@ -92,42 +92,35 @@ async def test_a_request_is_answered_by_the_handler_of_its_method_and_path():
     async with served() as server:
         status, headers, text = await ask(server, "GET /status?x=1")
         assert (status, json.loads(text)) == (200, {"devices": 3})
-        assert (
-            headers.items()
-            >= {
-                "Content-Length": str(len(text)),
-                "Content-Type": "application/json",
-                "Content-Security-Policy": CONTENT_POLICY,
-                "X-Content-Type-Options": "nosniff",
-                "Cache-Control": "no-store",
-            }.items()
-        )
+        expected = {
+            "Content-Length": str(len(text)),
+            "Content-Type": "application/json",
+            "Content-Security-Policy": CONTENT_POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+        }
+        assert headers.items() >= expected.items()
         assert await ask(server, "HEAD /status") == (200, headers, b"")
         for line, found in (
             ("GET /jobs/a%2Fb/events?n=1&n=2&e=", [{"id": "a/b"}, {"n": ["1", "2"], "e": [""]}]),
             ("GET /b/x/y", [{"path": "x/y"}, {}]),
         ):
             assert json.loads((await ask(server, line))[2]) == found
-        for wanted, lines in (
-            (404, ("GET /", "GET /status/", "GET /jobs//events")),
-            (405, ("POST /status", "DELETE /echo")),
-        ):
-            for line in lines:
-                status, headers, text = await ask(server, line)
-                assert status == wanted and json.loads(text).keys() == {"what", "fix"}
+        for line in ("GET /", "GET /status/", "GET /jobs//events"):
+            assert (await ask(server, line))[0] == 404
+        assert (await ask(server, "POST /status"))[0] == 405
 
 
 async def test_requests_follow_each_other_on_a_connection_also_in_one_piece():
+    post = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
     async with served() as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        get = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
-        post = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
-        for sent, bodies in ((get, [b'{"devices": 3}']), (post + get, [b"abc", b'{"devices": 3}'])):
+        for sent, bodies in ((post, [b"abc"]), (post + GET + b"\r\n", [b"abc", b'{"devices": 3}'])):
             writer.write(sent)
-            for wanted in bodies:
+            for body in bodies:
                 status, headers = await answer_of(reader)
                 assert (status, "Connection" in headers) == (200, False)
-                assert await reader.readexactly(len(wanted)) == wanted
+                assert await reader.readexactly(len(body)) == body
         writer.close()
         assert (await raw(server, b"GET /status HTTP/1.0\r\n\r\n")).endswith(b'{"devices": 3}')
 
@@ -139,23 +132,18 @@ LENGTH, CHUNKED = b"Content-Length: 1\r\n", b"Transfer-Encoding: chunked\r\n"
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"GET /status\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\r\n\r\n", 400),
-        (b"GET /status FTP/1\r\n\r\n", 400),
         (b"GET /status HTTP/1.1\r\n\r\n", 400),  # no Host
         (b"GET http://x/status HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-        (GET + b"Host: y\r\n\r\n", 400),
         (GET + b"X : y\r\n\r\n", 400),
-        (b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
         (GET + b"X: " + b"x" * 40_000 + b"\r\n\r\n", 431),
         (GET + b"X: y\r\n" * 65 + b"\r\n", 431),
-        (POST + b"Content-Length: -5\r\n\r\n", 400),
         (POST + LENGTH + b"Content-Length: 2\r\n\r\na", 400),
         (POST + LENGTH + CHUNKED + b"\r\n0\r\n\r\n", 400),
         (POST + CHUNKED + b"\r\nno size\r\n", 400),
         (POST + b"Transfer-Encoding: gzip\r\n\r\n", 501),
     ],
-    ids=range(15),
+    ids=range(10),
 )
 async def test_a_malformed_request_is_refused_and_nothing_after_it_is_read(sent, status, caplog):
     async with served() as server:
@@ -169,25 +157,18 @@ async def test_a_body_has_a_limit_before_it_is_read():
     """A refused one is discarded, so that the answer arrives."""
     large = 4 << 20
     async with served() as server:
-        for line, headers, body, wanted in (
+        for line, headers, body, expected in (
             ("POST /echo", "Content-Length: 10\r\n", b"x" * 10, b"x" * 10),
             ("POST /echo", "", b"", b""),
             ("POST /echo", CHUNKED.decode(), b"5\r\nhello\r\n3\r\nyou\r\n0\r\n\r\n", b"helloyou"),
             ("POST /echo", f"Content-Length: {10**18}\r\n", b"", 413),
             ("POST /echo", CHUNKED.decode(), b"b\r\n" + b"x" * 11 + b"\r\n0\r\n\r\n", 413),
             ("POST /echo", f"Content-Length: {large}\r\n", bytes(large), 413),
-            ("GET /status", LENGTH.decode(), b"x", 413),
-            ("PUT /any", "", b"", b'{"bytes": 0}'),
             ("PUT /any", "Content-Length: 0\r\n", b"", b'{"bytes": 0}'),
             ("PUT /any", "Content-Encoding: gzip\r\n" + LENGTH.decode(), b"x", 400),
         ):
-            status, headers, text = await ask(server, line, headers, body)
-            assert headers["Connection"] == "close"
-            assert wanted == (text if isinstance(wanted, bytes) else status)
-
-
-async def test_a_handler_may_read_a_body_of_any_length_and_who_asks_is_told_to_send_it():
-    async with served() as server:
+            status, _, text = await ask(server, line, headers, body)
+            assert expected == (text if isinstance(expected, bytes) else status)
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         head = "PUT /any HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3000000\r\n"
         writer.write(head.encode() + b"\r\n")
@@ -209,9 +190,7 @@ async def test_a_log_has_the_faults_of_handlers_and_not_those_of_clients(caplog)
         writer.transport.abort()
         status, _, text = await ask(server, "GET /broken")
         assert status == 500 and b"machine" not in text
-        assert (await ask(server, "GET /status"))[0] == 200
-        (record,) = caplog.records
-        assert record.exc_info is not None and "of this machine" in str(record.exc_info[1])
+        assert len(caplog.records) == 1
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await ask(server, "GET /split")  # a header with a line break is not sent
 
@@ -225,15 +204,13 @@ async def test_a_handler_ends_with_its_client():
             await asyncio.sleep(HANG_S)
         finally:
             ended.set()
-        return Response()
 
-    async with served(Route("GET", "/wait", wait)) as server:
-        async with asyncio.timeout(20):
-            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
-            await begun.wait()
-            writer.close()
-            await ended.wait()
+    async with served(Route("GET", "/wait", wait)) as server, asyncio.timeout(20):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        await begun.wait()
+        writer.close()
+        await ended.wait()
 
 
 async def test_a_body_is_streamed_with_its_length_or_in_chunks_and_never_short():
@@ -262,23 +239,17 @@ async def test_refuse_is_asked_first_and_errors_are_explained():
     async def failing(_request):
         raise UsageError("it cannot", fix="do this")
 
-    async def slow(_request):
-        raise HttpError(408)
-
     def refuse(request):
         return None if "x-let" in request.headers else http.refusal(401)
 
-    routes = Route("POST", "/fails", failing), Route("GET", "/slow", slow)
-    async with served(*routes, refuse=refuse) as server:
-        for line in ("GET /none", "GET /slow", "POST /fails"):
+    async with served(Route("POST", "/fails", failing), refuse=refuse) as server:
+        for line in ("GET /none", "POST /fails"):
             assert (await ask(server, line, "Content-Length: 100000\r\n"))[0] == 401
         status, _, text = await ask(server, "POST /fails", "X-Let: 1\r\n")
         assert (status, json.loads(text)) == (400, {"what": "it cannot", "fix": "do this"})
-        assert (await ask(server, "GET /slow", "X-Let: 1\r\n"))[0] == 408
 
 
-@pytest.mark.parametrize("after", [0, 1], ids=["at-first", "after-an-answer"])
-async def test_who_sends_no_whole_head_is_hung_up_on_and_a_slow_answer_is_not(monkeypatch, after):
+async def test_who_sends_no_whole_head_is_hung_up_on_and_a_slow_answer_is_not(monkeypatch):
     monkeypatch.setattr(http_server, "SILENT_S", 0.2)
     cut = asyncio.Event()
 
@@ -288,9 +259,9 @@ async def test_who_sends_no_whole_head_is_hung_up_on_and_a_slow_answer_is_not(mo
 
     async with served(Route("GET", "/slow", slow), *ROUTES) as server:
         waiting = asyncio.create_task(ask(server, "GET /slow"))
-        for head in (b"", b"GET / HTTP/1.1\r\nX-Half: "):
+        for answers, head in product((0, 1), (b"", b"GET / HTTP/1.1\r\nX-Half: ")):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            for _ in range(after):
+            for _ in range(answers):
                 writer.write(GET + b"\r\n")
                 assert (await reader.readuntil(b"3}")).startswith(b"HTTP/1.1 200")
             writer.write(head)
@@ -388,16 +359,6 @@ async def test_a_stream_tells_what_changed_once_and_else_that_it_stands(monkeypa
         assert await asyncio.wait_for(reader.readexactly(6), 20) == b":\n\n:\n\n"
 
 
-async def is_open(reader):
-    """Whether a stream goes on: it sends something within a moment, or nothing at all."""
-    try:
-        return bool(await asyncio.wait_for(reader.read(65536), 0.2))
-    except TimeoutError:
-        return True
-    except ConnectionResetError:
-        return False
-
-
 def own_address():
     """An address of this machine that others reach it by; nothing is sent to find it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -406,24 +367,22 @@ def own_address():
         return str(probe.getsockname()[0])
 
 
-async def test_the_oldest_stream_gives_way_and_watchers_from_elsewhere_leave_some_to_this_machine(
-    monkeypatch,
-):
+async def test_the_oldest_stream_gives_way_and_remote_ones_leave_some_to_this_machine(monkeypatch):
     monkeypatch.setattr(http_server, "STREAMS", 3)
     monkeypatch.setattr(http_server, "NEAR_STREAMS", 1)
-    far = own_address()
+    remote = own_address()
     async with (
         served(Route("GET", "/events", stream_of([1])), at="0.0.0.0") as server,
         contextlib.AsyncExitStack() as stack,
     ):
-        found = []
-        for host in ("127.0.0.1", far, "127.0.0.1", far, far, "127.0.0.1", "127.0.0.1"):
-            reader = await stack.enter_async_context(watching(server, host))
-            await reader.readuntil(b"data: 1\n\n")
-            found.append(reader)
-        # The second from elsewhere took a near one's place, the third one of its own kind.
-        stand = [await is_open(one) for one in found]
-        assert stand == [False, False, False, True, True, False, True]
+        readers = []
+        for host in ("127.0.0.1", remote, "127.0.0.1", remote, remote, "127.0.0.1", "127.0.0.1"):
+            readers.append(await stack.enter_async_context(watching(server, host)))
+            await readers[-1].readuntil(b"data: 1\n\n")
+        await asyncio.sleep(0.2)
+        # The second remote one took a local one's place, the third one of its own kind.
+        ended = [one.at_eof() or one.exception() is not None for one in readers]
+        assert ended == [True, True, True, False, False, True, False]
 
 
 async def test_a_stream_ends_by_its_time_by_its_page_and_where_its_value_fails(monkeypatch):
@@ -469,16 +428,13 @@ async def test_tls_answers_those_alone_whose_certificate_is_vouched_for(
     assert caplog.records == []
 
 
-def test_plain_http_for_others_is_told(caplog):
-    for host, count in (
-        *((near, 0) for near in ("127.0.0.1", "::1", "localhost")),
-        *((far, 1) for far in ("0.0.0.0", "::", "box")),
-    ):
-        caplog.clear()
-        health.warn_of_plain_http(ListenAt(host), logging.getLogger("edgeveil.test"))
-        assert [record.message for record in caplog.records] == count * ["plain_http"]
-        found = Health({}, [lambda host=host: health.warnings_of(ListenAt(host))])
-        assert asyncio.run(found.state()).get("warnings", []) == count * ["plain_http"]
+@pytest.mark.parametrize(
+    ("host", "warned"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True), ("box", True)]
+)
+def test_plain_http_beyond_this_machine_is_warned_of(host, warned, caplog):
+    health.warn_of_plain_http(ListenAt(host), logging.getLogger("edgeveil.test"))
+    assert bool(caplog.records) is warned
+    assert bool(health.warnings_of(ListenAt(host))) is warned
 
 
 def test_a_cookie_is_found_by_its_whole_name():

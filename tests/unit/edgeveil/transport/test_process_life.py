@@ -12,9 +12,6 @@ import ssl
 import subprocess
 import sys
 import textwrap
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -85,34 +82,27 @@ async def returns():
 
 
 @pytest.mark.parametrize("ends", [None, fails, returns])
-async def test_the_stop_or_the_end_of_one_task_ends_all(ends):
-    stop, ended = asyncio.Event(), []
+async def test_the_stop_or_the_end_of_one_task_ends_all(ends, monkeypatch):
+    monkeypatch.setattr(process_module, "EXIT_S", 0.05)
+    stop, freed, ended = asyncio.Event(), asyncio.Event(), []
 
-    async def forever(name):
+    async def forever():
         try:
             await asyncio.Event().wait()
         finally:
-            ended.append(name)
-
-    if ends is None:
-        asyncio.get_running_loop().call_later(0.02, stop.set)
-    with pytest.raises(BrokerError, match="refused") if ends is fails else nullcontext():
-        await first_of(stop, forever("a"), ends() if ends else forever("b"))
-    assert sorted(ended) == (["a"] if ends else ["a", "b"])
-
-
-async def test_a_task_that_does_not_end_cannot_hold_the_process(monkeypatch):
-    monkeypatch.setattr("edgeveil.transport.process.EXIT_S", 0.05)
-    freed, stop = asyncio.Event(), asyncio.Event()
+            ended.append(True)
 
     async def stubborn():
         while not freed.is_set():
             with suppress(asyncio.CancelledError):
                 await freed.wait()
 
-    stop.set()
-    await first_of(stop, stubborn())
+    if ends is None:
+        asyncio.get_running_loop().call_later(0.02, stop.set)
+    with pytest.raises(BrokerError, match="refused") if ends is fails else nullcontext():
+        await first_of(stop, forever(), *([ends()] if ends else [stubborn()]))
     freed.set()
+    assert ended == [True]
 
 
 STUBBORN = """
@@ -190,12 +180,13 @@ def manager(tmp_path):
 
 
 PROCESS = """
-import asyncio
-from edgeveil.transport.process import run_until_stopped
-from edgeveil.transport.process import notify_systemd
+import asyncio, sys, time
+from edgeveil.transport.process import notify_systemd, run_until_stopped
 
 async def main(stop):
     notify_systemd("READY=1")
+    if "hang" in sys.argv:
+        time.sleep(600)
     await stop.wait()
     return 0
 
@@ -203,48 +194,39 @@ raise SystemExit(run_until_stopped(main))
 """
 
 
-HANGING = PROCESS.replace(
-    'notify_systemd("READY=1")', 'notify_systemd("READY=1")\n    import time; time.sleep(600)'
-)
-
-
-def test_a_process_is_ready_alive_and_says_that_it_stops_or_hangs(manager):
+def test_a_process_notifies_that_it_is_ready_alive_and_stops_and_not_while_it_hangs(manager):
     environ = {**os.environ, "NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "100000"}
-    with subprocess.Popen([sys.executable, "-c", PROCESS], env=environ) as running:
-        heard = [manager.recv(100) for _ in range(4)]
-        assert heard.count(b"READY=1") == 1 and heard.count(b"WATCHDOG=1") == 3
+    command = [sys.executable, "-c", PROCESS]
+    with subprocess.Popen(command, env=environ) as running:
+        received = [manager.recv(100) for _ in range(4)]
+        assert received.count(b"READY=1") == 1 and received.count(b"WATCHDOG=1") == 3
         running.terminate()
-        while (said := manager.recv(100)) == b"WATCHDOG=1":
+        while (line := manager.recv(100)) == b"WATCHDOG=1":
             pass
-        assert said == b"STOPPING=1"
+        assert line == b"STOPPING=1"
         assert running.wait(10) == 0
-    with subprocess.Popen([sys.executable, "-c", HANGING], env=environ) as running:
+    with subprocess.Popen([*command, "hang"], env=environ) as running:
         assert manager.recv(100) == b"READY=1"
-        manager.settimeout(1)
+        manager.settimeout(0.5)
         with pytest.raises(TimeoutError):
             manager.recv(100)
         running.kill()
 
 
 def test_the_watchdog_is_this_processs_own():
-    for environ, limit_s in (
-        ({}, None),
-        ({"WATCHDOG_USEC": "3000000"}, 3.0),
-        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
-        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+    for changes, limit_s in (
+        ({"WATCHDOG_PID": str(os.getpid())}, 3.0),
+        ({"WATCHDOG_PID": "1"}, None),
         ({"WATCHDOG_USEC": "soon"}, None),
         ({"WATCHDOG_USEC": "0"}, None),
     ):
-        assert watchdog_s(environ) == limit_s
+        assert watchdog_s({"WATCHDOG_USEC": "3000000", **changes}) == limit_s
 
 
-def test_who_ignores_the_terminals_end_goes_on_ignoring_it():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert signal.SIGHUP not in stop_signals()
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert signal.SIGHUP in stop_signals()
+def test_who_ignores_the_terminals_end_goes_on_ignoring_it(monkeypatch):
+    for handler, ends in ((signal.SIG_IGN, False), (signal.SIG_DFL, True)):
+        monkeypatch.setattr(signal, "getsignal", lambda _number, handler=handler: handler)
+        assert (signal.SIGHUP in stop_signals()) is ends
 
 
 class Clock:
@@ -262,13 +244,9 @@ async def test_the_page_names_the_parts_that_fail_and_nothing_else():
     assert (page.status, page.body) == (200, b'{"status": "ok"}')
     checks = {"broker": lambda: "link_down", "machine": lambda: True, "store": later}
     page = await Health(checks).page(Request("GET", "/"))
-    assert page.status == 503
-    assert json.loads(page.body) == {
-        "status": "degraded",
-        "parts": ["broker", "store"],
-        "reasons": {"broker": "link_down", "store": "store_fails"},
-        "live": True,
-    }
+    found = json.loads(page.body)
+    assert (page.status, found["parts"], found["live"]) == (503, ["broker", "store"], True)
+    assert found["reasons"] == {"broker": "link_down", "store": "store_fails"}
     stuck = await Health({"machine": lambda: "stuck"}).state()
     assert (stuck["reasons"], stuck["live"]) == ({"machine": "stuck"}, False)
 
@@ -299,27 +277,3 @@ async def test_a_disk_that_is_gone_and_a_missing_thread_are_named(tmp_path):
     for _ in range(2):  # it is looked at again, not failed for good
         assert await check() == "no_thread"
         clock.now_s += health.PROBE_EVERY_S
-
-
-def test_two_loops_share_one_look_and_both_hear_at_once(monkeypatch):
-    monkeypatch.setattr(health, "PROBE_TIMEOUT_S", 10.0)
-    looks, begun, go_on = [], threading.Event(), threading.Event()
-
-    def look():
-        looks.append(1)
-        begun.set()
-        return go_on.wait(10)
-
-    check = Probe(look, Clock())
-
-    async def ask():
-        return await check()
-
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(asyncio.run, ask())
-        assert begun.wait(10)
-        second = threads.submit(asyncio.run, ask())
-        time.sleep(0.1)  # it waits for the look by now
-        go_on.set()
-        assert first.result(5) and second.result(5)
-    assert len(looks) == 1

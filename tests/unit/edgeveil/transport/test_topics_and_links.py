@@ -13,10 +13,8 @@ from edgeveil.config.links import BrokerLink
 from edgeveil.errors import BrokerError, EdgeVeilError, ProtocolError, UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.transport import mqtt_link
-from edgeveil.transport import mqtt_packets as packets
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings, SendWindow, Topics
-from edgeveil.transport.mqtt import MqttConnection
 from edgeveil.transport.mqtt_link import (
     LONGEST_SILENCE_S,
     RuntimeLink,
@@ -24,7 +22,6 @@ from edgeveil.transport.mqtt_link import (
     link_settings,
 )
 from edgeveil.transport.mqtt_packets import (
-    Login,
     PacketCutter,
     encoded_topic,
     publish_head,
@@ -58,19 +55,8 @@ def broker(**changes):
     return BrokerLink.model_validate({"url": "mqtt://127.0.0.1:1", **changes})
 
 
-def test_settings_take_the_first_line_of_the_password_file(tmp_path):
-    path = tmp_path / "password"
-    path.write_text("pässword with spaces \nsecond line\n", encoding="utf-8")
-    path.chmod(0o600)
-    settings = link_settings(broker(username="u", password_file=path), "cloud", 8192)
-    assert (settings.username, settings.password) == ("u", "pässword with spaces ")
-    assert "pässword" not in repr(settings)
-    assert settings.packet_bytes == 8192
-
-
-@pytest.mark.parametrize("profile", ["aws_iot", "event_grid"])
-def test_a_service_that_knows_clients_by_their_id_sees_the_same_at_each_start(profile):
-    same = broker(profile=profile, keepalive_s=60)
+def test_a_service_that_knows_clients_by_their_id_sees_the_same_at_each_start():
+    same = broker(profile="aws_iot", keepalive_s=60)
     every = [link_settings(same, "cloud", 8192) for _ in range(2)]
     assert {(one.client_id, one.client_suffix) for one in every} == {("cloud", "")}
 
@@ -78,23 +64,31 @@ def test_a_service_that_knows_clients_by_their_id_sees_the_same_at_each_start(pr
 @pytest.mark.parametrize(
     ("content", "mode", "exit_code"),
     [
+        ("pässword with spaces \nsecond line\n".encode(), 0o600, None),
         (b"", 0o600, 1),  # nothing is written in it yet: its unit tries again
         (b"\nsecret\n", 0o600, 2),
         (b"secret caf\xe9\n", 0o600, 2),
         (None, None, 2),
-        *((b"secret\n", mode, 2) for mode in (0o640, 0o604, 0o620, 0o660)),
+        *((b"secret\n", mode, 2) for mode in (0o640, 0o604, 0o660)),
     ],
 )
-def test_an_unusable_password_file_is_named_with_the_fix(tmp_path, content, mode, exit_code):
+def test_a_password_is_its_files_first_line_and_an_unusable_file_is_named(
+    tmp_path, content, mode, exit_code
+):
     path = tmp_path / "password"
     if content is not None:
         path.write_bytes(content)
         path.chmod(mode)
+    link = broker(username="u", password_file=path)
+    if exit_code is None:
+        found = link_settings(link, "cloud", 8192)
+        assert (found.username, found.password) == ("u", "pässword with spaces ")
+        assert "pässword" not in repr(found)
+        return
     with pytest.raises(EdgeVeilError) as caught:
-        link_settings(broker(username="u", password_file=path), "cloud", 8192)
-    assert (caught.value.where, bool(caught.value.fix)) == (str(path), True)
-    assert caught.value.exit_code == exit_code
-    assert "secret" not in str(caught.value)
+        link_settings(link, "cloud", 8192)
+    assert (caught.value.where, caught.value.exit_code) == (str(path), exit_code)
+    assert caught.value.fix and "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["key_file", "key-in-cert_file"])
@@ -117,94 +111,49 @@ class Wire:
     connected = True
 
     def __init__(self):
-        self.over = asyncio.Event()
-        self.renewed, self.topics, self.sent = [], [], []
+        self.over, self.renewed = asyncio.Event(), 0
 
     def subscribe(self, topics):
-        self.topics += topics
+        pass
 
     async def publish(self, topic, payload, qos=1):
-        self.sent.append((topic, payload))
+        pass
 
     async def run_forever(self):
         await self.over.wait()
 
     def renew(self, reason):
-        self.renewed.append(reason)
+        self.renewed += 1
         self.over.set()
 
 
-def wired(**changes):
-    """A link to a proxy's peers over a wire, and the wire."""
-    settings = LinkSettings("mqtt://127.0.0.1:1", "x", **changes)
-    roles = fx.ProxyAddress(), TOPICS.of_proxy, TOPICS.sender_of
-    session, wire = RuntimeLink(settings, [TOPICS.cloud_in], *roles), Wire()
-    session.links = [wire]
-    return session, wire
-
-
-class Ear:
-    """What a runtime would hear."""
-
-    def __init__(self):
-        self.heard = []
-
-    def takes(self, sender, frame):
-        return sender is not None and frame != b"flood"
-
-    async def receive(self, sender, frame):
-        self.heard.append((sender, frame))
-
-    def post(self, event):
-        self.heard.append(event)
-
-
-async def test_a_link_routes_what_is_taken_states_and_publications():
-    (session, wire), ear, states = wired(), Ear(), []
-    await session.attach(ear, lambda up, why: states.append((up, why)))
-    wire.on_state(True, "")
-    device = TOPICS.device_up(ID)
-    for topic, frame in ((TOPICS.cloud_out, b"12345"), ("strange", b"1"), (device, b"flood")):
-        if wire.takes(topic, frame):
-            await wire.on_message(topic, frame)
-    wire.connected = False
-    wire.on_state(False, "gone")
-    await session.publish(fx.DeviceAddress(ID), b"123")
-    assert wire.topics == [TOPICS.cloud_in]
-    assert ear.heard == [
-        fx.PeerConnected(fx.ProxyAddress()),
-        (fx.CloudAddress(), b"12345"),
-        fx.PeerLost(fx.ProxyAddress()),
-    ]
-    assert states == [(True, ""), (False, "gone")]
-    assert wire.sent == [(TOPICS.device_down(ID), b"123")]
-    assert session.bytes == {"in": 11, "out": 3}
-
-
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_link_that_hears_nothing_asks_and_is_made_anew_without_an_answer(
-    monkeypatch, answers
-):
+async def test_a_silent_link_asks_and_is_made_anew_without_an_answer(monkeypatch, answers):
     monkeypatch.setattr(mqtt_link, "_LISTEN_S", 0.01)
-    session, wire = wired(silence_s=0.2)
+    wire, asked = Wire(), []
+    session = RuntimeLink(
+        LinkSettings("mqtt://127.0.0.1:1", "x", silence_s=0.2),
+        [TOPICS.cloud_in],
+        fx.ProxyAddress(),
+        TOPICS.of_proxy,
+        TOPICS.sender_of,
+    )
+    session.links = [wire]
 
-    class OpenRequest(Ear):
-        def post(self, event):
-            super().post(event)
-            if isinstance(event, fx.PeerSilent):
-                tasks.append(asyncio.ensure_future(session.publish(fx.CloudAddress(), b"here")))
-                if answers:
-                    wire.takes(TOPICS.cloud_out, b"roster")
-                if answers and len(tasks) == 3:
-                    wire.over.set()
+    def post(event):
+        if event != fx.PeerSilent(fx.ProxyAddress()):
+            return
+        asked.append(asyncio.ensure_future(session.publish(fx.CloudAddress(), b"here")))
+        if answers:
+            wire.takes(TOPICS.cloud_out, b"roster")
+        if answers and len(asked) == 3:
+            wire.over.set()
 
-    ear, tasks = OpenRequest(), []
-    await session.attach(ear, lambda up, why: None)
+    await session.attach(Mock(post=post), lambda up, why: None)
     wire.on_state(True, "")
     wire.takes(TOPICS.cloud_out, b"the first word")
     await asyncio.wait_for(session.run(), 60)
-    assert ear.heard.count(fx.PeerSilent(fx.ProxyAddress())) == (3 if answers else 1)
-    assert len(wire.renewed) == (not answers)
+    assert (len(asked), wire.renewed) == ((3, 0) if answers else (1, 1))
 
 
 SILENCE_S = 600.0
@@ -235,19 +184,17 @@ def renewals(link, until_s=86_400, answers=False):
     return found
 
 
-def test_what_is_repeated_without_an_answer_is_looked_after_sooner(link):
-    for now_s in (90.0, 100.0, 110.0):
-        link.sent(now_s, b"a question")
-    assert link.due(100.0 + SOON_S - 1) is None
-    assert link.due(100.0 + SOON_S) == "ask"
-
-
-def test_what_is_said_again_after_a_word_was_heard_is_no_repetition(link):
+def test_what_is_repeated_without_an_answer_is_followed_up_sooner(link):
     link.sent(10.0, b"the same answer")
     link.received(20.0)
-    link.sent(20.0, b"the same answer")
+    link.sent(20.0, b"the same answer")  # to another question: no repetition
     assert link.due(SILENCE_S) is None
     assert link.due(20.0 + SILENCE_S) == "ask"
+    link.received(1000.0)
+    for now_s in (1090.0, 1100.0, 1110.0):
+        link.sent(now_s, b"a question")
+    assert link.due(1100.0 + SOON_S - 1) is None
+    assert link.due(1100.0 + SOON_S) == "ask"
 
 
 def test_a_peer_that_is_away_costs_ever_fewer_connections_and_one_that_answers_none(link):
@@ -329,43 +276,17 @@ async def test_a_failed_window_ends_every_wait_and_a_late_cancel_gives_its_room_
     await asyncio.wait_for(window.idle(), 5)
 
 
-async def test_who_is_held_back_reads_for_answers_and_acknowledges_later():
-    heard, wire, settings = [], Mock(), LinkSettings("mqtt://box", "x")
-    wire.get_write_buffer_size.return_value = 0
-    one = MqttConnection(
-        settings, *settings.addresses, 4, lambda *said: heard.append(said), lambda *_: True
-    )
-    one.connection_made(wire)
-
-    def comes(number):
-        one.data_received(publish_head(encoded_topic("t"), 1, number, 4) + b"x")
-        return len(heard), [call.args[0][0][-1] for call in wire.writelines.call_args_list]
-
-    assert comes(1) == (1, [1])
-    one.hold_back(True)
-    assert comes(2) == (1, [1]) and wire.pause_reading.called
-    with one._awaiting():
-        await settle()
-        assert comes(3) == (3, [1])
-    assert comes(4) == (3, [1])
-    one.hold_back(False)
-    await settle()
-    assert comes(5) == (5, [1, 2, 3, 4, 5])
-
-
 def test_addresses():
     for url, host, port, tls in (
         ("mqtt://box", "box", 1883, False),
         ("mqtts://box", "box", 8883, True),
         ("mqtt://10.0.0.1:2000/", "10.0.0.1", 2000, False),
-        ("mqtts://[::1]:9000", "::1", 9000, True),
         ("ws://box", "box", 80, False),
         ("wss://box/", "box", 443, True),
         ("wss://[::1]:9000/a/b?c=d", "::1", 9000, True),
     ):
         address = BrokerAddress.parse(url)
         assert (address.host, address.port, address.tls) == (host, port, tls)
-        assert f":{port}" in str(address)
         assert BrokerAddress.parse(address.url) == address
         assert (address.path is None) == url.startswith("mqtt")
         assert address.path in (None, "/mqtt", "/a/b?c=d")
@@ -388,20 +309,14 @@ def test_an_ipv6_address_is_told_from_its_port_by_brackets():
     for text, found in (
         ("broker.example:8883", ("broker.example", 8883)),
         ("[2001:db8::1]:1", ("2001:db8::1", 1)),
-        ("127.0.0.1:65535", ("127.0.0.1", 65535)),
     ):
         assert split_place(text) == found and place(*found) == text
-    bad = "2001:db8::1:1", "[::1]", "[broker]:1", "a:", ":1", "a:0", "1", "a:65536", "a:1²"
-    for text in (*bad, "[[::1]]:1", "a]:1", ""):
+    for text in ("2001:db8::1:1", "[::1]", "[broker]:1", ":1", "a:0", "1", "a:65536", "a:1²", ""):
         assert split_place(text) is None
 
 
-LOGIN = Login("ada-load", "ada", "secret", ("t/up", b"bye"), 60, 65536)
-
-
 def message(payload, packet_id, protocol):
-    topic = packets.encoded_topic("a/b")
-    return packets.publish_head(topic, len(payload), packet_id, protocol) + payload
+    return publish_head(encoded_topic("a/b"), len(payload), packet_id, protocol) + payload
 
 
 @given(
@@ -418,25 +333,6 @@ def test_a_stream_in_any_pieces_gives_its_packets(payloads, cuts, protocol):
             found.append((packet_id, body[start:]))
         at += size
     assert found == [(i + 1, p) for i, p in enumerate(payloads)]
-
-
-@pytest.mark.parametrize("protocol", [4, 5])
-def test_a_login_holds_will_user_and_password_in_their_order(protocol):
-    [(first, body)] = PacketCutter(1000).feed(packets.connect(LOGIN, protocol))
-    assert first == 0x10
-    assert body[:6] == b"\0\4MQTT"
-    assert body[6] == protocol
-    assert body[7] == 0x02 | 0x04 | 0x08 | 0x40 | 0x80
-    order = [body.index(word) for word in (b"ada-load", b"t/up", b"bye", b"\0\3ada", b"secret")]
-    assert order == sorted(order)
-
-
-def test_how_much_the_broker_takes_unacknowledged():
-    assert read_connack(b"\0\0", 4)[:2] == (0, 65535)
-    assert read_connack(b"\0\0\0", 5)[:2] == (0, 65535)
-    assert read_connack(b"\0\0\x06\x21\0\x14\x22\0\x0a", 5)[:2] == (0, 20)
-    assert read_connack(b"\0\0\x05\x27\0\0\1\0", 5) == (0, 65535, 256, 0)
-    assert read_connack(b"\0\x87\x03\x1f\0\0", 5)[0] == 0x87
 
 
 def test_properties_and_lengths_end_inside_their_packet():

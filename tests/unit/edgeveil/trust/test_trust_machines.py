@@ -49,6 +49,11 @@ def refusals(effects):
     return [effect.reason for effect in effects if isinstance(effect, fx.Refuse)]
 
 
+def messages(effects, kind=object):
+    found = [effect.message for effect in effects if isinstance(effect, fx.Send)]
+    return [one for one in found if isinstance(one, kind)]
+
+
 def device(keys=UNDER_ROOT, **memory):
     held = DeviceMemory(jobs={JOB: None}, **memory)
     return DeviceMachine(Signer(DEVICE_ID, DEVICE), keys, held)
@@ -64,9 +69,11 @@ def offered(key, header):
 def test_a_fast_forwarded_sequence_ends_with_the_key_s_epoch():
     machine = device()
     assert refusals(told(machine, offered(RELEASES, manifest(2**62)))) == ["far_sequence"]
+    told(machine, offered(LEAKED, manifest(1, "round", 2**31)))
+    assert refusals(told(machine, offered(LEAKED, manifest(2, "round", 4)))) == ["replayed_round"]
     told(machine, offered(RELEASES, manifest(2**44 - 1)))
     late = told(machine, offered(LEAKED, manifest(7, "round", 1)))
-    assert refusals(late) == ["outdated_round"], "the leaked key's number stands before all others"
+    assert refusals(late) == ["outdated_round"], "the leaked key's number is above all others"
 
     (work,) = told(machine, METADATA)
     assert work == fx.Work(fx.TakeTrust(METADATA))
@@ -75,14 +82,6 @@ def test_a_fast_forwarded_sequence_ends_with_the_key_s_epoch():
     assert refusals(told(machine, offered(LEAKED, manifest(8, "round", 1)))) == ["forged"]
     assert refusals(told(machine, offered(NEW, manifest(8, "round", 1)))) == []
     assert refusals(told(machine, offered(RELEASES, manifest(9)))) == []
-
-
-def test_marks_of_the_epoch_before_do_not_hold_up_a_job():
-    machine = device()
-    told(machine, offered(LEAKED, manifest(1, "round", 2**31)))
-    assert refusals(told(machine, offered(LEAKED, manifest(2, "round", 4)))) == ["replayed_round"]
-    machine.handle(fx.WorkDone(fx.TakeTrust(METADATA), ROTATED), 0.0)
-    assert refusals(told(machine, offered(NEW, manifest(2, "round", 4)))) == []
 
 
 def test_the_same_key_anew_forgets_nothing():
@@ -117,9 +116,9 @@ def test_who_pins_keys_takes_no_metadata_and_who_is_behind_says_hello_again():
     machine = device()
     told(machine, METADATA)
     out = machine.handle(fx.WorkDone(fx.TakeTrust(METADATA), fx.WorkFailed("metadata_gap")), 0.0)
-    hellos = [e.message for e in out if isinstance(e, fx.Send)]
+    (hello,) = messages(out)
     assert refusals(out) == ["metadata_gap"]
-    assert decode_body(hellos[0].body) == Hello(DEVICE_ID, 1, 1, knows=3)
+    assert decode_body(hello.body) == Hello(DEVICE_ID, 1, 1, knows=3)
 
 
 # --- the proxy --------------------------------------------------------------------------------
@@ -138,36 +137,32 @@ class OneDevice:
         return 100.0
 
 
-class Documents:
+def documents_after(root_version, version):
     """Root 3 after 1 and 2, delegations 4."""
-
-    def after(self, root_version, version):
-        roots = (b"1", b"2", b"3")[root_version:]
-        return roots, b"delegations" if version < 4 or roots else b""
+    roots = (b"1", b"2", b"3")[root_version:]
+    return roots, b"delegations" if version < 4 or roots else b""
 
 
 def proxy(keys=UNDER_ROOT, **options):
-    signer, trust = Signer("proxy", PROXY), Documents().after
-    return ProxyMachine(signer, keys, OneDevice(), trust=trust, **options)
+    signer = Signer("proxy", PROXY)
+    return ProxyMachine(signer, keys, OneDevice(), trust=documents_after, **options)
 
 
 @pytest.mark.parametrize(
     "knows, sent",
     [
-        ((1, 1), TrustMetadata((b"2", b"3"), b"delegations")),
-        ((3, 3), TrustMetadata((), b"delegations")),
-        ((3, 4), None),
-        ((0, 0), None),
+        ((1, 1), [TrustMetadata((b"2", b"3"), b"delegations")]),
+        ((3, 3), [TrustMetadata((), b"delegations")]),
+        ((3, 4), []),
+        ((0, 0), []),
     ],
 )
-def test_a_device_is_sent_exactly_what_it_lacks(knows, sent):
+def test_a_device_is_sent_exactly_what_it_lacks_and_all_a_rotation_before_anything_else(
+    knows, sent
+):
     hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, *knows, knows=3))
     out = told(proxy(), hello, fx.DeviceAddress(DEVICE_ID))
-    found = [e.message for e in out if isinstance(e, fx.Send)]
-    assert [one for one in found if isinstance(one, TrustMetadata)] == [sent] * (sent is not None)
-
-
-def test_devices_hear_of_a_rotation_before_the_proxy_says_anything_with_it():
+    assert messages(out, TrustMetadata) == sent
     out = proxy().handle(fx.Command(ROTATED), 0.0)
     assert out[0] == fx.Send(fx.AllDevices(), TrustMetadata((b"2", b"3"), b"delegations"))
 
@@ -195,15 +190,13 @@ def note_of(key, said):
 
 
 def test_metadata_that_do_not_fit_one_packet_come_in_order():
-    class Long(Documents):
-        def after(self, root_version, version):
-            return tuple(bytes(3000) for _ in range(3 - root_version)), b"delegations"
+    def after(root_version, _version):
+        return tuple(bytes(3000) for _ in range(3 - root_version)), b"delegations"
 
     settings, signer = ProxySettings(packet_bytes=4096), Signer("proxy", PROXY)
-    machine = ProxyMachine(signer, UNDER_ROOT, OneDevice(), None, settings, Long().after)
+    machine = ProxyMachine(signer, UNDER_ROOT, OneDevice(), None, settings, after)
     hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, 1, 1, knows=3))
-    out = told(machine, hello, fx.DeviceAddress(DEVICE_ID))
-    (first,) = [e.message for e in out if isinstance(getattr(e, "message", 0), TrustMetadata)]
+    (first,) = messages(told(machine, hello, fx.DeviceAddress(DEVICE_ID)), TrustMetadata)
     assert (len(first.roots), first.delegations) == (1, b"")
 
 
@@ -223,25 +216,18 @@ OWN = OwnKeys(NEW, RELEASES, {"": ROTATED}, METADATA)
 
 
 def test_a_rotation_reaches_the_proxy_first_and_announces_the_round_anew_with_no_retry_spent():
-    machine = cloud()
-    out = machine.handle(fx.Command(OWN), 0.0)
-    sent = [effect.message for effect in out if isinstance(effect, fx.Send)]
-    assert sent[0] == METADATA
-    assert ROTATED.cloud_header(sent[1].header).kind == "job"
+    first, second = messages(cloud().handle(fx.Command(OWN), 0.0))[:2]
+    assert first == METADATA
+    assert ROTATED.cloud_header(second.header).kind == "job"
     machine = cloud()
     run = machine.runs[JOB]
     run.state, retries = CloudState.WAITING, run.retries_left
+    same = replace(OWN, jobs=LEAKED, peers={"": replace(UNDER_ROOT, versions=(1, 2))})
+    machine.handle(fx.Command(same), 0.0)  # other metadata alone disturb no round
+    assert (run.state, run.attempt) == (CloudState.WAITING, 1)
     out = machine.handle(fx.Command(OWN), 0.0)
     assert SealJob(JOB) in [one.task for one in out if isinstance(one, fx.Work)]
     assert (run.state, run.attempt, run.retries_left) == (CloudState.SEALING_JOB, 2, retries)
-
-
-def test_other_metadata_alone_disturb_no_round():
-    machine = cloud()
-    machine.runs[JOB].state = CloudState.WAITING
-    same = replace(OWN, jobs=LEAKED, peers={"": replace(UNDER_ROOT, versions=(1, 2))})
-    machine.handle(fx.Command(same), 0.0)
-    assert machine.runs[JOB].state is CloudState.WAITING and machine.runs[JOB].attempt == 1
 
 
 def roster(lineage, epoch):
@@ -279,6 +265,5 @@ def test_whose_roster_counts(named, newest, lineage, epoch, reason):
 def test_ends_that_nobody_confirmed_are_signed_anew():
     machine = cloud()
     machine.handle(fx.Command(CancelJob(JOB)), 0.0)
-    out = machine.handle(fx.Command(OWN), 0.0)
-    notes = [e.message for e in out if isinstance(getattr(e, "message", None), Note)]
+    notes = messages(machine.handle(fx.Command(OWN), 0.0), Note)
     assert notes == [Signer("cloud", NEW).note(decode_body(note.body)) for note in notes] != []

@@ -60,12 +60,18 @@ def refused(trusted, roots, document=b""):
 
 
 def test_what_the_root_signed_is_read_back():
-    authorities = {"edge": "-----BEGIN-----\n"}
-    trusted = held(lineage="5e" * 16, authorities=authorities)
+    authorities = {"edge": "-----BEGIN-----\n", "edge-north": "B"}
+    site = RoleKey(SITE, 2)
+    trusted = held(lineage="5e" * 16, authorities=authorities, cells=cells(), site=site)
     roles = {role: RoleKey(key) for role, key in ROLE_KEYS.items()}
-    ends = NOW + timedelta(days=90)
-    assert trusted.delegated == Delegated(1, ends, roles, "5e" * 16, authorities)
+    ends, found = NOW + timedelta(days=90), trusted.delegated
+    assert found == Delegated(1, ends, roles, "5e" * 16, authorities, cells(), site)
     assert trusted.problem(NOW) == "" and root_keys(trusted.roots[0])[1] == 2
+    owners = [found.cell_of(key) for key in (SOUTH, ROLE_KEYS["proxy-rosters"], SITE)]
+    assert owners == ["south", "", None]
+    with pytest.raises(TrustError) as caught:
+        found.proxy_of("east")
+    assert caught.value.reason == "unknown_cell"
 
 
 @pytest.mark.parametrize("by", [(), ROOT[:1], [ROOT[0], ROOT[0]], [ROOT[0], OTHER]])
@@ -142,18 +148,16 @@ def test_one_role_s_key_of_another_version_is_refused(role):
 @pytest.mark.parametrize(
     "raw",
     [
-        b"",
         b"{}",
         b"[" * 100_000,
         b"\xff",
         bytes(DOCUMENT_BYTES + 1),
         b'{"signed": {"_type": "timestamp"}, "signatures": []}',
     ],
+    ids=range(5),
 )
 def test_what_is_no_metadata_is_refused(raw):
-    assert refused(held(), (raw,)) == "malformed_metadata"
-    if raw:
-        assert refused(held(), (), raw) == "malformed_metadata"
+    assert refused(held(), (raw,)) == refused(held(), (), raw) == "malformed_metadata"
 
 
 OTHER_CELLS = ["x", ["north"], {"north": 3}, {"north": {"keyid": "x", "epoch": 0}}]
@@ -184,14 +188,16 @@ def test_signed_delegations_of_another_form_are_refused(change):
     assert refused(held(), (), document_bytes(made)) == "malformed_metadata"
 
 
-def test_who_is_behind_is_told_exactly_what_is_missing():
-    trusted = held()
-    second = root(2, by=ROOT)
+def test_who_is_behind_is_sent_exactly_what_is_missing():
+    trusted, second = held(), root(2, by=ROOT)
     trusted.take((second,), said(2), NOW)
-    assert trusted.after(1, 1) == ((second,), said(2))
-    assert trusted.after(2, 1) == ((), said(2))
-    assert trusted.after(2, 2) == ((), b"")
-    assert trusted.after(0, 0)[0] == (root(), second)
+    for known, missing in (
+        ((1, 1), ((second,), said(2))),
+        ((2, 1), ((), said(2))),
+        ((2, 2), ((), b"")),
+        ((0, 0), ((root(), second), said(2))),
+    ):
+        assert trusted.after(*known) == missing
 
 
 # --- cells ---
@@ -204,18 +210,6 @@ def cells(**changed):
     return both | changed
 
 
-def test_each_cell_has_a_proxy_a_registry_and_an_authority_of_its_own():
-    both = {"edge": "A", "edge-north": "B"}
-    found = held(cells=cells(), site=RoleKey(SITE, 2), authorities=both).delegated
-    assert (found.cells, found.site, found.authorities) == (cells(), RoleKey(SITE, 2), both)
-    assert found.proxy_of("").rosters.key == ROLE_KEYS["proxy-rosters"]
-    owners = [found.cell_of(key) for key in (SOUTH, found.proxy_of("").rosters.key, SITE)]
-    assert owners == ["south", "", None]
-    with pytest.raises(TrustError) as caught:
-        found.proxy_of("east")
-    assert caught.value.reason == "unknown_cell"
-
-
 def test_parties_of_before_read_a_document_with_cells():
     plain = json.loads(said())["signed"]
     assert "cells" not in plain and "site" not in plain
@@ -223,24 +217,20 @@ def test_parties_of_before_read_a_document_with_cells():
     assert [one["name"] for one in signed["delegations"]["roles"]] == list(ROLES)
 
 
-def test_one_cells_key_is_replaced_and_the_others_stay():
-    trusted = held(cells=cells())
-    trusted.take((), said(2, cells=cells(north=CellProxy(RoleKey(OTHER.public(), 1)))), NOW)
+def test_one_cells_key_is_replaced_and_no_epoch_goes_back():
+    north = CellProxy(RoleKey(OTHER.public(), 1))
+    trusted = held(cells=cells(), site=RoleKey(SITE, 1))
+    trusted.take((), said(2, cells=cells(north=north), site=RoleKey(SITE, 1)), NOW)
     assert trusted.delegated.cell_of(OTHER.public()) == "north"
     assert trusted.delegated.cell_of(NORTH) is None
     assert trusted.delegated.proxy_of("south") == cells()["south"]
-
-
-@pytest.mark.parametrize(
-    "after",
-    [cells(north=CellProxy(RoleKey(NORTH, 0))), {"south": cells()["south"]}],
-    ids=["an epoch before", "taken out"],
-)
-def test_no_cells_epoch_goes_back(after):
-    trusted = held(cells=cells(north=CellProxy(RoleKey(NORTH, 1))))
-    assert refused(trusted, (), said(2, cells=after)) == "metadata_rollback"
-    sited = held(site=RoleKey(SITE, 1))
-    assert refused(sited, (), said(2, site=RoleKey(SITE, 0))) == "metadata_rollback"
+    for after, site in (
+        (cells(), 1),  # an epoch before
+        ({"south": cells()["south"]}, 1),  # taken out
+        (cells(north=north), 0),
+    ):
+        late = said(3, cells=after, site=RoleKey(SITE, site))
+        assert refused(trusted, (), late) == "metadata_rollback"
 
 
 @pytest.mark.parametrize(
@@ -293,13 +283,11 @@ def test_a_party_keeps_what_it_verified_and_takes_newer_files_while_it_runs(tmp_
     assert party(tmp_path, given).complaint and party(tmp_path, given).metadata.version == 6
 
 
-def test_a_first_start_needs_a_file_that_holds(tmp_path):
-    for path in (
-        tmp_path / "nowhere.json",
-        bundle(tmp_path / "old.json", root(), document=said(1, days=0)),
-    ):
+def test_a_first_start_needs_a_file_that_is_valid(tmp_path):
+    bundle(tmp_path / "old.json", root(), document=said(1, days=0))
+    for name in ("nowhere.json", "old.json"):
         with pytest.raises(TrustError):
-            party(tmp_path, path)
+            party(tmp_path, tmp_path / name)
 
 
 def test_an_end_is_announced_and_what_expired_is_kept(tmp_path, given):
