@@ -55,17 +55,6 @@ def entered(site, broker, name, *topics):
     return linked(broker, None, topics, client_id=name, password=None, **files)
 
 
-async def test_the_certificates_name_is_the_user(site, broker):
-    both = [f"edgeveil/v1/d/{name}/down" for name in (BOB, ADA)]
-    async with (
-        entered(site, broker, ADA, *both) as (_, ear),
-        entered(site, broker, "proxy") as (proxy, _),
-    ):
-        for topic in both:
-            await proxy.publish(topic, b"hello")
-        assert await ear.message() == (both[1], b"hello")  # what is another's does not come
-
-
 async def test_who_is_revoked_is_cut_off_and_stays_out(site, broker, authority):
     async with entered(site, broker, BOB) as (_, ear):
         assert (await ear.state())[0]

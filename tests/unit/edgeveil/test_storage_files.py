@@ -1,12 +1,11 @@
 """A file's bytes by slices, whatever becomes of its name."""
 
 import gc
-import hashlib
 from pathlib import Path
 
 import pytest
 
-from edgeveil.storage import CHUNK_BYTES, FileData
+from edgeveil.storage import FileData
 
 
 @pytest.fixture
@@ -23,12 +22,6 @@ def test_slices_are_those_of_the_bytes_even_of_a_file_that_is_renamed_or_removed
     for part in (slice(0, 5), slice(5, None), slice(-3, None), slice(None), slice(9, 2)):
         assert data[part] == whole[part]
     assert len(data) == len(whole) and data[2550:9999] == whole[2550:]
-
-
-def test_the_digest_is_the_whole_s_whatever_its_size(path):
-    for size in (0, 1, CHUNK_BYTES, CHUNK_BYTES + 1):
-        path.write_bytes(b"x" * size)
-        assert FileData(path).digest() == hashlib.sha256(b"x" * size).digest()
 
 
 def descriptors():

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from edgeveil.errors import EdgeVeilError, PrivacyError
+from edgeveil.errors import EdgeVeilError
 from edgeveil.storage import SqliteFile, StorageError
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (x BLOB UNIQUE);"
@@ -53,24 +53,6 @@ def test_an_error_inside_undoes_all_and_is_raised_as_it_is(path, error):
 def insert(file, value):
     with file.transaction() as db:
         db.execute("INSERT INTO t VALUES (?)", (value,))
-
-
-def test_damage_is_refused_with_the_owners_own_error_and_fix(path):
-    file = SqliteFile(path, "the file", SCHEMA)
-    insert(file, bytes(50_000))
-    file.close()
-    content = path.read_bytes()
-    path.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
-    file = SqliteFile(path, "the file", error=PrivacyError, damaged_fix="weep")
-    with pytest.raises(PrivacyError, match=r"malformed.* weep"), file.guard() as db:
-        db.execute("SELECT x FROM t").fetchall()
-    file.close()
-
-
-def test_a_place_where_no_file_can_be_is_told(tmp_path):
-    for place in (tmp_path, tmp_path / "missing" / "file.sqlite"):
-        with pytest.raises(StorageError, match=r"cannot be used.*check its folder"):
-            SqliteFile(place, "the file", SCHEMA)
 
 
 # --- versions ---

@@ -138,17 +138,6 @@ def test_one_fault_is_named_with_its_line(tmp_path, kind, old, new, key, what):
         assert f"{leaf}:" in path.read_text().splitlines()[number - 1]
 
 
-def test_own_records_are_disturbed_in_a_range_of_their_own(tmp_path):
-    poor = "lq_user: 0.5, lq_data: 0.5"
-    path = changed(tmp_path, "edge", DIGITS, OWN)
-    plain = path.read_text().replace("      seed: 7\n", "      seed: 7\n      classes: 10\n")
-    path.write_text(plain.replace(DEALT, f"{IID}{poor}}}"))
-    with pytest.raises(ConfigError, match=r"lq_data: .*lq_range"):
-        load_site(path)
-    path.write_text(plain.replace(DEALT, f"{IID}{poor}, lq_range: [0, 255]}}"))
-    assert load_site(path).data.shard.partition.lq_range == (0.0, 255.0)
-
-
 def test_a_broker_open_to_the_network_needs_logins(tmp_path):
     path = changed(tmp_path, "broker", "host: 127.0.0.1", "host: 0.0.0.0")
     assert load_site(path).host == "0.0.0.0"

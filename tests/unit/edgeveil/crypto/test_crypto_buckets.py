@@ -44,14 +44,6 @@ def test_the_level_follows_from_how_many_are_asked(recipients, level):
     assert bucket_level([SealingKey(os.urandom(32)) for _ in range(recipients)]) == level
 
 
-@pytest.mark.parametrize(("crowd", "others"), [(90, 7), (64, 40)])
-def test_a_crowd_in_a_bucket_is_dealt_over_more_of_them(crowd, others):
-    keys = keys_of(0, 4, crowd) + [SealingKey(os.urandom(32)) for _ in range(others)]
-    level = bucket_level(keys)
-    assert level > 1
-    assert max(sum(bucket_of(k, level) == b for k in keys) for b in range(level)) <= CAPACITY
-
-
 @given(st.integers(65, 1_500_000))
 @settings(deadline=None, max_examples=200)
 def test_a_bucket_is_small_and_hardly_ever_too_small(recipients):

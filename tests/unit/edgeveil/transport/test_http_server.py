@@ -11,7 +11,6 @@ from itertools import product
 
 import pytest
 
-from edgeveil.errors import UsageError
 from edgeveil.pages.assets import CONTENT_POLICY
 from edgeveil.transport import health, http, http_server, listener
 from edgeveil.transport.http import LiveUpdates, Request, Response, Route, changes
@@ -42,9 +41,14 @@ async def named(request):
     return Response.of_json([dict(request.parameters), dict(request.query)])
 
 
+async def split(_request):
+    return Response(headers={"X": "a\r\nSet-Cookie: b"})
+
+
 ROUTES = [
     Route("GET", "/status", counts),
     Route("GET", "/broken", broken),
+    Route("GET", "/split", split),
     Route("POST", "/echo", echo, body_bytes=10),
     Route("PUT", "/any", counted, body_bytes=None),
     Route("GET", "/jobs/{id}/events", named),
@@ -111,20 +115,6 @@ async def test_a_request_is_answered_by_the_handler_of_its_method_and_path():
         assert (await ask(server, "POST /status"))[0] == 405
 
 
-async def test_requests_follow_each_other_on_a_connection_also_in_one_piece():
-    post = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
-    async with served() as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        for sent, bodies in ((post, [b"abc"]), (post + GET + b"\r\n", [b"abc", b'{"devices": 3}'])):
-            writer.write(sent)
-            for body in bodies:
-                status, headers = await answer_of(reader)
-                assert (status, "Connection" in headers) == (200, False)
-                assert await reader.readexactly(len(body)) == body
-        writer.close()
-        assert (await raw(server, b"GET /status HTTP/1.0\r\n\r\n")).endswith(b'{"devices": 3}')
-
-
 GET, POST = b"GET /status HTTP/1.1\r\nHost: x\r\n", b"POST /echo HTTP/1.1\r\nHost: x\r\n"
 LENGTH, CHUNKED = b"Content-Length: 1\r\n", b"Transfer-Encoding: chunked\r\n"
 
@@ -180,10 +170,7 @@ async def test_a_body_has_a_limit_before_it_is_read():
 
 
 async def test_a_log_has_the_faults_of_handlers_and_not_those_of_clients(caplog):
-    async def split(_request):
-        return Response(headers={"X": "a\r\nSet-Cookie: b"})
-
-    async with served(Route("GET", "/split", split), *ROUTES) as server:
+    async with served() as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"PUT /any HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf")
         await asyncio.sleep(0.1)
@@ -206,47 +193,10 @@ async def test_a_handler_ends_with_its_client():
             ended.set()
 
     async with served(Route("GET", "/wait", wait)) as server, asyncio.timeout(20):
-        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        asking = asyncio.create_task(ask(server, "GET /wait"))
         await begun.wait()
-        writer.close()
+        asking.cancel()
         await ended.wait()
-
-
-async def test_a_body_is_streamed_with_its_length_or_in_chunks_and_never_short():
-    def streaming(length):
-        async def blocks():
-            yield b"first"
-            yield b"second"
-
-        async def handler(_request):
-            return Response(blocks(), length=length)
-
-        return handler
-
-    routes = {"/known": 11, "/chunks": None, "/short": 12}
-    async with served(
-        *[Route("GET", at, streaming(size)) for at, size in routes.items()]
-    ) as server:
-        assert (await ask(server, "GET /known"))[2] == b"firstsecond"
-        assert (await ask(server, "GET /chunks"))[2] == b"5\r\nfirst\r\n6\r\nsecond\r\n0\r\n\r\n"
-        assert (await raw(server, b"GET /chunks HTTP/1.0\r\n\r\n")).endswith(b"\r\n\r\nfirstsecond")
-        with contextlib.suppress(ConnectionResetError):
-            assert len((await ask(server, "GET /short"))[2]) < 12
-
-
-async def test_refuse_is_asked_first_and_errors_are_explained():
-    async def failing(_request):
-        raise UsageError("it cannot", fix="do this")
-
-    def refuse(request):
-        return None if "x-let" in request.headers else http.refusal(401)
-
-    async with served(Route("POST", "/fails", failing), refuse=refuse) as server:
-        for line in ("GET /none", "POST /fails"):
-            assert (await ask(server, line, "Content-Length: 100000\r\n"))[0] == 401
-        status, _, text = await ask(server, "POST /fails", "X-Let: 1\r\n")
-        assert (status, json.loads(text)) == (400, {"what": "it cannot", "fix": "do this"})
 
 
 async def test_who_sends_no_whole_head_is_hung_up_on_and_a_slow_answer_is_not(monkeypatch):
@@ -290,17 +240,15 @@ async def test_a_body_that_comes_too_slowly_is_answered_408(monkeypatch):
 async def test_who_takes_nothing_of_an_answer_is_hung_up_on(monkeypatch, caplog):
     monkeypatch.setattr(http_server, "WRITE_S", 0.2)
 
-    async def page(_request):
-        return Response(bytes(64 << 20))  # more than sockets hold
+    async def events():
+        while True:
+            yield bytes(1 << 20)
 
-    async def news(_request):
-        async def events():
-            while True:
-                yield bytes(1 << 20)
+    async def page(request):
+        large = Response(bytes(64 << 20))  # more than sockets hold
+        return large if request.path == "/page" else LiveUpdates(events())
 
-        return LiveUpdates(events())
-
-    async with served(Route("GET", "/page", page), Route("GET", "/news", news)) as server:
+    async with served(*[Route("GET", path, page) for path in ("/page", "/news")]) as server:
         for path in ("/page", "/news"):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
             writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())

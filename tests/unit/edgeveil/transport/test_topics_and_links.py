@@ -14,7 +14,7 @@ from edgeveil.errors import BrokerError, EdgeVeilError, ProtocolError, UsageErro
 from edgeveil.protocol import effects as fx
 from edgeveil.transport import mqtt_link
 from edgeveil.transport.dialling import client_context
-from edgeveil.transport.link import BrokerAddress, LinkDown, LinkSettings, SendWindow, Topics
+from edgeveil.transport.link import BrokerAddress, LinkSettings, SendWindow, Topics
 from edgeveil.transport.mqtt_link import (
     LONGEST_SILENCE_S,
     RuntimeLink,
@@ -258,7 +258,7 @@ def test_a_window_keeps_its_bounds_and_order_whoever_gives_up(sizes, messages, s
     asyncio.run(play())
 
 
-async def test_a_failed_window_ends_every_wait_and_a_late_cancel_gives_its_room_back():
+async def test_a_late_cancel_gives_its_room_in_the_window_back():
     window = SendWindow(1, 10)
     await window.acquire(1)
     late = asyncio.create_task(window.acquire(1))
@@ -267,13 +267,6 @@ async def test_a_failed_window_ends_every_wait_and_a_late_cancel_gives_its_room_
     late.cancel()
     await asyncio.gather(late, return_exceptions=True)
     assert window.messages == 0
-    await window.acquire(1)
-    waiting = [asyncio.create_task(window.acquire(1)) for _ in range(3)]
-    await settle()
-    window.fail(LinkDown("gone"))
-    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
-    assert [str(outcome) for outcome in outcomes] == ["gone"] * 3
-    await asyncio.wait_for(window.idle(), 5)
 
 
 def test_addresses():

@@ -44,18 +44,6 @@ def framing(*, answer=upgrade):
     return made, made.received(answer(made.to_send()))
 
 
-def test_frames_may_end_anywhere_and_pings_between_them_are_answered():
-    framed, early = framing(answer=lambda request: upgrade(request) + frame(b"early"))
-    assert (early, framed.is_open) == (b"early", True)
-    cut = frame(b"one", first=0x02) + frame(b"?", first=0x89) + frame(b"two", first=0x80)
-    data = cut + frame(b"x" * 70_000)
-    assert b"".join(framed.received(data[at : at + 7]) for at in range(0, len(data), 7)) == (
-        b"onetwo" + b"x" * 70_000
-    )
-    pong = framed.to_send()
-    assert (pong[0], pong[1] & 0x7F) == (0x8A, 1)
-
-
 def test_a_frame_above_the_limit_ends_the_connection_by_its_length_alone():
     framed, _ = framing()
     assert framed.received(bytes([0x82, 127]) + struct.pack("!Q", LIMIT_BYTES + 1)) == b""
