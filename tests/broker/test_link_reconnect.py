@@ -124,9 +124,9 @@ async def test_a_failing_handler_neither_ends_the_link_nor_shows_a_traceback(bro
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)
         assert (proxy.handler_errors, proxy.connected) == (2, True)
-    (said,) = [record for record in caplog.records if record.getMessage() == "handler_failed"]
-    assert said.error == "RuntimeError"
-    assert "secret sample" not in caplog.text + str(said.__dict__)
+    (record,) = [one for one in caplog.records if one.getMessage() == "handler_failed"]
+    assert record.error == "RuntimeError"
+    assert "secret sample" not in caplog.text + str(record.__dict__)
 
 
 SOON = {"backoff_base_s": 0.01, "backoff_cap_s": 0.01}
@@ -165,7 +165,7 @@ async def test_each_topic_keeps_its_order_also_once_the_link_is_up_again(broker)
     await link.attach(Mock(), ear.on_state)
     link.links[0].takes, link.links[0].on_message = lambda *_: True, ear.on_message
     running = asyncio.ensure_future(link.run())
-    said = [number.to_bytes(2, "big") for number in range(200)]
+    payloads = [number.to_bytes(2, "big") for number in range(200)]
     for connections in (1, 2):
         while not link.connected:
             await ear.state()
@@ -174,15 +174,15 @@ async def test_each_topic_keeps_its_order_also_once_the_link_is_up_again(broker)
             linked(broker, "ada", [DOWN.format("ada")]) as (ada, to_ada),
             linked(broker, "bob", [DOWN.format("bob")]) as (_, to_bob),
         ):
-            for payload in said:
+            for payload in payloads:
                 await asyncio.gather(
                     *(link.publish(fx.DeviceAddress(name), payload) for name in ("ada", "bob"))
                 )
             for heard in (to_ada, to_bob):
-                assert [(await heard.message())[1] for _ in said] == said
-            for payload in said:
+                assert [(await heard.message())[1] for _ in payloads] == payloads
+            for payload in payloads:
                 await ada.publish(UP.format("ada"), payload)
-            assert [(await ear.message())[1] for _ in said] == said
+            assert [(await ear.message())[1] for _ in payloads] == payloads
             assert ear.messages.empty()
         if connections == 1:
             await asyncio.to_thread(broker.stop)

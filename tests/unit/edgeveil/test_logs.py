@@ -26,10 +26,10 @@ def written(capsys):
 def test_json_lines_hold_the_named_fields(capsys):
     logs.setup("info", "json")
     logging.getLogger("edgeveil.cloud").warning("refused", extra={"reason": "forged", "total": 3})
-    said = json.loads(written(capsys)[0])
-    assert said.pop("time").endswith("+00:00")
+    line = json.loads(written(capsys)[0])
+    assert line.pop("time").endswith("+00:00")
     own = {"reason": "forged", "total": 3, "job": None, "round": None}
-    assert said == {"level": "warning", "process": "edgeveil.cloud", "event": "refused", **own}
+    assert line == {"level": "warning", "process": "edgeveil.cloud", "event": "refused", **own}
 
 
 @pytest.mark.parametrize("form", ["json", "text"])

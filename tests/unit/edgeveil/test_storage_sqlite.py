@@ -1,4 +1,4 @@
-"""The durable file: all or nothing, its mode, and SQLite's faults told to people."""
+"""The durable file: all or nothing, its mode, and SQLite's faults named to people."""
 
 import sqlite3
 import stat

@@ -60,8 +60,8 @@ def test_keys_that_became_constants_are_dropped_with_their_usual_value_alone(tmp
             continue
         with pytest.raises(ConfigError) as caught:
             load_site(path)
-        told = "\n".join(caught.value.problems)
-        assert [name for name in written if f" {name}: is always" not in told] == []
+        problems = "\n".join(caught.value.problems)
+        assert [name for name in written if f" {name}: is always" not in problems] == []
 
 
 def test_relative_paths_count_from_the_folder_of_the_file(tmp_path):

@@ -89,7 +89,7 @@ def test_a_ring_that_no_check_fits_is_refused(bits):
 
 @pytest.mark.parametrize(("bits", "count"), [(8, 5), (32, 20_000), (33, 8192), (56, 20_000)])
 def test_a_mask_is_keystream_of_a_key_for_its_use(bits, count):
-    """Reckoned again by the standard alone: HKDF-SHA256, ChaCha20, words of 4 or 8 bytes."""
+    """Computed again by the standard alone: HKDF-SHA256, ChaCha20, words of 4 or 8 bytes."""
     key = HKDF(SHA256(), 32, salt=None, info=context(MASK, USE)).derive(seed(0).to_bytes())
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
     check = int.from_bytes(stream.update(bytes(8)))

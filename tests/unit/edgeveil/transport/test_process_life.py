@@ -44,7 +44,7 @@ def test_a_folder_has_one_owner_until_its_release(tmp_path):
 
 @pytest.mark.parametrize("then", ["nothing", "an empty folder", "a copy"])
 def test_a_process_ends_where_its_folder_is_moved_from_under_it(tmp_path, monkeypatch, then):
-    """What a command wrote there was not what the process read, and all was told to be well."""
+    """What a command wrote there was not what the process read, and all was reported well."""
     monkeypatch.setattr(process_module, "FOLDER_LOOK_S", 0.02)
     state = tmp_path / "state"
 
@@ -173,10 +173,10 @@ def test_a_task_that_nobody_waits_for_ends_the_process_with_its_error():
 
 @pytest.fixture
 def manager(tmp_path):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
-        heard.bind(str(tmp_path / "notify"))
-        heard.settimeout(20)
-        yield heard
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(20)
+        yield notified
 
 
 PROCESS = """

@@ -26,7 +26,7 @@ SEND = fx.Send(fx.ProxyAddress(), NEED)
 
 
 class Script:
-    """A machine that answers each event as told and notes what it saw."""
+    """A machine that answers each event by `answer` and records it."""
 
     at = None
 
@@ -247,8 +247,8 @@ def test_a_reason_is_logged_once_a_minute_and_always_counted(caplog):
         for now[0] in (0.0, 1.0, 59.9, 60.0, 61.0):
             refusals.add("forged")
         refusals.add("malformed")
-    said = [(r.reason, r.total) for r in caplog.records]
-    assert said == [("forged", 1), ("forged", 4), ("malformed", 1)]
+    logged = [(r.reason, r.total) for r in caplog.records]
+    assert logged == [("forged", 1), ("forged", 4), ("malformed", 1)]
     assert refusals.counts == {"forged": 5, "malformed": 1}
 
 
@@ -286,7 +286,7 @@ async def test_the_end_waits_for_a_write_that_has_begun():
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert diary.lines == [("store", "a"), "durable"], "what rests on it is not said any more"
+    assert diary.lines == [("store", "a"), "durable"], "what rests on it is not logged any more"
 
 
 async def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait():
@@ -333,7 +333,7 @@ async def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason():
         assert not runtime.turns
 
 
-async def test_a_step_that_does_not_end_and_a_blocked_loop_are_told_and_a_slow_link_is_not(
+async def test_a_step_that_does_not_end_and_a_blocked_loop_are_reported_and_a_slow_link_is_not(
     monkeypatch,
 ):
     monkeypatch.setattr(runtime_module, "STUCK_S", 0.05)

@@ -86,13 +86,13 @@ async def test_a_peer_that_hangs_up_or_pings_and_never_reads_is_cut_off(before):
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/mqtt"
-    said = asyncio.Queue()
+    states = asyncio.Queue()
     settings = LinkSettings(url, "x", protocol=4)
-    link = MqttLink(settings, on_state=lambda *state: said.put_nowait(state))
+    link = MqttLink(settings, on_state=lambda *state: states.put_nowait(state))
     async with asyncio.timeout(HANG_S):
         if before:
             await link.connect_or_raise()
-            assert [(await said.get())[0] for _ in range(2)] == [True, False]
+            assert [(await states.get())[0] for _ in range(2)] == [True, False]
         else:
             with pytest.raises(BrokerError, match="hung up during the WebSocket handshake"):
                 await link.connect_or_raise()
@@ -145,15 +145,15 @@ async def test_a_link_works_through_the_tunnel_alone(tmp_path, websockets):
     broker = BrokerProcess(BrokerSpec(websockets_port=0), tmp_path / "broker")
     broker.start()
     try:
-        heard = asyncio.Queue()
+        received = asyncio.Queue()
         url = broker.websockets_url if websockets else broker.url
         async with connect_proxy() as (port, tunnels):
             settings = LinkSettings(url, "x", http_proxy=proxy_at(port))
-            link = MqttLink(settings, on_message=lambda *said: heard.put_nowait(said))
+            link = MqttLink(settings, on_message=lambda *message: received.put_nowait(message))
             link.subscribe(["there"])
             await link.connect_or_raise()
             await link.publish("there", bytes(60000))
-            assert await heard.get() == ("there", bytes(60000))
+            assert await received.get() == ("there", bytes(60000))
             await link.close()
         port = broker.websockets_port if websockets else broker.port
         assert set(tunnels) == {f"127.0.0.1:{port}"}

@@ -41,7 +41,7 @@ def manifest(sequence, kind="release", round=0):
     return samples.manifest(kind, where, sequence, describe(b"sealed", 4096))
 
 
-def told(machine, message, sender=None):
+def deliver(machine, message, sender=None):
     return machine.handle(fx.MessageReceived(sender or fx.ProxyAddress(), message), 0.0)
 
 
@@ -68,53 +68,55 @@ def offered(key, header):
 
 def test_a_fast_forwarded_sequence_ends_with_the_key_s_epoch():
     machine = device()
-    assert refusals(told(machine, offered(RELEASES, manifest(2**62)))) == ["far_sequence"]
-    told(machine, offered(LEAKED, manifest(1, "round", 2**31)))
-    assert refusals(told(machine, offered(LEAKED, manifest(2, "round", 4)))) == ["replayed_round"]
-    told(machine, offered(RELEASES, manifest(2**44 - 1)))
-    late = told(machine, offered(LEAKED, manifest(7, "round", 1)))
+    assert refusals(deliver(machine, offered(RELEASES, manifest(2**62)))) == ["far_sequence"]
+    deliver(machine, offered(LEAKED, manifest(1, "round", 2**31)))
+    assert refusals(deliver(machine, offered(LEAKED, manifest(2, "round", 4)))) == [
+        "replayed_round"
+    ]
+    deliver(machine, offered(RELEASES, manifest(2**44 - 1)))
+    late = deliver(machine, offered(LEAKED, manifest(7, "round", 1)))
     assert refusals(late) == ["outdated_round"], "the leaked key's number is above all others"
 
-    (work,) = told(machine, METADATA)
+    (work,) = deliver(machine, METADATA)
     assert work == fx.Work(fx.TakeTrust(METADATA))
     out = machine.handle(fx.WorkDone(work.task, ROTATED), 0.0)
     assert fx.Persist(CloudEpoch(1)) in out
-    assert refusals(told(machine, offered(LEAKED, manifest(8, "round", 1)))) == ["forged"]
-    assert refusals(told(machine, offered(NEW, manifest(8, "round", 1)))) == []
-    assert refusals(told(machine, offered(RELEASES, manifest(9)))) == []
+    assert refusals(deliver(machine, offered(LEAKED, manifest(8, "round", 1)))) == ["forged"]
+    assert refusals(deliver(machine, offered(NEW, manifest(8, "round", 1)))) == []
+    assert refusals(deliver(machine, offered(RELEASES, manifest(9)))) == []
 
 
 def test_the_same_key_anew_forgets_nothing():
     machine = device(release_sequence=50)
     machine.handle(fx.WorkDone(fx.TakeTrust(METADATA), replace(UNDER_ROOT, versions=(1, 2))), 0.0)
-    old = told(machine, offered(RELEASES, manifest(49)))
+    old = deliver(machine, offered(RELEASES, manifest(49)))
     assert refusals(old) == ["replayed_release"]
 
 
 def test_each_role_s_key_speaks_for_that_role_alone():
     for key, header in ((LEAKED, manifest(5)), (RELEASES, manifest(5, "round", 1))):
-        assert refusals(told(device(), offered(key, header))) == ["forged"]
+        assert refusals(deliver(device(), offered(key, header))) == ["forged"]
 
 
 def test_a_key_of_the_version_before_does_not_speak_beside_those_of_the_newest():
     releases_anew = replace(UNDER_ROOT, releases=NEW.public(), epoch=1, versions=(1, 2))
     word = ReleaseStatement(1, 1e9, (), ())
     for machine, cloud in ((device(releases_anew), None), (proxy(releases_anew), CLOUD)):
-        assert refusals(told(machine, offered(RELEASES, manifest(5)), cloud)) == ["forged"]
-        assert refusals(told(machine, note_of(RELEASES, word), cloud)) == ["forged"]
-        assert refusals(told(machine, offered(NEW, manifest(5)), cloud)) == []
-        assert refusals(told(machine, offered(LEAKED, manifest(6, "round", 1)), cloud)) == []
+        assert refusals(deliver(machine, offered(RELEASES, manifest(5)), cloud)) == ["forged"]
+        assert refusals(deliver(machine, note_of(RELEASES, word), cloud)) == ["forged"]
+        assert refusals(deliver(machine, offered(NEW, manifest(5)), cloud)) == []
+        assert refusals(deliver(machine, offered(LEAKED, manifest(6, "round", 1)), cloud)) == []
     for machine, cloud in ((device(ROTATED), None), (proxy(ROTATED), CLOUD)):
-        assert refusals(told(machine, offered(RELEASES, manifest(5)), cloud)) == []
-        late = told(machine, offered(LEAKED, manifest(6, "round", 1)), cloud)
+        assert refusals(deliver(machine, offered(RELEASES, manifest(5)), cloud)) == []
+        late = deliver(machine, offered(LEAKED, manifest(6, "round", 1)), cloud)
         assert refusals(late) == ["forged"]
 
 
 def test_who_pins_keys_takes_no_metadata_and_who_is_behind_says_hello_again():
     pinned = device(PeerKeys.pinned(cloud=LEAKED.public(), proxy=PROXY.public()))
-    assert refusals(told(pinned, METADATA)) == ["unexpected_metadata"]
+    assert refusals(deliver(pinned, METADATA)) == ["unexpected_metadata"]
     machine = device()
-    told(machine, METADATA)
+    deliver(machine, METADATA)
     out = machine.handle(fx.WorkDone(fx.TakeTrust(METADATA), fx.WorkFailed("metadata_gap")), 0.0)
     (hello,) = messages(out)
     assert refusals(out) == ["metadata_gap"]
@@ -161,7 +163,7 @@ def test_a_device_is_sent_exactly_what_it_lacks_and_all_a_rotation_before_anythi
     knows, sent
 ):
     hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, *knows, knows=3))
-    out = told(proxy(), hello, fx.DeviceAddress(DEVICE_ID))
+    out = deliver(proxy(), hello, fx.DeviceAddress(DEVICE_ID))
     assert messages(out, TrustMetadata) == sent
     out = proxy().handle(fx.Command(ROTATED), 0.0)
     assert out[0] == fx.Send(fx.AllDevices(), TrustMetadata((b"2", b"3"), b"delegations"))
@@ -170,23 +172,23 @@ def test_a_device_is_sent_exactly_what_it_lacks_and_all_a_rotation_before_anythi
 def test_what_a_leaked_key_said_holds_up_no_release_at_the_proxy():
     forged = manifest(90_000)
     kept = KeptBroadcast(Signer("cloud", RELEASES).header(forged), forged, b"sealed")
-    said = ReleaseStatement(90_000, 0.0, (), (7,))
-    memory = ProxyMemory(kept={forged.blob.digest: kept}, statement=note_of(RELEASES, said))
+    statement = ReleaseStatement(90_000, 0.0, (), (7,))
+    memory = ProxyMemory(kept={forged.blob.digest: kept}, statement=note_of(RELEASES, statement))
     machine = proxy(replace(UNDER_ROOT, releases=RELEASES.public()), memory=memory)
     cloud = fx.CloudAddress()
     genuine, word = manifest(7), ReleaseStatement(1, 1e9, (), ())
-    assert refusals(told(machine, offered(RELEASES, genuine), cloud)) == ["forked_manifest"]
-    assert refusals(told(machine, note_of(RELEASES, word), cloud)) == ["replayed_statement"]
+    assert refusals(deliver(machine, offered(RELEASES, genuine), cloud)) == ["forked_manifest"]
+    assert refusals(deliver(machine, note_of(RELEASES, word), cloud)) == ["replayed_statement"]
 
     machine.handle(fx.Command(replace(ROTATED, releases=NEW.public())), 0.0)
-    assert refusals(told(machine, offered(NEW, genuine), cloud)) == []
-    assert refusals(told(machine, offered(NEW, manifest(8)), cloud)) == []
-    assert refusals(told(machine, offered(RELEASES, forged), cloud)) == ["forged"]
-    assert refusals(told(machine, note_of(NEW, word), cloud)) == []
+    assert refusals(deliver(machine, offered(NEW, genuine), cloud)) == []
+    assert refusals(deliver(machine, offered(NEW, manifest(8)), cloud)) == []
+    assert refusals(deliver(machine, offered(RELEASES, forged), cloud)) == ["forged"]
+    assert refusals(deliver(machine, note_of(NEW, word), cloud)) == []
 
 
-def note_of(key, said):
-    return Signer("cloud", key).note(said)
+def note_of(key, statement):
+    return Signer("cloud", key).note(statement)
 
 
 def test_metadata_that_do_not_fit_one_packet_come_in_order():
@@ -196,7 +198,7 @@ def test_metadata_that_do_not_fit_one_packet_come_in_order():
     settings, signer = ProxySettings(packet_bytes=4096), Signer("proxy", PROXY)
     machine = ProxyMachine(signer, UNDER_ROOT, OneDevice(), None, settings, after)
     hello = Signer(DEVICE_ID, DEVICE).note(Hello(DEVICE_ID, 1, 1, knows=3))
-    (first,) = messages(told(machine, hello, fx.DeviceAddress(DEVICE_ID)), TrustMetadata)
+    (first,) = messages(deliver(machine, hello, fx.DeviceAddress(DEVICE_ID)), TrustMetadata)
     assert (len(first.roots), first.delegations) == (1, b"")
 
 
@@ -255,11 +257,11 @@ def test_whose_roster_counts(named, newest, lineage, epoch, reason):
     keys = replace(UNDER_ROOT, lineage=named)
     rosters = {"": newest} if newest else None
     machine = CloudMachine(Signer("cloud", LEAKED), {"": keys}, rosters=rosters)
-    out = told(machine, roster(lineage, epoch))
+    out = deliver(machine, roster(lineage, epoch))
     assert refusals(out) == ([reason] if reason else [])
     stored = [e.item for e in out if isinstance(e, fx.Persist)]
-    told_of = [RosterRefused(reason, lineage, "", 9.0)] if reason else []
-    assert [one for one in stored if isinstance(one, RosterRefused)] == told_of
+    expected = [RosterRefused(reason, lineage, "", 9.0)] if reason else []
+    assert [one for one in stored if isinstance(one, RosterRefused)] == expected
 
 
 def test_ends_that_nobody_confirmed_are_signed_anew():

@@ -36,7 +36,7 @@ def root(version=1, keys=ROOT, threshold=2, by=ROOT[:2], days=365):
     return document_bytes(made)
 
 
-def said(version=1, *, days=90, by=ROOT[:2], epoch=0, **changed):
+def delegate(version=1, *, days=90, by=ROOT[:2], epoch=0, **changed):
     roles = {role: RoleKey(key, epoch) for role, key in ROLE_KEYS.items()}
     fields = {"roles": roles} | changed
     made = make_delegations(Delegated(version, NOW + timedelta(days=days), **fields))
@@ -47,7 +47,7 @@ def said(version=1, *, days=90, by=ROOT[:2], epoch=0, **changed):
 
 def held(version=1, **changed):
     trusted = TrustedMetadata(root())
-    trusted.take((), said(version, **changed), NOW)
+    trusted.take((), delegate(version, **changed), NOW)
     return trusted
 
 
@@ -76,21 +76,21 @@ def test_what_the_root_signed_is_read_back():
 
 @pytest.mark.parametrize("by", [(), ROOT[:1], [ROOT[0], ROOT[0]], [ROOT[0], OTHER]])
 def test_too_few_signatures_are_refused(by):
-    assert refused(held(), (), said(2, by=by)) == "too_few_signatures"
+    assert refused(held(), (), delegate(2, by=by)) == "too_few_signatures"
     assert refused(held(), (root(2, by=by),)) == "too_few_signatures"
 
 
 def test_rollback_and_a_second_text_of_one_version_are_refused():
     trusted = held(3)
     for version in (2, 3):
-        assert refused(trusted, (), said(version, days=91)) == "metadata_rollback"
-    assert trusted.take((), said(3), NOW) is False, "the same document is no rollback"
-    assert refused(held(1, epoch=4), (), said(2, epoch=3)) == "metadata_rollback"
+        assert refused(trusted, (), delegate(version, days=91)) == "metadata_rollback"
+    assert trusted.take((), delegate(3), NOW) is False, "the same document is no rollback"
+    assert refused(held(1, epoch=4), (), delegate(2, epoch=3)) == "metadata_rollback"
     assert refused(held(), (root(1, days=400),)) == "metadata_rollback"
 
 
 def test_expired_metadata_are_refused_and_what_expires_later_is_believed_no_more():
-    assert refused(held(), (), said(2, days=0)) == "metadata_expired"
+    assert refused(held(), (), delegate(2, days=0)) == "metadata_expired"
     assert refused(held(), (root(2, days=0),)) == "metadata_expired"
     trusted = held()
     assert "delegations expired" in trusted.problem(NOW + timedelta(days=91))
@@ -107,22 +107,24 @@ def test_a_root_follows_the_one_before_and_needs_both_signatures():
     third = root(3, keys=NEW, by=NEW)
     assert refused(held(), (third,)) == "metadata_gap"
     trusted = held()
-    assert trusted.take((second, third), said(2, by=NEW), NOW)
+    assert trusted.take((second, third), delegate(2, by=NEW), NOW)
     assert (trusted.root_version, trusted.version) == (3, 2)
-    assert refused(trusted, (), said(9, by=ROOT)) == "too_few_signatures", "the old keys are out"
+    assert refused(trusted, (), delegate(9, by=ROOT)) == "too_few_signatures", (
+        "the old keys are out"
+    )
 
 
 def test_delegations_end_with_the_root_that_signed_them():
     second = root(2, keys=NEW[:1], threshold=1, by=[*ROOT[:2], NEW[0]])
-    assert refused(held(), (second,), said(2)) == "too_few_signatures"
-    assert refused(held(3), (root(2, days=400),), said(2)) == "metadata_rollback"
+    assert refused(held(), (second,), delegate(2)) == "too_few_signatures"
+    assert refused(held(3), (root(2, days=400),), delegate(2)) == "metadata_rollback"
     trusted = held()
     trusted.take((second,), b"", NOW)
     assert trusted.delegated is None and trusted.problem(NOW)
-    trusted.take((), said(1, by=NEW[:1]), NOW)
+    trusted.take((), delegate(1, by=NEW[:1]), NOW)
     assert trusted.problem(NOW) == "", "a fast-forwarded version is repaired by a new root"
     for version in (1, 2, 3):
-        assert refused(trusted, (), said(version)) == "too_few_signatures"
+        assert refused(trusted, (), delegate(version)) == "too_few_signatures"
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -130,7 +132,7 @@ def test_one_role_s_key_of_another_version_is_refused(role):
     """Each document is right by itself; the key of one role is taken from the one before."""
     rotated = {name: RoleKey(key) for name, key in ROLE_KEYS.items()}
     rotated[role] = RoleKey(OTHER.public(), 1)
-    before, after = json.loads(said(1)), json.loads(said(2, roles=rotated))
+    before, after = json.loads(delegate(1)), json.loads(delegate(2, roles=rotated))
     old, new = (one["signed"]["delegations"] for one in (before, after))
     (place,) = (n for n, one in enumerate(new["roles"]) if one["name"] == role)
     (known,) = (one for one in old["roles"] if one["name"] == role)
@@ -140,7 +142,7 @@ def test_one_role_s_key_of_another_version_is_refused(role):
     assert read_delegations(mixed).roles[role].key == ROLE_KEYS[role], "it is in good form"
     assert refused(held(), (), mixed) == "too_few_signatures"
     trusted = held()
-    trusted.take((), said(2, roles=rotated), NOW)
+    trusted.take((), delegate(2, roles=rotated), NOW)
     assert refused(trusted, (), mixed) == "too_few_signatures"
     assert trusted.delegated.roles[role].key == OTHER.public()
 
@@ -166,8 +168,8 @@ OTHER_CELLS = ["x", ["north"], {"north": 3}, {"north": {"keyid": "x", "epoch": 0
 @pytest.mark.parametrize("change", ["role", "epoch", "lineage", "pem", "scheme", *OTHER_CELLS])
 def test_signed_delegations_of_another_form_are_refused(change):
     roles = {role: RoleKey(key) for role, key in ROLE_KEYS.items()}
-    said = Delegated(2, NOW + timedelta(days=9), roles, authorities={"edge": "PEM"})
-    made = make_delegations(said)
+    content = Delegated(2, NOW + timedelta(days=9), roles, authorities={"edge": "PEM"})
+    made = make_delegations(content)
     delegations = made.signed.delegations
     match change:
         case "role":
@@ -190,12 +192,12 @@ def test_signed_delegations_of_another_form_are_refused(change):
 
 def test_who_is_behind_is_sent_exactly_what_is_missing():
     trusted, second = held(), root(2, by=ROOT)
-    trusted.take((second,), said(2), NOW)
+    trusted.take((second,), delegate(2), NOW)
     for known, missing in (
-        ((1, 1), ((second,), said(2))),
-        ((2, 1), ((), said(2))),
+        ((1, 1), ((second,), delegate(2))),
+        ((2, 1), ((), delegate(2))),
         ((2, 2), ((), b"")),
-        ((0, 0), ((root(), second), said(2))),
+        ((0, 0), ((root(), second), delegate(2))),
     ):
         assert trusted.after(*known) == missing
 
@@ -211,16 +213,16 @@ def cells(**changed):
 
 
 def test_parties_of_before_read_a_document_with_cells():
-    plain = json.loads(said())["signed"]
+    plain = json.loads(delegate())["signed"]
     assert "cells" not in plain and "site" not in plain
-    signed = json.loads(said(cells=cells(), site=RoleKey(SITE)))["signed"]
+    signed = json.loads(delegate(cells=cells(), site=RoleKey(SITE)))["signed"]
     assert [one["name"] for one in signed["delegations"]["roles"]] == list(ROLES)
 
 
 def test_one_cells_key_is_replaced_and_no_epoch_goes_back():
     north = CellProxy(RoleKey(OTHER.public(), 1))
     trusted = held(cells=cells(), site=RoleKey(SITE, 1))
-    trusted.take((), said(2, cells=cells(north=north), site=RoleKey(SITE, 1)), NOW)
+    trusted.take((), delegate(2, cells=cells(north=north), site=RoleKey(SITE, 1)), NOW)
     assert trusted.delegated.cell_of(OTHER.public()) == "north"
     assert trusted.delegated.cell_of(NORTH) is None
     assert trusted.delegated.proxy_of("south") == cells()["south"]
@@ -229,7 +231,7 @@ def test_one_cells_key_is_replaced_and_no_epoch_goes_back():
         ({"south": cells()["south"]}, 1),  # taken out
         (cells(north=north), 0),
     ):
-        late = said(3, cells=after, site=RoleKey(SITE, site))
+        late = delegate(3, cells=after, site=RoleKey(SITE, site))
         assert refused(trusted, (), late) == "metadata_rollback"
 
 
@@ -246,7 +248,7 @@ def test_one_cells_key_is_replaced_and_no_epoch_goes_back():
     ids=["shared key", "the unnamed cell's key", "capitals", "no name", "lineage", "epoch"],
 )
 def test_cells_of_another_form_are_refused(bad):
-    assert refused(held(), (), said(2, cells=bad)) == "malformed_metadata"
+    assert refused(held(), (), delegate(2, cells=bad)) == "malformed_metadata"
 
 
 # --- on disk ----------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def bundle(path, *roots, document):
 
 @pytest.fixture
 def given(tmp_path):
-    return bundle(tmp_path / "given.json", root(), document=said(1))
+    return bundle(tmp_path / "given.json", root(), document=delegate(1))
 
 
 def party(tmp_path, given, now=NOW):
@@ -269,22 +271,22 @@ def party(tmp_path, given, now=NOW):
 
 def test_a_party_keeps_what_it_verified_and_takes_newer_files_while_it_runs(tmp_path, given):
     first = party(tmp_path, given)
-    assert first.take((), said(5)) and first.look() is False
+    assert first.take((), delegate(5)) and first.look() is False
     again = party(tmp_path, given)  # its file is older than what it holds
     assert again.metadata.version == 5 and again.complaint
     assert (tmp_path / "state" / "trust.json").stat().st_mode & 0o077 == 0
-    bundle(given, root(), document=said(6))
+    bundle(given, root(), document=delegate(6))
     assert again.look() is True and again.metadata.version == 6
-    bundle(given, root(), document=said(7, by=ROOT[:1]))
+    bundle(given, root(), document=delegate(7, by=ROOT[:1]))
     assert again.look() is False and "too few signatures" in again.complaint
-    bundle(given, root(keys=[OTHER], threshold=1, by=[OTHER]), document=said(9, by=[OTHER]))
+    bundle(given, root(keys=[OTHER], threshold=1, by=[OTHER]), document=delegate(9, by=[OTHER]))
     assert "another root" in party(tmp_path, given).complaint
     given.write_text("{}")
     assert party(tmp_path, given).complaint and party(tmp_path, given).metadata.version == 6
 
 
 def test_a_first_start_needs_a_file_that_is_valid(tmp_path):
-    bundle(tmp_path / "old.json", root(), document=said(1, days=0))
+    bundle(tmp_path / "old.json", root(), document=delegate(1, days=0))
     for name in ("nowhere.json", "old.json"):
         with pytest.raises(TrustError):
             party(tmp_path, tmp_path / name)
