@@ -222,7 +222,7 @@ else:
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def before(tmp_path_factory):
     """The environment of code from before a request's topic named its sender."""
     return earlier_code(tmp_path_factory.mktemp("earlier"), BEFORE)
@@ -249,7 +249,7 @@ def test_a_box_of_the_version_before_claims_at_today_s_proxy(place, before):
     assert done.stdout.split()[-1] in place.admitted() and counts["admitted"] == 1
 
 
-@pytest.mark.parametrize("proxy", ["before", "today"])
+@pytest.mark.parametrize("proxy", [pytest.param("before", marks=pytest.mark.slow), "today"])
 def test_a_box_claims_where_broker_and_proxy_are_of_the_version_before(
     tmp_path, before, proxy, monkeypatch
 ):

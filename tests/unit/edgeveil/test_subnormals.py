@@ -132,22 +132,6 @@ def test_torch_flushes_in_every_thread_that_it_uses(before, threads, afterwards)
     assert after == f"{afterwards} {1 << 20} 2"  # a thread that torch started keeps flushing
 
 
-def test_a_trial_of_an_own_model_leaves_torch_with_threads_that_flush():
-    script = """
-import torch
-torch.set_num_threads(2)
-from edgeveil.parts.methods.own_code import check_own_code
-from edgeveil.parts.methods.sgd import SgdParameters
-from edgeveil.parts.models import build_network
-from edgeveil.parts.models.mlp import NetworkParameters
-from edgeveil.subnormals import flushed_training
-check_own_code(build_network(NetworkParameters(hidden=(3000,)), (400,), 3), SgdParameters())
-with flushed_training():
-    print(torch.get_num_threads())
-"""
-    assert alone(script) == "2"
-
-
 def test_blas_flushes_in_a_process_that_flushes_first():
     script = """
 from edgeveil.subnormals import flush_subnormals

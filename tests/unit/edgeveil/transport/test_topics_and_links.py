@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgeveil.config.addresses import place, split_place
 from edgeveil.config.links import BrokerLink
-from edgeveil.errors import BrokerError, EdgeVeilError, ProtocolError, UsageError
+from edgeveil.errors import BrokerError, EdgeVeilError, UsageError
 from edgeveil.protocol import effects as fx
 from edgeveil.transport import mqtt_link
 from edgeveil.transport.dialling import client_context
@@ -20,13 +20,6 @@ from edgeveil.transport.mqtt_link import (
     RuntimeLink,
     SilenceMonitor,
     link_settings,
-)
-from edgeveil.transport.mqtt_packets import (
-    PacketCutter,
-    encoded_topic,
-    publish_head,
-    read_connack,
-    read_publish,
 )
 
 TOPICS = Topics()
@@ -306,39 +299,3 @@ def test_an_ipv6_address_is_told_from_its_port_by_brackets():
         assert split_place(text) == found and place(*found) == text
     for text in ("2001:db8::1:1", "[::1]", "[broker]:1", ":1", "a:0", "1", "a:65536", "a:1²", ""):
         assert split_place(text) is None
-
-
-def message(payload, packet_id, protocol):
-    return publish_head(encoded_topic("a/b"), len(payload), packet_id, protocol) + payload
-
-
-@given(
-    payloads=st.lists(st.binary(max_size=300), min_size=1, max_size=8),
-    cuts=st.lists(st.integers(1, 50), min_size=1, max_size=40),
-    protocol=st.sampled_from([4, 5]),
-)
-def test_a_stream_in_any_pieces_gives_its_packets(payloads, cuts, protocol):
-    stream = b"".join(message(p, i + 1, protocol) for i, p in enumerate(payloads))
-    cutter, found, at = PacketCutter(65536), [], 0
-    for size in [*cuts, len(stream)]:
-        for first, body in cutter.feed(stream[at : at + size]):
-            packet_id, start = read_publish(first, body, protocol)
-            found.append((packet_id, body[start:]))
-        at += size
-    assert found == [(i + 1, p) for i, p in enumerate(payloads)]
-
-
-def test_properties_and_lengths_end_inside_their_packet():
-    sound = b"\0\0\3\x21\0\x0a"
-    assert read_connack(sound, 5)[1] == 10
-    for size in (4, 127):
-        with pytest.raises(ProtocolError, match="malformed"):
-            read_connack(b"\0\0" + bytes((size,)) + sound[3:], 5)
-    for claimed in (b"\xff\xff\xff\x7f", b"\x81\x10"):
-        with pytest.raises(ProtocolError, match="oversized"):  # by the header alone
-            PacketCutter(2048).feed(b"\x30" + claimed)
-    # Never-ending, or with bytes that it does not need: it could not be passed on.
-    for claimed in (b"\xff" * 4, b"\x80\0", b"\xff\x80\0"):
-        with pytest.raises(ProtocolError) as caught:
-            PacketCutter().feed(b"\x30" + claimed + bytes(200))
-        assert caught.value.reason == "malformed"
