@@ -265,15 +265,3 @@ async def test_a_disk_that_hangs_is_told_and_asked_once(tmp_path, monkeypatch):
     pipe.unlink()
     clock.now_s += health.PROBE_EVERY_S
     assert await check() is True
-
-
-async def test_a_disk_that_is_gone_and_a_missing_thread_are_named(tmp_path):
-    def none_left():
-        raise RuntimeError("can't start new thread")
-
-    assert await Probe(lambda: writable(tmp_path / "gone"))() == "enoent"
-    clock = Clock()
-    check = Probe(none_left, clock)
-    for _ in range(2):  # it is looked at again, not failed for good
-        assert await check() == "no_thread"
-        clock.now_s += health.PROBE_EVERY_S

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from unittest.mock import Mock, call
 
@@ -159,18 +159,15 @@ async def test_bad_frames_are_counted_by_reason_and_never_raise():
     assert script.seen == [fx.MessageReceived(fx.CloudAddress(), NEED)]
 
 
-async def test_a_machines_refusals_and_a_lost_link_are_counted_and_the_rest_goes_on():
-    effects = [fx.Refuse("forged"), SEND, fx.Persist("after")]
-    script, diary = Script(started(effects)), Diary()
+async def test_a_lost_link_and_a_refused_packet_are_counted_and_the_rest_goes_on():
+    script, diary = Script(started([SEND, fx.Persist("after")])), Diary()
     async with fed(script, diary) as runtime:
-        counts = runtime.refusals.counts
-        for down, refused in ((LinkDown("gone"), 2), (ProtocolError("oversized_packet"), 4)):
+        for down in (LinkDown("gone"), ProtocolError("oversized_packet")):
             diary.down = down
             runtime.post(fx.Command("start"))
-            # What comes after the failed publication, too.
-            await until(lambda n=refused: sum(counts.values()) == n and diary.lines)
+            await until(lambda: diary.lines)  # what comes after the failed publication
             diary.lines.clear()
-    assert runtime.refusals.counts == {"forged": 2, "link_down": 1, "oversized_packet": 1}
+    assert runtime.refusals.counts == {"link_down": 1, "oversized_packet": 1}
 
 
 async def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent():
@@ -311,26 +308,6 @@ async def test_the_machine_goes_on_while_the_disk_is_written_and_its_words_wait(
         *(("store", 1), "durable", ("report", 1)),
         *(("store", 2), "durable", ("report", 2)),
     ]
-
-
-class NoThread(Executor):
-    """An executor of a machine that starts no thread any more."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        raise RuntimeError("can't start new thread")
-
-
-async def test_work_that_cannot_be_begun_ends_the_runtime_with_its_reason():
-    def nowhere(task):
-        raise MemoryError
-
-    for executor, error in ((NoThread(), RuntimeError), (nowhere, MemoryError)):
-        script, diary = Script(started([fx.Work("task")])), Diary()
-        runtime = Runtime(script, diary, diary.publish, executor, LOG, LIMIT)
-        runtime.post(fx.Command("start"))
-        with pytest.raises(error):
-            await asyncio.wait_for(runtime.run(), 20)
-        assert not runtime.turns
 
 
 async def test_a_step_that_does_not_end_and_a_blocked_loop_are_reported_and_a_slow_link_is_not(
