@@ -10,7 +10,6 @@ import pytest
 
 from edgeveil.errors import DataError
 from edgeveil.own_process import is_own, run_apart
-from tests.kits.live_site import wait_for
 
 LONG_S = 120.0
 
@@ -94,6 +93,8 @@ def test_the_functions_own_error_comes_back():
 
 
 def test_code_that_never_ends_is_ended_with_what_it_started(tmp_path):
+    from tests.kits.live_site import wait_for  # slow to import, and each process imports this file
+
     started = tmp_path / "started"
     with pytest.raises(DataError, match="did not end within 8 s"):
         apart("hangs", str(started).encode(), 8.0)
