@@ -1,16 +1,17 @@
-"""Cluster scores from sums: bounded by record, scikit-learn's where there is no noise, and ± where
-there is some."""
+"""Cluster scores, from vectors and from noised sums: by hand, and scikit-learn's."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from sklearn import metrics
 
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.cluster_sums import ONE, SCORES, STEP, ClusterSums
+from edgeveil.evaluation.clustering import EVALUATIONS, cluster_scores, project_2d
 
 ODD = [np.nan, np.inf, -np.inf, -1e-9, 0.0, 1.5, 1e308]
 NO_LABELS = np.zeros(0, np.int64)
@@ -85,18 +86,18 @@ def test_what_is_no_distribution_adds_nothing_and_its_label_is_not_looked_at():
     assert not kind.of(np.zeros((0, 3)), NO_LABELS).any()
 
 
-@pytest.mark.parametrize(
-    "centroids",
-    [
-        np.eye(3),
-        np.eye(3, dtype=np.int64)[:2] * ONE,
-        np.eye(3, dtype=np.int64) * (ONE + 1),
-        np.array([[ONE, 1, 0]] * 3),
-        np.array([[ONE, -1, 0]] * 3),
-        np.array([[2**62, 2**62, 2**62]] * 3),
-    ],
-    ids=["float", "shape", "large", "outside", "negative", "overflow"],
-)
+CORNERS = np.eye(3, dtype=np.int64)
+NO_CENTROIDS = {
+    "float": np.eye(3),
+    "shape": CORNERS[:2] * ONE,
+    "large": CORNERS * (ONE + 1),
+    "outside": np.array([[ONE, 1, 0]] * 3),
+    "negative": np.array([[ONE, -1, 0]] * 3),
+    "overflow": np.array([[2**62, 2**62, 2**62]] * 3),
+}
+
+
+@pytest.mark.parametrize("centroids", NO_CENTROIDS.values(), ids=NO_CENTROIDS)
 def test_centroids_that_are_none_are_refused(centroids):
     """What is proven of a record holds for centroids on the simplex."""
     with pytest.raises(ProtocolError) as caught:
@@ -127,18 +128,6 @@ def test_about_own_means_the_scores_are_scikit_learns(classes):
     assert all(found[f"{name}_deviation"] == 0 for name in SCORES)
 
 
-def test_the_next_centroids_are_the_means_of_these_sums():
-    points, kind = softmax(5, 200, 4), ClusterSums(4)
-    points = points[points.argmax(axis=1) != 3]  # nobody is near the last corner
-    moved = kind.moved(kind.of(points, NO_LABELS).astype(np.float64), 0.0)
-    assert (moved.sum(axis=1) == ONE).all()
-    labels = points.argmax(axis=1)
-    for k in range(3):
-        assert moved[k] / ONE == pytest.approx(points[labels == k].mean(axis=0), abs=1e-3)
-    assert np.array_equal(moved[3], kind.about[3])
-    kind.of_broadcast(moved)
-
-
 # --- scores with noise ------------------------------------------------------------------------
 
 
@@ -150,16 +139,16 @@ def test_noise_moves_scores_by_their_standard_errors():
     points, kind, times, deviation = softmax(6, 20_000, 4), ClusterSums(4), 60, 20.0
     exact = kind.of(points, NO_LABELS).astype(np.float64)
     true = kind.figures(exact, 0.0)
-    told = [
+    reported = [
         kind.figures(noised(kind, exact, deviation, seed), deviation * STEP)
         for seed in range(times)
     ]
     for name in SCORES:
-        off = np.array([one[name] - true[name] for one in told])
-        said = np.mean([one[f"{name}_deviation"] for one in told])
-        assert 0.6 < off.std() / said < 1.5, name
-        assert abs(off.mean()) < 5 * said / math.sqrt(times), name
-    assert {one["count_deviation"] for one in told} == {deviation}
+        off = np.array([one[name] - true[name] for one in reported])
+        stated = np.mean([one[f"{name}_deviation"] for one in reported])
+        assert 0.6 < off.std() / stated < 1.5, name
+        assert abs(off.mean()) < 5 * stated / math.sqrt(times), name
+    assert {one["count_deviation"] for one in reported} == {deviation}
 
 
 def test_what_the_noise_hides_is_not_told():
@@ -173,3 +162,74 @@ def test_what_the_noise_hides_is_not_told():
     assert [nothing[name] for name in SCORES] == [None] * 3
     moved = kind.moved(noised(kind, exact * 0, 25.0, 1), 1e6 * STEP)
     assert np.array_equal(moved, kind.about)
+
+
+# Two clusters of two points on a line, at 0 and 1, 10 and 11: the entry that is larger says
+# which. Distances within are √2, between about 10√2.
+POINTS = np.array([[12, 0], [11, 1], [1, 11], [0, 12]], float)
+
+
+# Along the line: a = 1; b = 10.5 or 11.5 to the other cluster's two points, by symmetry. Between:
+# 4 · 5.5² · 2, within: 4 · 0.5² · 2, degrees of freedom 1 and 2.
+@pytest.mark.parametrize(
+    ("kind", "score"),
+    [
+        ("SILHOUETTE_SCORE", 1 - (1 / 11.5 + 1 / 10.5) / 2),
+        ("CALINSKI_HARABASZ_SCORE", (4 * 5.5**2 / 1) / (4 * 0.5**2 / 2)),
+        ("DAVIES_BOULDIN_SCORE", 1 / 11),
+    ],
+)
+def test_scores_by_hand_leave_out_what_is_not_finite(kind, score):
+    spoilt = np.concatenate([[[np.nan, 1.0]], POINTS, [[np.inf, 0]]])
+    for vectors, labels in ((POINTS, (0, 0, 1, 1)), (spoilt, (-1, 0, 0, 1, 1, -1))):
+        got = cluster_scores(vectors, kind, len(vectors))
+        assert got.score == pytest.approx(score)
+        assert (got.used, got.labels) == (4, labels)
+        assert bool(got.reason) == (got.used < len(vectors))
+    rows = cluster_scores(POINTS.reshape(2, 2, 2), kind, 3)  # two uploads of two rows each
+    assert (rows.score, rows.used, rows.labels) == (pytest.approx(score), 2, (0, 0, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "reason"),
+    [
+        (np.zeros((0, 2)), "at least 3"),
+        (np.array([[2, 1], [3, 1], [4, 0]]), "one cluster"),
+        (np.eye(3), "single upload"),
+    ],
+)
+@pytest.mark.parametrize("kind", [name for name in EVALUATIONS if EVALUATIONS[name]])
+def test_degenerate_uploads_have_no_score_and_say_why(kind, vectors, reason):
+    got = cluster_scores(vectors, kind, 1000)
+    assert got.score is None
+    assert reason in got.reason
+    same = cluster_scores(np.repeat(np.eye(2), 2, axis=0), "CALINSKI_HARABASZ_SCORE", 4)
+    assert same.score is None and "infinite" in same.reason  # not a poor score
+
+
+@settings(max_examples=60, deadline=None)
+@example(np.array([[-9e307, 0.0], [-9e307, -9e307], [-9e307, -9e307]]), "DAVIES_BOULDIN_SCORE")
+@given(
+    arrays.arrays(np.float64, st.tuples(st.integers(0, 8), st.integers(1, 4))),
+    st.sampled_from(EVALUATIONS.names()),
+)
+def test_total(vectors, kind):
+    got = cluster_scores(vectors, kind, 5)
+    assert got.score is None or np.isfinite(got.score)
+    assert got.score is not None or got.reason
+    assert len(got.labels) == len(vectors)
+
+
+def test_projection_keeps_distances_of_a_plane_and_its_sign():
+    random = np.random.default_rng(3)
+    flat = random.normal(size=(12, 2)) * [5, 1]
+    turn = np.linalg.qr(random.normal(size=(4, 4)))[0][:, :2]
+    lifted = flat @ turn.T + 7
+    got = project_2d(lifted)
+    wanted = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+    assert np.allclose(np.linalg.norm(got[:, None] - got[None], axis=2), wanted)
+    assert np.ptp(got[:, 0]) > np.ptp(got[:, 1])
+    assert np.allclose(project_2d(lifted[::-1])[::-1], got)
+    odd = project_2d(np.array([[1.0, 0], [np.nan, 0], [-1, 0], [1e300, 1]]))
+    assert np.isfinite(odd).all(axis=1).tolist() == [True, False, True, True]
+    assert project_2d(np.zeros((0, 3))).shape == (0, 2)

@@ -1,15 +1,22 @@
-"""Graphs a device runs: plain layers pass, whatever a record's values could steer does not."""
+"""Graphs a device runs: plain layers pass; what values steer, or what takes too much, does not."""
 
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
 import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import OPERATORS, check_graph
+from edgeveil.parts.features.onnx import Backbone
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import build_graph
+from tests.kits.backbone_files import model as built
 
 node = helper.make_node
 SHIPPED = build_graph(Identity(IdentityParameters(input_scale=16, shift=-0.3)), (4,), 3)
@@ -17,7 +24,6 @@ INTS = {"ints": [0], "axes": [1], "shape": [-1, 3], "pads": [0, 0, 0, 0]}
 
 
 def model(*nodes, inputs=("x",), functions=(), **graph):
-    """A graph with constants named as in INTS; `probabilities` is its output."""
     tensors = [
         helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
         for name, values in INTS.items()
@@ -63,22 +69,16 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("nodes", PLAIN.values(), ids=PLAIN)
-def test_plain_layers_pass(nodes):
-    check_graph(SHIPPED)
-    check_graph(model(*nodes).SerializeToString())
+STEERED = """
+    If Loop Scan NonZero Compress TopK Expand Tile LSTM ConstantOfShape Range GatherND OneHot
+    ScatterElements ArgMax
+"""
 
 
-@pytest.mark.parametrize(
-    "operator",
-    [
-        *("If", "Loop", "Scan", "NonZero", "Compress", "TopK", "Expand", "Tile", "LSTM"),
-        *("ConstantOfShape", "Range", "GatherND", "OneHot", "ScatterElements", "ArgMax"),
-    ],
-)
-def test_operators_that_values_can_steer_are_refused(operator):
-    assert operator not in OPERATORS
-    assert f"'{operator}'" in refused(node(operator, ["x"], ["probabilities"]))
+def test_operators_that_values_can_steer_are_refused():
+    assert not OPERATORS & set(STEERED.split())
+    for operator in ("If", "TopK"):
+        assert f"'{operator}'" in refused(node(operator, ["x"], ["probabilities"]))
 
 
 @pytest.mark.parametrize("to", [TensorProto.INT64, TensorProto.UINT8, TensorProto.BOOL, 99])
@@ -94,14 +94,19 @@ FED = {"inputs": ("x", "ints")}
 @pytest.mark.parametrize(
     ("nodes", "parts"),
     [
-        ([node("Gather", ["x", "x"], ["probabilities"])], {}),
-        ([node("Reshape", ["x", "x"], ["probabilities"])], {}),
-        ([node("Pad", ["x", "pads", "", "x"], ["probabilities"])], {}),
-        ([node("Slice", ["x", "ints", "x"], ["probabilities"])], {}),
-        ([node("Slice", ["x", "ints", "axes", "axes", "x"], ["probabilities"])], {}),
-        ([node("ReduceSum", ["x", "x"], ["probabilities"])], {}),
-        ([node("Squeeze", ["x", "x"], ["probabilities"])], {}),
-        ([node("Unsqueeze", ["x", "nowhere"], ["probabilities"])], {}),
+        *(
+            ([node(name, ["x", *rest], ["probabilities"])], {})
+            for name, *rest in (
+                ("Gather", "x"),
+                ("Reshape", "x"),
+                ("Pad", "pads", "", "x"),
+                ("Slice", "ints", "x"),
+                ("Slice", "ints", "axes", "axes", "x"),
+                ("ReduceSum", "x"),
+                ("Squeeze", "x"),
+                ("Unsqueeze", "nowhere"),
+            )
+        ),
         # a constant that is fed or computed beside
         ([GATHER], FED),
         ([node("Abs", ["x"], ["ints"]), GATHER], {}),
@@ -138,7 +143,7 @@ ABS = node("Abs", ["x"], ["probabilities"])
 
 
 @pytest.mark.parametrize(
-    ("one", "said", "parts"),
+    ("one", "message", "parts"),
     [
         (node("Softmax", ["x"], ["probabilities"], domain="own"), "does not run", {}),
         (TWO_CASTS, "whole numbers", {}),
@@ -153,8 +158,8 @@ ABS = node("Abs", ["x"], ["probabilities"])
         (ABS, "sparse", {"sparse_initializer": [SPARSE]}),
     ],
 )
-def test_more_than_a_plain_layer_is_refused(one, said, parts):
-    assert said in refused(one, **parts)
+def test_more_than_a_plain_layer_is_refused(one, message, parts):
+    assert message in refused(one, **parts)
 
 
 OP = b"\x22\x03Abs"  # field 4, the operator's name
@@ -181,18 +186,14 @@ def wrapped(body):
         wrapped(OP + b"\x12\x01p\xb2\x80\x80\x80\x80\x00\x03Abs"),  # an over-long tag
         wrapped(OP + b"\x12\x01p\xb2\x80\x80\x80\x10\x03Abs"),  # a tag past 32 bits
         wrapped(OP + b"\x12\x01p" + b"\x08" + b"\xff" * 10),
+        b"\x08\x01" * 200_000,  # a message of crumbs
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_bytes_that_two_readers_could_take_differently_are_refused(raw):
     check_graph(wrapped(OP + b"\x12\x01p"))
     with pytest.raises(DataError, match="ONNX graph"):
         check_graph(raw)
-
-
-def test_a_message_of_crumbs_is_refused():
-    with pytest.raises(DataError, match="more than"):
-        check_graph(b"\x08\x01" * 200_000)
 
 
 @settings(max_examples=300, deadline=None)
@@ -229,21 +230,11 @@ def constant(name, kind, values):
 
 
 def given(name, kind, values):
-    """A Constant node."""
     return node("Constant", [], [name], value=constant(name, kind, values))
 
 
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 POWER = node("Pow", ["x", "p"], ["probabilities"])
-
-
-@pytest.mark.parametrize("kind", [FLOAT, INT32, INT64, TensorProto.DOUBLE])
-def test_squares_and_cubes_pass(kind):
-    for exponent in (2, 3):
-        check_graph(model(given("p", kind, [exponent]), POWER).SerializeToString())
-        raw = model(POWER)
-        raw.graph.initializer.append(constant("p", kind, [exponent]))
-        check_graph(raw.SerializeToString())
 
 
 @pytest.mark.parametrize(
@@ -292,17 +283,127 @@ HALVES = [given("a", FLOAT, [7]), given("n", FLOAT, [2]), node("Sqrt", ["n"], ["
 @pytest.mark.parametrize(
     "nodes",
     [
+        *PLAIN.values(),
+        *([given("p", kind, [2]), POWER] for kind in (FLOAT, INT32, INT64, TensorProto.DOUBLE)),
+        [given("p", FLOAT, [3]), POWER],
+        # constants may be divided and have any power
         *([given("a", kind, [LEAST[kind]]), given("b", kind, [2]), *DIVISION] for kind in LEAST),
         [*ROOT, node("Mul", ["x", "q"], ["probabilities"])],
         [*HALVES, *DIVISION],
     ],
 )
-def test_constants_may_be_divided_and_have_any_power(nodes):
+def test_plain_layers_squares_and_cubes_pass(nodes):
+    check_graph(SHIPPED)
     check_graph(model(*nodes).SerializeToString())
 
 
 def test_whole_numbers_that_may_be_fed_are_refused():
+    cube = model(POWER)
+    cube.graph.initializer.append(constant("p", FLOAT, [3]))
+    check_graph(cube.SerializeToString())
     raw = model(*DIVISION, inputs=("x", "a"))
     raw.graph.initializer.extend([constant("a", INT64, [5]), constant("b", INT64, [-1])])
     with pytest.raises(DataError, match="whole numbers and to something else"):
         check_graph(raw.SerializeToString())
+
+
+LIMIT_MB = 64
+CHILD = f"""
+import resource, sys
+from pathlib import Path
+import edgeveil.evaluation.onnx_session as sessions
+from edgeveil.errors import DataError
+from edgeveil.parts.features.onnx import Backbone
+sessions.MAX_RUN_BYTES = {LIMIT_MB} << 20
+graph = Path(sys.argv[1]).read_bytes()
+Backbone(Path(sys.argv[2]).read_bytes())  # the libraries are loaded from here on
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    Backbone(graph)
+    said = "taken"
+except DataError as error:
+    said = error.what
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, said)
+"""
+
+
+def doubling(times, start):
+    """Each operator gives twice what the one before it gave; the sum of the last is one value."""
+    names = [start, *(f"v{n}" for n in range(times))]
+    nodes = [node("Concat", [one, one], [two], axis=1) for one, two in pairwise(names)]
+    nodes += [
+        node("ReduceMean", [names[-1]], ["mean"], axes=[1], keepdims=1),
+        node("Add", ["x", "mean"], ["features"]),
+    ]
+    constants = {"c": np.ones((1, 64), np.float32)}
+    return built(nodes, {"x": ("N", 64)}, {"features": ("N", 64)}, constants)
+
+
+@pytest.mark.parametrize("start", ["x", "c"], ids=["of the record", "of constants"])
+def test_a_graph_that_asks_for_gigabytes_is_refused_before_it_has_them(tmp_path, start):
+    bomb, small = doubling(24, start), doubling(3, "x")  # 4 GiB from 64 values
+    check_graph(bomb)
+    for name, graph in (("bomb", bomb), ("small", small)):
+        (tmp_path / name).write_bytes(graph)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, tmp_path / "bomb", tmp_path / "small"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    grown_mb, message = done.stdout.split(maxsplit=1)
+    assert message.strip() == "cannot be run on a record of zeros"
+    assert int(grown_mb) < 2 * LIMIT_MB
+
+
+def with_tensor(**fields):
+    """A graph that adds the constant `c` to its record, with the fields of `c` changed."""
+    ends = {"x": ("N", 4)}, {"features": ("N", 4)}
+    sound = built([node("Add", ["x", "c"], ["features"])], *ends, {"c": np.ones(4, np.float32)})
+    changed = ModelProto.FromString(sound)
+    tensor = changed.graph.initializer[0]
+    for name, value in fields.items():
+        if name == "dims":
+            tensor.dims[:] = value
+        elif name == "location":
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value=value)
+    return changed.SerializeToString()
+
+
+def feeding_itself():
+    circle = [node("Add", ["x", "b"], ["a"]), node("Relu", ["a"], ["b"])]
+    end = node("Add", ["a", "b"], ["features"])
+    return built([*circle, end], {"x": (1, 4)}, {"features": (1, 4)})
+
+
+def nested(times):
+    graph = b""
+    for _ in range(times):
+        size, length = len(graph), bytearray()
+        while size >= 0x80:
+            length.append(size & 0x7F | 0x80)
+            size >>= 7
+        graph = b"\x3a" + bytes((*length, size)) + graph
+    return graph
+
+
+LARGER = ([2**40], [2**31, 2**31], [-1], [2**62, 4])
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [*(with_tensor(dims=shape) for shape in LARGER), feeding_itself(), nested(5_000)],
+    ids=["2^40", "2^62", "-1", "2^64", "a circle", "fields in fields"],
+)
+def test_tensors_larger_than_their_bytes_and_graphs_without_end_are_refused(graph):
+    with pytest.raises(DataError, match="cannot be loaded"):
+        Backbone(graph)
+
+
+def test_a_tensor_in_a_file_beside_the_graph_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "weights").write_bytes(bytes(16))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="outside itself"):
+        Backbone(with_tensor(location="weights"))

@@ -3,10 +3,9 @@
 import pytest
 
 from edgeveil.config.base import ImpossibleMixError
-from edgeveil.jobs import Job, buffered_rounds, compile_job
+from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.buffered_rounds import (
     closing_uploads,
-    late_rounds,
     own_budget_s,
     staleness_weight,
 )
@@ -33,40 +32,34 @@ def test_the_weight_is_fedbuffs():
     assert [staleness_weight(late) for late in (0, 3, 8)] == [1, 0.5, pytest.approx(1 / 3)]
 
 
-def test_only_rounds_that_are_not_too_old_are_taken_up(monkeypatch):
-    monkeypatch.setattr(buffered_rounds, "MAX_STALENESS", 3)
-    plan = plan_of()
-    assert [e.index for e in late_rounds(plan, 6)] == [5, 4, 3]
-    assert [e.index for e in late_rounds(plan, 2)] == [1]
-    assert not list(late_rounds(plan, 1))
-    assert not list(late_rounds(plan_of(round={"min_batch": 3}), 6))
+BUFFER = Round(mode="buffered", buffer=6, min_batch=3)
 
 
 @pytest.mark.parametrize(
-    ("asked", "in_all", "closes"),
-    [((20,), 20, [6]), ((10, 10), 20, [3, 3]), ((15, 5), 20, [5, 3]), ((4,), 4, [4])],
+    ("round", "selected", "closes"),
+    [
+        *((BUFFER, (20,), [6]), (BUFFER, (10, 10), [3, 3]), (BUFFER, (15, 5), [5, 3])),
+        (BUFFER, (4,), [4]),
+        (Round(mode="buffered", quorum=0.5), (20,), [10]),
+        (Round(), (20,), [16]),
+    ],
 )
-def test_the_buffer_is_shared_among_cells(asked, in_all, closes):
-    """Together they never close with fewer than the buffer, nor one with less than a batch."""
-    round_ = Round(mode="buffered", buffer=6, min_batch=3)
-    found = [closing_uploads(round_, one, in_all) for one in asked]
+def test_the_buffer_is_shared_among_cells_and_without_one_the_quorum_closes(
+    round, selected, closes
+):
+    found = [closing_uploads(round, one, sum(selected)) for one in selected]
     assert found == closes
-    assert sum(found) >= min(6, in_all)
-
-
-def test_without_a_buffer_the_quorum_closes():
-    assert closing_uploads(Round(mode="buffered", quorum=0.5), 20, 20) == 10
-    assert closing_uploads(Round(), 20, 20) == 16
 
 
 def test_a_fast_box_has_a_time_of_its_own():
     """It follows from the trial, stays within the job's, and is the job's where none is known."""
-    round_ = Round(mode="buffered", budget_s=20, deadline_s=60)
-    assert own_budget_s(round_, 3.0, 0.75) == 12.0
-    assert own_budget_s(round_, 0.001, 0.75) == 1.0
-    assert own_budget_s(round_, 60.0, 0.75) == 20.0
-    assert own_budget_s(round_, 0.0, 0.75) == 20.0
-    assert own_budget_s(Round(budget_s=20, deadline_s=60), 3.0, 0.75) == 20.0
+    times = {"budget_s": 20, "deadline_s": 60}
+    found = [
+        own_budget_s(Round(mode="buffered", **times), trial_s, 0.75)
+        for trial_s in (3.0, 0.001, 60.0, 0.0)
+    ]
+    assert found == [12.0, 1.0, 20.0, 20.0]
+    assert own_budget_s(Round(**times), 3.0, 0.75) == 20.0
 
 
 ENCRYPT = {"laplace_eval": {"laplace_eval_eps": 1}}

@@ -1,9 +1,11 @@
-"""`preset: NAME`: what it fills in, what the file keeps, and where problems are said to be."""
+"""`preset: NAME`, and `privacy.epsilon`: what is filled in, asked for or refused."""
 
 import pytest
+import yaml
 
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import compile_job, parse_job
+from edgeveil.jobs.job import Job
 from edgeveil.jobs.presets import PRESETS
 from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools.methods import PRESET_TEXTS as SAID
@@ -39,53 +41,6 @@ def test_a_preset_is_a_whole_job_but_for_its_data(name):
     assert "local_run" not in PRESETS[name]
 
 
-TEXTS = {
-    "delm_basic": {"aggregation.name": "fedavg"},
-    "delm_enhanced": {
-        "features.1.keep": 0.5,
-        "features.1.noise": "wishart",
-        "features.1.share": 1 / 3,
-        "train.rounds": 250,
-        "privacy.epsilon": 1.0,
-        "aggregation.k": 50,
-        "aggregation.sampling": "exponential",
-    },
-    "delm_top_k": {"aggregation.sampling": "top_k"},
-    "anonymous_fl": {
-        "update.0.name": "download_random",  # λ_d before training
-        "update.1.name": "gradient_gaussian",  # then noise, and of the noised values the largest
-        "update.2.name": "upload_top_k",
-    },
-    "laplace_inference": {
-        "encrypt.laplace_eval.laplace_eval_eps": 230260,
-        "unsupervised.cluster_client_num": 1000,
-        "infer_every": 1,
-    },
-    "pso_dp_fl": {"model.name": "mlp_300_100"},
-    "ldp_fl": {"update.0.composition": "parallel", "proxy.shuffle": "split"},
-    "fedavg": {"aggregation.name": "fedavg", "update": ()},
-    "fedprox": {"train.mu": 0.01},
-    "secprobe": {
-        "aggregation.name": "secprobe",
-        "aggregation.k": 50,
-        "aggregation.sampling": "exponential",
-        "proxy.shuffle": "whole",
-    },
-    "stc": {"update.0.share": 0.01},
-}
-
-
-@pytest.mark.parametrize("name", PRESETS.names())
-def test_a_preset_has_the_parameters_of_its_text(name):
-    found = {}
-    for path in TEXTS[name]:
-        at = job(name)
-        for key in path.split("."):
-            at = at[int(key)] if key.isdigit() else getattr(at, key)
-        found[path] = at
-    assert found == TEXTS[name]
-
-
 def test_what_the_file_says_comes_first():
     found = job(
         "delm_enhanced", "train: {rounds: 3}\naggregation: {k: 7}\nfeatures:\n- name: gabor"
@@ -97,7 +52,52 @@ def test_what_the_file_says_comes_first():
 
 def test_problems_are_shown_at_their_line_or_at_the_preset():
     assert [one.split(":")[1] for one in problems("fedavgg")] == ["2 preset"]
-    (said,) = problems("delm_enhanced", "aggregation: {kk: 3}\n")
-    assert said.startswith("x.yaml:5 aggregation.kk: ")
-    (said,) = problems("delm_basic", head=HEAD.replace("privacy: {{accept_unproven: true}}\n", ""))
-    assert said.startswith("x.yaml:2 features: ")
+    (line,) = problems("delm_enhanced", "aggregation: {kk: 3}\n")
+    assert line.startswith("x.yaml:5 aggregation.kk: ")
+    (line,) = problems("delm_basic", head=HEAD.replace("privacy: {{accept_unproven: true}}\n", ""))
+    assert line.startswith("x.yaml:2 features: ")
+
+
+PLAIN = {
+    "job": "j",
+    "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 64},
+    "privacy": {"accept_unproven": True},
+}
+MLP = {"name": "mlp", "input_scale": 16}
+NOISELESS = {
+    "sgd": {"model": MLP, "train": {"method": "sgd", "rounds": 2}},
+    "noise_only": {"train": {"method": "noise_only", "rounds": 2}},
+}
+NOISED = {
+    "fm": {"train": {"method": "fm"}, "features": [{"name": "identity"}]},
+    "a stage": {
+        "model": MLP,
+        "train": {"method": "sgd", "rounds": 2},
+        "update": [{"name": "gradient_gaussian"}],
+    },
+    "a claimed method": {"train": {"method": "fm_paper"}, "features": [{"name": "identity"}]},
+}
+
+
+def made(parts, **privacy):
+    plain = {**PLAIN, **parts, "privacy": {**PLAIN["privacy"], **privacy}}
+    return parse_job(yaml.safe_dump(plain), "j.yaml")
+
+
+@pytest.mark.parametrize("parts", NOISELESS.values(), ids=NOISELESS)
+def test_a_job_without_noise_states_no_epsilon_and_one_that_does_is_noted(parts):
+    found = made(parts)
+    assert found.privacy.epsilon is None
+    assert not compile_job(found).adds_noise and compile_job(found).notes == ()
+    assert Job.from_canonical(found.canonical()) == found
+    assert made(parts, epsilon=None).digest() == found.digest()
+    plan = compile_job(made(parts, epsilon=8))
+    assert plan.notes[0].startswith("privacy.epsilon: ")
+    assert plan.quote() == compile_job(found).quote()
+
+
+@pytest.mark.parametrize("parts", NOISED.values(), ids=NOISED)
+def test_where_noise_is_added_it_is_asked_for(parts):
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon: is missing and.*epsilon: 8"):
+        made(parts)
+    assert compile_job(made(parts, epsilon=8)).adds_noise

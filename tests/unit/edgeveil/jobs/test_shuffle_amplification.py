@@ -37,7 +37,6 @@ def test_pure_uploads_of_whole_devices_gain():
 
 
 def test_a_device_s_segments_count_together():
-    """More layers do not make an upload's ε smaller: the credit is that of all of them."""
     few = credits_of()["train"]
     many = credits_of(model={"name": "mlp", "hidden": (4, 4)})["train"]
     assert many.segments == 6
