@@ -77,7 +77,7 @@ MUTANTS = {
         "edgeveil.parts.stages.noise:GradientGaussian.steps",
         "gaussian(total, event, task.random_bytes)"
         " -> ((gaussian(0 * total, event, task.random_bytes)[0] // 2) + total, event)",
-        "tests/unit/edgeveil/parts/methods/test_updates_summed.py::test_the_noise_of_parts_has_the_variance_that_was_promised",
+        "tests/unit/edgeveil/parts/methods/test_updates_sgd.py::test_the_noise_of_parts_has_the_variance_that_was_promised",
         of=("gradient_gaussian", "pso_dp_fl"),
     ),
     "swarm-update-without-noise": Mutant(
@@ -91,7 +91,7 @@ MUTANTS = {
         "edgeveil.jobs.federated_evaluation:FederatedEvaluation.noised",
         "gaussian(within, self._own, random_bytes)"
         " -> (within + gaussian(0 * within, self._own, random_bytes)[0] // 2, None)",
-        "tests/unit/edgeveil/jobs/test_federated_evaluation.py::test_the_noise_of_one_count_is_what_the_accountant_asks_for",
+        "tests/unit/edgeveil/jobs/test_evaluation_plans.py::test_the_noise_of_one_count_is_what_the_accountant_asks_for",
     ),
     "fm-paper-half-noise": Mutant(
         "edgeveil.parts.methods.fm_paper:FmPaperDevice._noised",
@@ -161,13 +161,13 @@ MUTANTS = {
     "intercept-outside-the-bound": Mutant(
         "edgeveil.parts.methods.fm_sums:shrunk",
         "(1 << 2 * GRID_BITS) - intercept**2 -> 1 << 2 * GRID_BITS",
-        "tests/unit/edgeveil/parts/methods/test_fm_intercept.py::test_no_record_is_beyond_norm_one_with_any_intercept",
+        "tests/unit/edgeveil/parts/methods/test_fm_head.py::test_no_record_is_beyond_norm_one_with_any_intercept",
         of=("fm",),
     ),
     "intercept-not-what-the-features-are-shrunk-for": Mutant(
         "edgeveil.parts.methods.fm_sums:with_intercept",
         "intercept -> 2 * intercept",
-        "tests/unit/edgeveil/parts/methods/test_fm_intercept.py::test_no_record_is_beyond_norm_one_with_any_intercept",
+        "tests/unit/edgeveil/parts/methods/test_fm_head.py::test_no_record_is_beyond_norm_one_with_any_intercept",
         nth=2,
         of=("fm",),
     ),
@@ -191,7 +191,7 @@ MUTANTS = {
     "confusion-counted-once": Mutant(
         "edgeveil.evaluation.record_counts:Confusion",
         "2 -> 1",
-        "tests/unit/edgeveil/evaluation/test_record_counts.py::test_one_record_changes_no_more_than_is_said",
+        "tests/unit/edgeveil/evaluation/test_figures.py::test_one_record_changes_no_more_than_is_said",
         nth=1,
     ),
     "statistics-of-the-batch": Mutant(
@@ -202,7 +202,7 @@ MUTANTS = {
     "adaptive-clip-with-a-bit-beside": Mutant(
         "edgeveil.parts.stage:AdaptiveClip.update_steps",
         "self.sensitivity_steps**2 - self.bit_steps**2 -> self.sensitivity_steps**2",
-        "tests/unit/edgeveil/parts/methods/test_adaptive_clip.py::test_one_device_moves_the_sum_by_the_sensitivity_at_most",
+        "tests/unit/edgeveil/parts/methods/test_updates_sgd.py::test_one_device_moves_the_sum_by_the_sensitivity_at_most",
         of=("gradient_gaussian",),
     ),
     "choice-before-the-noise": Mutant(
@@ -259,7 +259,7 @@ MUTANTS = {
     "evaluation-counts-not-cut-off": Mutant(
         "edgeveil.jobs.federated_evaluation:FederatedEvaluation.noised",
         "np.clip(counts, 0, self._room) -> np.asarray(counts)",
-        "tests/unit/edgeveil/jobs/test_federated_evaluation.py::test_a_device_counts_no_more_than_there_is_room_for",
+        "tests/unit/edgeveil/jobs/test_evaluation_plans.py::test_a_device_counts_no_more_than_there_is_room_for",
     ),
     "feature-rows-of-norm-two": Mutant(
         "edgeveil.parts.methods.fm_sums:bounded",
@@ -270,7 +270,7 @@ MUTANTS = {
     "intercept-beside-a-whole-z": Mutant(
         "edgeveil.parts.methods.fm_sums:with_intercept",
         "np.abs(given) * factor >> GRID_BITS -> np.abs(given)",
-        "tests/unit/edgeveil/parts/methods/test_fm_regression.py::test_one_record_by_hand",
+        "tests/unit/edgeveil/parts/methods/test_fm_head.py::test_one_record_with_a_number_by_hand",
     ),
     "softmax-over-sum-kept": Mutant(
         "edgeveil.privacy.laplace_mechanism:_probability_steps",
@@ -281,7 +281,7 @@ MUTANTS = {
         "edgeveil.privacy.gaussian_mechanism:clipped_steps",
         "whole if within else np.zeros_like(whole)"
         " -> np.trunc(values * 2.0**grid_bits).astype(np.int64)",
-        "tests/unit/edgeveil/parts/stages/test_stages_noise.py::test_an_update_is_clipped_as_a_whole_and_never_past_the_norm",
+        "tests/unit/edgeveil/parts/stages/test_stages.py::test_an_update_is_clipped_as_a_whole_and_never_past_the_norm",
     ),
     "linear-terms-not-clipped": Mutant(
         "edgeveil.parts.methods.fm_sums:linear_sum",
@@ -316,7 +316,7 @@ MUTANTS = {
     "swarm-pays-one-particle": Mutant(
         "edgeveil.parts.methods.pso:PsoDpSgd.event",
         "PARTICLES * p.local_steps + 1 -> p.local_steps + 1",
-        "tests/unit/edgeveil/parts/methods/test_updates_views.py::test_the_price_counts_every_particles_steps_and_the_losses",
+        "tests/unit/edgeveil/parts/methods/test_updates_pso.py::test_the_price_counts_every_particles_steps_and_the_losses",
         of=("pso_dp_sgd",),
     ),
     "moment-of-half-the-rate": Mutant(
@@ -328,12 +328,12 @@ MUTANTS = {
     "evaluations-priced-as-one": Mutant(
         "edgeveil.jobs.plan:Plan._evaluation",
         "max(1, self._times(phase)) -> 1",
-        "tests/unit/edgeveil/jobs/test_cluster_sums_job.py::test_all_sums_together_cost_what_the_job_says",
+        "tests/unit/edgeveil/jobs/test_evaluation_plans.py::test_all_sums_together_cost_what_the_job_says",
     ),
     "weights-of-an-upload-paid-once": Mutant(
         "edgeveil.parts.stages.noise:LdpFl.event",
         "self.parameters.composition == 'sequential' -> False",
-        "tests/unit/edgeveil/parts/stages/test_stages_noise.py::test_all_weights_and_rounds_share_the_budget",
+        "tests/unit/edgeveil/parts/stages/test_stages.py::test_all_weights_and_rounds_share_the_budget",
         of=("ldp_fl",),
     ),
     "gaussian-releases-counted-once": Mutant(
@@ -624,7 +624,7 @@ MUTANTS = {
     "slots-follow-from-the-order": Mutant(
         "edgeveil.data.split:sample_slots",
         "rank < ranks[slot] -> True",
-        "tests/unit/edgeveil/data/test_split.py::test_the_order_of_the_records_does_not_matter",
+        "tests/unit/edgeveil/parts/partitions/test_partition.py::test_the_order_of_the_records_does_not_matter",
     ),
     "held-back-by-index": Mutant(
         "edgeveil.parts.partitions.dealing:hold_back_share",
@@ -860,7 +860,7 @@ MUTANTS = {
         "edgeveil.evaluation.onnx_session:OnnxModel.answers",
         "aligned(given[start : start + BATCH_RECORDS])"
         " -> given[start : start + BATCH_RECORDS].astype(np.float32, copy=False)",
-        "tests/unit/edgeveil/evaluation/test_evaluation_onnx_session.py::test_neither_a_records_nor_a_weights_place_in_memory_changes_a_bit",
+        "tests/unit/edgeveil/evaluation/test_evaluation_inference.py::test_neither_a_records_nor_a_weights_place_in_memory_changes_a_bit",
     ),
     "text-makes-a-column-unreadable": Mutant(
         "edgeveil.parts.sources.tables:_numbers",

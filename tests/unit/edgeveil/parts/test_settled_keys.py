@@ -45,14 +45,6 @@ def test_a_former_key_keeps_its_place_in_a_jobs_bytes_and_its_value(tmp_path, ke
         job(tmp_path, key, {**block, name: 0.123})
 
 
-@pytest.mark.parametrize(
-    ("key", "block", "owner"),
-    [
-        ("train", {"method": "sgd", "mu": 0.5}, "fedprox"),
-        ("model", {"name": "cnn", "hidden": [3]}, "mlp and autoencoder"),
-        ("update", {"name": "cast", "share": 0.5}, "upload_top_k and stc and"),
-    ],
-)
-def test_a_key_of_another_name_of_its_block_is_refused_with_its_owner(tmp_path, key, block, owner):
-    with pytest.raises(ConfigError, match=f"it belongs to {owner}"):
-        job(tmp_path, key, block)
+def test_a_key_of_another_name_of_its_block_is_refused_with_its_owner(tmp_path):
+    with pytest.raises(ConfigError, match="it belongs to fedprox"):
+        job(tmp_path, "train", {"method": "sgd", "mu": 0.5})

@@ -1,4 +1,4 @@
-"""Values as they are, random projections, and maps side by side."""
+"""Feature maps: values, random projections, Gabor and pictures, side by side."""
 
 import hashlib
 
@@ -9,7 +9,13 @@ from pydantic import ValidationError
 from edgeveil.errors import ConfigError, DataError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features, projection_of
-from edgeveil.parts.features.values import STEPS, projection
+from edgeveil.parts.features.pictures import (
+    LEVELS,
+    PicturesParameters,
+    filters,
+    procedural_pictures,
+)
+from edgeveil.parts.features.values import projection
 
 
 def test_each_value_is_brought_from_its_own_range_and_clipped():
@@ -17,11 +23,8 @@ def test_each_value_is_brought_from_its_own_range_and_clipped():
     found = phi(np.array([[10, 0], [5, 1], [99, -7], [np.nan, 0]], np.float32))
     half = 0.5**0.5
     assert np.allclose(found, [[1, 0], [0, 1], [half, -half], [0, 0]])
-    with pytest.raises(DataError, match="2 ranges, a record has 3 values"):
+    with pytest.raises(DataError):
         phi.output_dim((3,))
-
-
-def test_ranges_that_cannot_be_are_refused():
     for wrong in ({"ranges": ((1.0, 0.0),)}, {"ranges": ((0.0, 1.0),), "input_scale": 3.0}):
         with pytest.raises(ValidationError):
             IdentityParameters(**wrong)
@@ -67,21 +70,80 @@ def test_the_projection_is_the_same_everywhere():
     assert sum(byte.bit_count() for byte in bits) - 32 == -1
 
 
-def test_products_are_exact():
-    """Against Python's own integers, with inputs that use all their bits."""
-    p = IdentityParameters(name="random", dimension=5, seed=1)
-    x = np.random.default_rng(0).uniform(-1, 1, (3, 300)).astype(np.float32)
-    steps = [[round(float(v) * STEPS) for v in row] for row in x]
-    matrix = projection(1, 300, 5).tolist()
-    columns = list(zip(*matrix, strict=True))
-    wanted = np.array(
-        [[max(0, sum(a * b for a, b in zip(r, c, strict=True))) for c in columns] for r in steps]
-    )
-    unit = wanted / np.sqrt((wanted.astype(np.float64) ** 2).sum(1, keepdims=True))
-    np.testing.assert_allclose(build_features([p])(x), unit, rtol=1e-14)
-
-
 def test_a_matrix_that_would_not_fit_is_refused():
     phi = build_features([IdentityParameters(name="random", dimension=1 << 14)])
     with pytest.raises(DataError, match="too large"):
         phi.output_dim((1025, 1))
+
+
+PIXELS = [255, 0, 111, 164, 211, 142, 56, 209, 22, 214, 0, 231]
+SMALL = {"name": "gabor", "pool": 4, "input_scale": 16.0}
+
+
+def phi(name="pictures", **changes):
+    return build_features([PicturesParameters(name=name, **changes)])
+
+
+def strokes():
+    x = np.zeros((1, 8, 8), np.float32)
+    x[0, 2:6, 3], x[0, 5, 4:7] = 16, 9
+    return x
+
+
+GABOR = {0: -0.0596705, 5: 0.0663417, 17: 0.0240043, 40: 0.0127805, 100: -0.0538013}
+
+
+@pytest.mark.parametrize(
+    ("given", "golden", "atol"),
+    [
+        (SMALL, GABOR, 1e-7),
+        # Axes are drawn by sines, which machines round differently.
+        ({"input_scale": 16.0}, {1: 0.2767, 2: -0.3329, 6: -0.287, 12: 0.242}, 2e-3),
+    ],
+)
+def test_golden_features_of_two_strokes(given, golden, atol):
+    found = phi(**given)(strokes())[0]
+    np.testing.assert_allclose([found[k] for k in golden], list(golden.values()), atol=atol)
+    drawn = procedural_pictures(40, (1, 8, 8))
+    assert drawn[:12, 0, 3, 3].tolist() == pytest.approx(PIXELS, abs=1)
+
+
+@pytest.mark.parametrize("orientations", [1, 8, 32])
+def test_no_sum_leaves_the_integers_that_float32_holds(orientations):
+    for bank in filters(orientations, 3):
+        size = np.hypot(bank.even, bank.odd).sum(axis=(1, 2)).max() * LEVELS
+        assert size < 2**24
+        assert np.abs(bank.even.sum(axis=(1, 2))).max() <= bank.even[0].size / 2  # no mean
+
+
+def test_a_colour_image_is_three_grey_ones():
+    x = np.random.default_rng(1).integers(0, 17, (70, 3, 8, 8)).astype(np.float32)
+    gabor = phi(**SMALL)
+    grey, third = [gabor(x[:, colour]) for colour in range(3)], gabor.output_dim((8, 8))
+    np.testing.assert_allclose(gabor(x), np.concatenate(grey, axis=1) / np.sqrt(3), atol=0.02)
+    x[:, 1:] = 0
+    np.testing.assert_allclose(gabor(x)[:, :third], grey[0], atol=1e-12)
+    assert not gabor(x)[:, third:].any()
+
+
+def test_a_flat_record_is_the_picture_that_it_says():
+    grey = strokes()
+    flat = phi(dimension=40, image=(8, 8))(grey.reshape(1, -1))
+    np.testing.assert_array_equal(flat, phi(dimension=40)(grey))
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((64,), {}),
+        ((2, 8, 8), {}),
+        ((3, 2, 8), {}),
+        ((64,), {"image": (7, 7)}),
+        ((128,), {"image": (8, 8)}),
+        ((1, 1, 8, 8), {}),
+        ((8, 8), {"dimension": 273}),  # more features than there are
+    ],
+)
+def test_what_is_no_picture_is_refused(shape, options):
+    with pytest.raises(DataError):
+        phi(**options).output_dim(shape)

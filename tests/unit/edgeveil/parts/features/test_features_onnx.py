@@ -12,7 +12,7 @@ from edgeveil.parts.features import (
     match_artifacts,
     read_backbones,
 )
-from edgeveil.parts.features.onnx import Backbone, Form, cached_backbone, check_batches, sha256_hex
+from edgeveil.parts.features.onnx import Backbone, Form, check_batches, sha256_hex
 from tests.kits.backbone_files import model, node, small_backbone
 
 BACKBONE = small_backbone()
@@ -95,9 +95,9 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize(("graph", "said"), ODD, ids=range(len(ODD)))
-def test_what_is_no_backbone_is_refused_with_a_fix(graph, said):
-    with pytest.raises(DataError, match=said) as caught:
+@pytest.mark.parametrize(("graph", "message"), ODD, ids=range(len(ODD)))
+def test_what_is_no_backbone_is_refused_with_a_fix(graph, message):
+    with pytest.raises(DataError, match=message) as caught:
         Backbone(graph)
     assert caught.value.where and caught.value.fix
 
@@ -150,7 +150,7 @@ def test_a_job_that_was_sent_opens_no_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "graph", "said"),
+    ("file", "graph", "message"),
     [
         ("absent.onnx", None, "cannot be read"),
         ("odd.onnx", b"no model", "no ONNX model"),
@@ -159,20 +159,11 @@ def test_a_job_that_was_sent_opens_no_file(tmp_path):
     ],
 )
 def test_problems_of_a_backbone_are_problems_of_the_job_file(
-    tmp_path, monkeypatch, file, graph, said
+    tmp_path, monkeypatch, file, graph, message
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError) as caught:
         load_job(written(tmp_path, graph, file))
     (problem,) = caught.value.problems
-    assert said in problem
+    assert message in problem
     assert "job.yaml:4 features" in problem
-
-
-def test_the_trained_encoder_is_found_by_its_name(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = cached_backbone("digits")
-    assert place == tmp_path / "edgeveil" / "backbones" / "digits.onnx"
-    place.parent.mkdir(parents=True)
-    place.write_bytes(BACKBONE)
-    assert load_job(written(tmp_path, None, "digits")).features[0].sha256 == sha256_hex(BACKBONE)

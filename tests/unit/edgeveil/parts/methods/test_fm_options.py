@@ -11,20 +11,18 @@ from hypothesis.extra import numpy as hnp
 
 from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS
-from edgeveil.errors import PrivacyError
 from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
 from edgeveil.parts.methods.fm_sums import (
     QUADRATIC,
     FmParameters,
     head_shape,
-    noised,
     symmetric,
     wishart,
 )
 from edgeveil.parts.round import TRAIN
 from edgeveil.privacy.accountant import epsilon, total_mu
-from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent, UnprotectedEvent
+from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context as made_context
 
@@ -86,11 +84,6 @@ def test_wishart_noise_has_the_mean_and_spread_of_its_text():
     assert diagonal.mean() == pytest.approx(d + 1, rel=0.1)
     assert off.std() == pytest.approx(math.sqrt(d + 1), rel=0.1)
     assert abs(off.mean()) < 4 * math.sqrt((d + 1) / len(off))
-
-
-def test_noise_is_only_drawn_for_events_that_state_it():
-    with pytest.raises(PrivacyError):
-        noised(np.zeros(3, np.int64), UnprotectedEvent(what="sum", unit="record"), SeededRandom(0))
 
 
 def test_without_a_quadratic_round_every_curvature_is_a_half_and_the_ridge():

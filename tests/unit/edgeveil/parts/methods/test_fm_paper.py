@@ -79,7 +79,6 @@ def test_a_step_follows_the_gradient_of_the_text_s_polynomial():
 
 
 def noised(steps, seed, **weights):
-    """Weights after some steps on no records."""
     empty = Records(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
     device = FmPaperDevice(FmPaperParameters(local_steps=steps), context(epsilon=2.0))
     return device.answer(ROUND, weights, empty, SeededRandom(seed)).segments

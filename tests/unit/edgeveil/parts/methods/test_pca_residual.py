@@ -10,10 +10,9 @@ from edgeveil.data.records import Records
 from edgeveil.evaluation.figures import anomaly_figures
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import SCORE, OnnxModel
-from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features
+from edgeveil.parts.features import IdentityParameters, build_features
 from edgeveil.parts.methods.fm_sums import CENTRE, symmetric
 from edgeveil.parts.methods.pca_residual import (
-    PART,
     PRODUCTS,
     PcaResidualCloud,
     PcaResidualDevice,
@@ -132,7 +131,6 @@ def test_what_is_unusual_scores_higher(keep, least, changes):
 
 
 def test_several_rounds_add_up_to_one_of_them_all():
-    """Where there is no noise each says the same, and so does their mean."""
     one = fleet(PcaResidualParameters(keep=1), noise=False)[0]
     three = fleet(PcaResidualParameters(rounds=3, keep=1), noise=False)[0]
     np.testing.assert_array_equal(one["centre"], three["centre"])
@@ -159,13 +157,3 @@ def test_the_released_graph_computes_the_same():
     np.testing.assert_allclose(found, scores[:, None] / 0.01, rtol=2e-3, atol=1e-4)
     far = session.answers(np.array([[1e30] * 8, [np.nan] * 8], np.float32), {})
     assert np.isfinite(far[:, 0]).tolist() == [True, False]
-
-
-def test_what_cannot_be():
-    for parameters, changes, key in (
-        ({"keep": 2}, {}, "train.keep"),
-        ({}, {"projection": PcaParameters(name="ldp_fpca")}, "features"),
-    ):
-        given = context(anomaly=True, features=BOUNDED, **changes)
-        mixes = PART.refuses(PcaResidualParameters(**parameters), given)
-        assert [keys[0] for keys, _ in mixes] == [key]

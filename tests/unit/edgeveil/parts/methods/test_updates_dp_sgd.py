@@ -14,7 +14,6 @@ from edgeveil.parts.methods.dp_sgd import (
     DpSgdParameters,
     NoisedSgd,
     NoisedSums,
-    in_places,
     to_steps,
 )
 from edgeveil.parts.models import build_network
@@ -134,12 +133,6 @@ def test_no_row_is_longer_than_the_clip_whatever_its_size_and_scale(size):
     squares = (whole.double() ** 2).sum(1)
     assert float(squares.max()) <= 2.0**32
     assert float(squares.max()) > 0.99 * 2.0**32
-
-
-def test_places_are_each_records_own():
-    blocks = in_places(np.array([7, 3, 9]), 4, 99, lambda count: bytes([2, 6, 0])[:count])
-    assert blocks.tolist() == [[9, 99, 7, 99], [99, 99, 3, 99]]
-    assert in_places(np.zeros(0, np.int64), 4, 0, lambda count: b"").tolist() == [[0, 0, 0, 0]]
 
 
 def test_all_steps_of_all_rounds_cost_what_the_job_asks():

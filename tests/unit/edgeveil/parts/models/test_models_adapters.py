@@ -22,7 +22,6 @@ FIRST = PlannedRound(1, TRAIN, 1)
 
 
 def saved(base, seed=3):
-    """A state_dict of a network, in torch's form, as a job's artifact."""
     chance = np.random.default_rng(seed)
     drawn = {
         one.name: (0.1 * chance.standard_normal(one.shape[:: -1 if one.turned else 1]))
@@ -140,9 +139,6 @@ def test_training_moves_adapters_and_never_a_frozen_weight(method):
     after = cloud.absorb(state, FIRST, answer.segments, 1)
     assert any(np.any(after[n] != state[n]) for n in state if n.endswith("lora_b"))
     assert all(np.array_equal(array, before[name]) for name, array in net.frozen.items())
-    merged = net.merged(after)
-    assert np.array_equal(merged["hidden1.bias"], before["hidden1.bias"])
-    assert np.any(merged["hidden1.weight"] != before["hidden1.weight"])
 
 
 def test_without_its_frozen_weights_it_has_a_form_and_computes_nothing():

@@ -77,7 +77,7 @@ def bomb(width, height):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "cannot be read"),
         (b"GIF89a" + bytes(20), "cannot be read"),  # of no format that is read
@@ -86,7 +86,7 @@ def bomb(width, height):
         (bomb(4, 4), "cannot be read"),
     ],
 )
-def test_a_bad_picture_drops_itself_alone(folder, content, told):
+def test_a_bad_picture_drops_itself_alone(folder, content, message):
     (folder / "cat" / "bad.png").write_bytes(content)
     records = read(folder, Images(size=(2, 3), classes=PETS))
     assert np.isnan(records.x[0]).all()
@@ -94,4 +94,4 @@ def test_a_bad_picture_drops_itself_alone(folder, content, told):
     assert np.isfinite(records.x[1:]).all()
     (fault,) = PART.faults(Origin(path=folder, images=Images(size=(2, 3), classes=PETS)))
     assert fault.startswith(f"{folder / 'cat' / 'bad.png'}: ")
-    assert told in fault
+    assert message in fault

@@ -8,7 +8,6 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from edgeveil.errors import DataError
 from edgeveil.parts.sources import load_records
 from edgeveil.parts.sources import tables as reader
 from edgeveil.parts.sources.source import Origin
@@ -26,25 +25,19 @@ def read(file):
     return load_records("parquet", Origin(path=file))
 
 
-def test_numbers_of_every_kind_and_the_last_column_as_label(tmp_path):
+def test_numbers_of_every_kind_and_gaps_that_drop_their_own_record_alone(tmp_path):
+    """The last column is the label."""
     file = write(
         tmp_path,
-        a=pa.array([1.5, 2.5, -1.0], pa.float64()),
-        b=pa.array([1, 2, 3], pa.int8()),
-        c=[True, False, True],
-        kind=pa.array([0, 2, 1], pa.uint16()),
+        a=pa.array([1.5, None, -1.0, 2.5], pa.float64()),
+        b=pa.array([1, 2, 3, 4], pa.int8()),
+        c=[True, False, True, None],
+        kind=pa.array([0, 2, None, 1], pa.uint16()),
     )
     records = read(file)
-    assert records.x.tolist() == [[1.5, 1.0, 1.0], [2.5, 2.0, 0.0], [-1.0, 3.0, 1.0]]
-    assert records.x.dtype == np.float32
-    assert records.y.tolist() == [0, 2, 1]
-
-
-def test_gaps_drop_their_own_record_alone(tmp_path):
-    file = write(tmp_path, a=[1.0, None, 3.0], b=[True, None, False], kind=[0, 1, None])
-    records = read(file)
-    assert np.isnan(records.x).tolist() == [[False, False], [True, True], [False, False]]
-    assert records.y.tolist() == [0, 1, -1]
+    wanted = [[1.5, 1, 1], [np.nan, 2, 0], [-1, 3, 1], [2.5, 4, np.nan]]
+    assert np.array_equal(records.x, wanted, equal_nan=True)
+    assert records.y.tolist() == [0, 2, -1, 1]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +84,7 @@ def test_how_a_writer_packs_its_texts_changes_no_record(tmp_path, encoding, list
     ("encoding", "kind"), [(None, "string"), ("DELTA_LENGTH_BYTE_ARRAY", "json")]
 )
 def test_a_text_of_many_rows_takes_memory_once(tmp_path, encoding, kind):
-    """Rows times its length would be 400 MB: texts are numbers before the next rows come."""
-    texts = pa.array(['"' + "x" * 100_000 + '"'] * 4000)
+    texts = pa.array(['"' + "x" * 25_000 + '"'] * 4000)
     if kind == "json":
         texts = pa.ExtensionArray.from_storage(pa.json_(), texts)
     encodings = {"column_encoding": {"a": encoding}, "use_dictionary": False} if encoding else {}
@@ -113,11 +105,4 @@ def test_a_text_of_many_rows_takes_memory_once(tmp_path, encoding, kind):
     """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     grown_mb, count = map(int, found.stdout.split())
-    assert count == 4000 and grown_mb < 200, found.stdout
-
-
-def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
-    file = write(tmp_path, a=[1.0, 2.0], kind=[0, 1])
-    monkeypatch.setattr(reader, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"edgeveil\[parquet\]"):
-        read(file)
+    assert count == 4000 and grown_mb < 60, found.stdout

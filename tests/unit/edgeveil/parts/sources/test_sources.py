@@ -1,8 +1,6 @@
-"""Data files: no single record fails its source; files that claim more than they hold are refused
-by their headers, before memory is taken."""
+"""Data files: no record fails its source; what claims more than it holds is refused."""
 
 import gzip
-import io
 import struct
 import tracemalloc
 import zipfile
@@ -12,12 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeveil.config.data import DataSource
 from edgeveil.data.records import as_records, whole_labels
 from edgeveil.errors import DataError
+from edgeveil.parts import own_records as device
 from edgeveil.parts.features import valid_records
-from edgeveil.parts.sources import load_records
+from edgeveil.parts.own_records import local_records, own_records
+from edgeveil.parts.sources import SOURCES, load_records
 from edgeveil.parts.sources.arrays import read_npz
-from edgeveil.parts.sources.idx import read_idx
+from edgeveil.parts.sources.idx import (
+    CIFAR10_FILES,
+    CIFAR100_FILES,
+    EMNIST_FILES,
+    MNIST_FILES,
+    read_idx,
+)
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import csv_faults, read_csv
 
@@ -54,25 +61,12 @@ def test_npz_never_runs_a_pickle(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "a,b,label\r\n\r\n1,2,0\r\n3,4,1",
-        '"p 1",b,"x,y"\n1,2,0\n\n3,4,1\n',
-        "\ufeffa,b,label\n1,2,0\n3,4,1",
-    ],
+    "text", ["a,b,label\r\n\r\n1,2,0\r\n3,4,1", '\ufeff"p 1",b,"x,y"\n1,2,0\n\n3,4,1\n']
 )
 def test_csv_under_a_header(tmp_path, text):
     (tmp_path / "a.csv").write_text(text)
     got = load_records("csv", Origin(header=True, path=tmp_path / "a.csv"))
-    assert got.x.tolist() == [[1, 2], [3, 4]]
-    assert got.y.tolist() == [0, 1]
-
-
-def test_idx_is_big_endian(tmp_path):
-    (tmp_path / "i").write_bytes(bytes((0, 0, 11, 2)) + struct.pack(">2I2h", 1, 2, 258, -1))
-    (tmp_path / "l").write_bytes(bytes((0, 0, 8, 1)) + struct.pack(">IB", 1, 0))
-    got = load_records("idx", Origin(path=tmp_path / "i", labels_path=tmp_path / "l"))
-    assert got.x.tolist() == [[258, -1]]
+    assert (got.x.tolist(), got.y.tolist()) == ([[1, 2], [3, 4]], [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +95,6 @@ def test_a_function_of_the_owner_that_gives_no_records_is_refused(tmp_path, monk
         ("my_records_module:bad", "two arrays"),
         ("my_records_module:lists", "returned a list"),
         ("my_records_module:boom", "ValueError: no"),
-        ("my_records_module:absent", "my_records_module"),
         ("sys:exit", "raised SystemExit"),
         ("no_such_module_here:f", "No module"),
         ("nothing", "module:function"),
@@ -109,20 +102,11 @@ def test_a_function_of_the_owner_that_gives_no_records_is_refused(tmp_path, monk
         assert why in refused(f"python: {place}")
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        (
-            np.array([0, 2.5, np.nan, np.inf, -np.inf, 1e300, 2.0**53 + 2, -3, 7]),
-            [0, -1, -1, -1, -1, -1, -1, -3, 7],
-        ),
-        (np.array([2**64 - 1, 2**63, 4], np.uint64), [-1, -1, 4]),
-        (np.array([1.5, 3], np.float16), [-1, 3]),
-    ],
-    ids=range(3),
-)
-def test_labels_that_are_no_class_become_minus_one(given, found):
-    assert whole_labels(given).tolist() == found
+def test_labels_that_are_no_class_become_minus_one():
+    given = np.array([0, 2.5, np.nan, np.inf, -np.inf, 1e300, 2.0**53 + 2, -3, 7])
+    assert whole_labels(given).tolist() == [0, -1, -1, -1, -1, -1, -1, -3, 7]
+    large = np.array([2**64 - 1, 2**63, 4], np.uint64)
+    assert whole_labels(large).tolist() == [-1, -1, 4]
 
 
 def test_a_value_too_large_for_its_type_drops_its_record_alone(recwarn):
@@ -171,7 +155,6 @@ MAGIC = b"\x93NUMPY"
 
 
 def peak_bytes(read, match):
-    """Memory taken at most while the file is refused."""
     tracemalloc.start()
     with pytest.raises(DataError, match=match):
         read()
@@ -187,7 +170,6 @@ def npy(shape, version=1, header_bytes=None, descr="<f4"):
 
 
 def npz(path, x, padding_bytes):
-    """An archive with `x`, followed by zeros that take next to nothing in the file."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", x + bytes(padding_bytes))
     return path
@@ -197,18 +179,15 @@ def npz(path, x, padding_bytes):
     ("header", "match"),
     [
         (npy("(99999999999, 4)"), "the limit is"),
-        (npy("(-5,)"), "shape"),
         (npy("(-3, -7)"), "shape"),
         (npy("(0, 4611686018427387904, 4)"), "the limit is"),
         (npy("(2, 2)"), "bytes of data where"),
-        (npy("(2, 2)", version=2, header_bytes=BOMB_BYTES), "header of"),
         (npy("(2, 2)", version=2, header_bytes=2**32 - 1), "header of"),
-        (npy("(2, 2"), "header is damaged"),
         (npy("(" * 3000), "header is damaged"),
         (npy("(2,)", descr="|O"), "not numbers"),
         (npy("(2,)", descr="|V2000000000"), "not numbers"),
     ],
-    ids=range(11),
+    ids=range(8),
 )
 def test_a_zip_bomb_is_refused_by_its_header(tmp_path, header, match):
     bomb = npz(tmp_path / "bomb.npz", header, BOMB_BYTES)
@@ -221,9 +200,7 @@ def test_a_zip_bomb_is_refused_by_its_header(tmp_path, header, match):
     [
         ((2**32 - 1,) * 3, "the limit is"),
         ((0, 2**32 - 1, 2**32 - 1), "the limit is"),
-        ((2, 2, 2), "it holds more"),
         ((60, 40, 40), "it holds more"),
-        ((2**32 - 1,) * 8, "the limit is"),
     ],
 )
 def test_a_gzipped_image_file_is_refused_by_its_header(tmp_path, axes, match):
@@ -240,11 +217,120 @@ def test_a_table_is_refused_by_its_size(tmp_path):
     assert peak_bytes(lambda: read_csv(wide), "is larger than") < ROOM
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_an_array_that_holds_what_it_says_is_read(tmp_path, version):
-    x, raw = np.arange(6, dtype=np.float32).reshape(3, 2), io.BytesIO()
-    np.lib.format.write_array(raw, x, version=version)
-    np.savez(tmp_path / "a.npz", y=np.arange(3))
-    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
-        archive.writestr("x.npy", raw.getvalue())
-    assert np.array_equal(read_npz(Origin(tmp_path / "a.npz", max_bytes=ROOM)).x, x)
+TRAIN, TEST = 30, 12
+
+
+def read_published(name, folder):
+    return SOURCES[name].read(Origin(path=folder))
+
+
+def idx(array):
+    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return gzip.compress(header + array.astype(np.uint8).tobytes())
+
+
+def pixels(count):
+    return (np.arange(count * 28 * 28) % 251).reshape(count, 28, 28)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for (images, labels), count in ((MNIST_FILES.train, TRAIN), (MNIST_FILES.test, TEST)):
+        (tmp_path / images).write_bytes(idx(pixels(count)))
+        (tmp_path / labels).write_bytes(idx(np.arange(count) % 10))
+    return tmp_path
+
+
+def source(folder, index=None, **more):
+    if index is not None:
+        more["shard"] = {"devices": 3, "index": index, "partition": {"kind": "iid"}}
+    return DataSource(name="mnist", source="mnist", path=folder, **more)
+
+
+def put_emnist(folder, labels=(0, 46, 9)):
+    images = pixels(len(labels))
+    for names in (EMNIST_FILES.train, EMNIST_FILES.test):
+        (folder / names[0]).write_bytes(idx(images))
+        (folder / names[1]).write_bytes(idx(np.array(labels)))
+    return images
+
+
+def cifar_record(*labels):
+    """A record whose first row is red, green and blue of another strength in each column."""
+    planes = [bytes(colour + column for column in range(32)) + bytes(992) for colour in (1, 2, 3)]
+    return bytes(labels) + b"".join(planes)
+
+
+def put_cifar(folder, files, *records):
+    for name in files.names:
+        (folder / name).write_bytes(b"".join(records))
+
+
+def test_training_half_is_dealt_and_test_half_is_the_clouds(folder):
+    train = read_published("mnist", folder)
+    assert (train.x.shape, train.x.dtype) == ((TRAIN, 28, 28), np.float32)
+    assert np.array_equal(train.x, pixels(TRAIN))
+    parts = [own_records(source(folder, index)) for index in range(3)]
+    assert sorted(np.concatenate([p.x for p in parts]).sum((1, 2))) == sorted(train.x.sum((1, 2)))
+    test = local_records(source(folder))
+    assert np.array_equal(test.x, pixels(TEST))
+    assert list(test.y) == list(np.arange(TEST) % 10)
+    assert np.array_equal(local_records(source(folder, test_records=5)).x, pixels(5))
+    with pytest.raises(DataError, match="0 to 12"):
+        local_records(source(folder, test_records=13))
+
+
+def test_devices_of_one_process_read_their_files_once_and_change_no_others_records(
+    folder, monkeypatch
+):
+    device.dealt_records.cache_clear()
+    own_records(source(folder, 0)).x[:] = -1
+    monkeypatch.setattr(device, "load_records", None)
+    assert len(own_records(source(folder, 2))) == TRAIN // 3
+    assert own_records(source(folder, 0)).x.min() == 0
+
+
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-images.idx3-ubyte"])
+def test_unpacked_and_dotted_names_are_found(folder, name):
+    packed = folder / "train-images-idx3-ubyte.gz"
+    (folder / name).write_bytes(gzip.decompress(packed.read_bytes()))
+    packed.unlink()
+    assert not MNIST_FILES.missing(folder)
+    assert len(read_published("mnist", folder)) == TRAIN
+
+
+@pytest.mark.parametrize("place", ["", "gzip"])  # that of its archive
+def test_emnist_is_turned_upright_and_keeps_its_labels(tmp_path, place):
+    (tmp_path / place).mkdir(exist_ok=True)
+    images = put_emnist(tmp_path / place)
+    records = read_published("emnist", tmp_path)
+    assert np.array_equal(records.x, images.transpose(0, 2, 1))
+    assert records.y.tolist() == [0, 46, 9]
+    assert records.x.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "labels", "wanted"),
+    [("cifar10", CIFAR10_FILES, (7,), 7), ("cifar100", CIFAR100_FILES, (3, 99), 99)],
+)
+def test_cifar_is_read_by_colour_row_and_column(tmp_path, name, files, labels, wanted):
+    put_cifar(tmp_path, files, cifar_record(*labels), cifar_record(*[0] * len(labels)))
+    train = read_published(name, tmp_path)
+    assert train.x.shape == (2 * len(files.train), 3, 32, 32)
+    assert train.y[:2].tolist() == [wanted, 0]
+    assert train.x[0, :, 0, 5].tolist() == [1 + 5, 2 + 5, 3 + 5]
+    assert train.x[0, :, 1:].max() == 0
+
+
+def test_a_label_outside_the_classes_is_refused_with_record_and_byte(tmp_path):
+    put_cifar(tmp_path, CIFAR10_FILES, cifar_record(9), cifar_record(10))
+    put_cifar(tmp_path, CIFAR100_FILES, cifar_record(0, 100))
+    put_emnist(tmp_path, (1, 47))
+    for name, place, label in (
+        ("cifar10", "byte 3073: record 1", 10),
+        ("cifar100", "byte 1: record 0", 100),
+        ("emnist", "byte 9: record 1", 47),  # of another split
+    ):
+        with pytest.raises(DataError, match=f"{place} has the label {label}") as caught:
+            read_published(name, tmp_path)
+        assert caught.value.where and caught.value.fix
