@@ -499,7 +499,7 @@ MUTANTS = {
     "smaller-batch-than-the-jobs": Mutant(
         "edgeveil_edge.round_work:check_package",
         "manifest.min_batch < context.min_batch -> False",
-        "tests/unit/edgeveil_edge/test_answer.py::test_a_smaller_batch_than_the_job_says_is_refused",
+        "tests/unit/edgeveil_edge/test_answer.py::test_a_round_that_departs_from_its_job_is_refused",
     ),
     "groups-of-one-upload": Mutant(
         "edgeveil.jobs.compile:_groups",
@@ -753,18 +753,18 @@ MUTANTS = {
     "masked-uploads-as-they-came": Mutant(
         "edgeveil_proxy.shuffle:MaskedStream._add",
         "not task.keep_order -> False",
-        "tests/unit/edgeveil_proxy/test_masked_streams.py::test_each_lot_has_an_order_of_its_own_behind_those_before",
+        "tests/unit/edgeveil_proxy/test_proxy_shuffle.py::test_each_lot_has_an_order_of_its_own_behind_those_before",
     ),
     "other-groups-beside-their-masks": Mutant(
         "edgeveil_proxy.shuffle:MaskedStream.finish",
         "_places(task, shuffle, but=task.together)"
         " -> _places(task, lambda places: None, but=task.together)",
-        "tests/unit/edgeveil_proxy/test_masked_streams.py::test_other_groups_wait_are_permuted_alone_and_stand_apart",
+        "tests/unit/edgeveil_proxy/test_proxy_shuffle.py::test_other_groups_wait_are_permuted_alone_and_stand_apart",
     ),
     "order-of-arrival-accepted": Mutant(
         "edgeveil_edge.round_work:check_package",
         "manifest.shuffled != context.shuffled -> False",
-        "tests/unit/edgeveil_edge/test_answer.py::test_an_order_of_arrival_that_the_job_does_not_ask_for_is_refused",
+        "tests/unit/edgeveil_edge/test_answer.py::test_a_round_that_departs_from_its_job_is_refused",
     ),
     # --- mixed totals ---
     "devices-and-records-added-up": Mutant(

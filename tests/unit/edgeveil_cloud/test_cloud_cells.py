@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from round_kit import job, public_keys
 from test_cloud_host import Desk
@@ -12,7 +11,6 @@ from edgeveil.protocol import cloud_job as ct
 from edgeveil.protocol.cloud import RosterKept, RosterRefused
 from edgeveil_cloud.broadcasts import select
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.validate_batch import JoinedArrays
 
 NORTH, SOUTH = "north", "south"
 CELLS = (NORTH, SOUTH)
@@ -27,30 +25,20 @@ def rosters(desk, cohorts=COHORTS):
     return desk
 
 
-# --- selection over all, floors in each ---
-
-
 def chosen(devices, cohorts, **changes):
     plan = compile_job(job(selection={"devices": devices}, **changes))
     return {cell: len(keys) for cell, keys in select(plan, cohorts).items()}
 
 
-def test_each_cell_that_is_asked_has_a_whole_batch_or_none():
-    cohorts = {NORTH: public_keys(40), SOUTH: public_keys(80)[40:]}
-    for _ in range(40):
-        found = chosen(6, cohorts)
-        assert all(count >= 3 for count in found.values()) and found
-
-
-def test_on_average_devices_of_all_cells_are_asked_as_often():
+def test_cells_are_asked_for_whole_batches_and_on_average_each_device_as_often():
     keys = public_keys(44)
     cohorts = {NORTH: keys[:40], SOUTH: keys[40:]}
     plan = compile_job(job(selection={"devices": 11}))
-    asked = Counter()
-    rounds = 3000
+    asked, rounds = Counter(), 3000
     for _ in range(rounds):
-        for cell, of_it in select(plan, cohorts).items():
-            asked[cell] += len(of_it)
+        found = select(plan, cohorts)
+        assert found and all(len(of_it) >= 3 for of_it in found.values())  # a whole batch or none
+        asked.update({cell: len(of_it) for cell, of_it in found.items()})
     # South's mean is 1 a round, in lots of 3 or 4: its standard error here is 0.026.
     assert abs(asked[SOUTH] / rounds - 1.0) < 0.13
     assert abs(asked[NORTH] / rounds - 10.0) < 0.13
@@ -59,9 +47,6 @@ def test_on_average_devices_of_all_cells_are_asked_as_often():
 def test_all_devices_of_all_cells_are_asked_but_of_one_below_the_floor():
     assert chosen("all", COHORTS) == {NORTH: 5, SOUTH: 4}
     assert chosen("all", {NORTH: KEYS[:5], SOUTH: KEYS[5:7]}) == {NORTH: 5}
-
-
-# --- what is sealed ---
 
 
 @pytest.fixture
@@ -96,9 +81,6 @@ def test_a_cell_whose_roster_is_refused_is_done_without(desk):
     assert isinstance(blocked, ct.Obstacle) and "accept-registry" in blocked.reason
 
 
-# --- rosters ---
-
-
 def cells_of(desk, key):
     return [cell for cell in CELLS if key in desk.store.enrolled(cell)]
 
@@ -109,17 +91,6 @@ def test_a_device_that_two_cells_claim_stays_where_it_was(desk, caplog):
     (line,) = [one for one in caplog.records if "claimed" in one.getMessage()]
     assert (line.cell, line.devices) == (SOUTH, 1)
     assert KEYS[0].hex() not in caplog.text
-
-
-def test_a_device_that_was_moved_belongs_to_its_new_cell_alone(desk):
-    moved = {KEYS[0]: SOUTH}
-    assert desk.store.set_enrolled([*KEYS[5:], KEYS[0]], SOUTH, moved) == 0
-    assert cells_of(desk, KEYS[0]) == [SOUTH]
-    desk.store.set_enrolled(KEYS[:5], NORTH, moved)  # the old proxy has not heard yet
-    assert cells_of(desk, KEYS[0]) == [SOUTH]
-
-
-# --- one commit ---
 
 
 def answers(desk, found, **counts):
@@ -152,7 +123,6 @@ def test_the_uploads_of_all_cells_are_one_commit(desk):
 
 
 def test_which_cell_an_upload_came_from_changes_no_bit_of_the_model():
-    """Nine uploads of two cells give the model that they give in one."""
     states = []
     for north in (3, 6, 9):
         cohorts = {NORTH: KEYS[:north], SOUTH: KEYS[north:]} if north < 9 else {NORTH: KEYS}
@@ -176,9 +146,6 @@ def test_a_cell_s_batch_is_opened_with_its_own_key_alone(desk):
     assert set(refused.answers.void) == {"not_for_this_round"}
 
 
-# --- what is kept of a release ---
-
-
 def test_a_release_is_one_broadcast_for_all_cells_and_who_holds_it_is_known(desk):
     for index in (1, 2, 3, 4):
         desk.host.perform(answers(desk, sealed(desk, index), north=5, south=4))
@@ -190,17 +157,3 @@ def test_a_release_is_one_broadcast_for_all_cells_and_who_holds_it_is_known(desk
     assert rollout.held and rollout.cells == (NORTH,)
     desk.host.store(ct.ReleaseHeld(sequence, SOUTH))
     assert desk.store.rollouts.all()[0].cells == CELLS
-
-
-# --- arrays of several batches ---
-
-
-def test_joined_arrays_are_read_as_one_sequence():
-    arrays = [np.full(2, float(n)) for n in range(7)]
-    joined, plain = JoinedArrays([arrays[:3], [], arrays[3:]]), list(range(7))
-    assert len(joined) == 7 and joined.largest == 6.0
-    for part in (slice(0, 7), slice(2, 5), slice(3, 3), slice(4, 99), slice(1, -1)):
-        assert [one[0] for one in joined[part]] == plain[part]
-    assert [one[0] for one in joined] == plain and joined[-1][0] == 6.0
-    with pytest.raises(IndexError):
-        joined[7]

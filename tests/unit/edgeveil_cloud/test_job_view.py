@@ -31,16 +31,6 @@ def part(view, section, kind, nth=0):
     return [one for one in there["parts"] if one["kind"] == kind][nth]
 
 
-def test_a_job_that_waits_shows_what_it_will_cost_and_no_more(planned):
-    view = job_view(replace(planned, status="queued"), [])
-    training, inference = view["cards"][1]
-    assert training["value"] == "ε = 8"
-    for card, unit in ((training, "per record"), (inference, "per device")):
-        assert unit in card["note"] and "whole job as planned, proven" in card["note"]
-    assert view["progress"] == {"done": 0, "of": 17, "text": "round 0 of 15"}
-    assert {one["id"] for one in view["sections"]} == {"accuracy", "seen", "meaning"}
-
-
 def test_the_record_s_guarantee_leads_if_there_is_one_before_the_device_s_as_on_the_console():
     facts = facts_of_plan(compile_job(load_job(JOBS / "quickstart.yaml")))
     inferred = facts.privacy["inference"]
@@ -56,16 +46,20 @@ def test_the_record_s_guarantee_leads_if_there_is_one_before_the_device_s_as_on_
     )
 
 
-def test_a_running_job_says_where_it_is_and_who_answered_as_counts(planned):
-    view = job_view(replace(planned, status="running"), [*course(2), broadcast("round 3", 7)])
-    assert view["progress"] == {"done": 3, "of": 17, "text": "round 2 of 15: round 3"}
+def test_a_running_job_shows_its_progress_its_answers_and_failed_attempts(planned):
+    answers = {"selected": 20, "uploaded": 3, "declined": 4, "absent": 13, "void": {}}
+    data = {"round": 1, "attempt": 2, "why": "below the minimum", "answers": answers}
+    repeated = {"seq": 8, "time": 8.0, "type": "round_repeated", "data": data}
+    events = [*course(2), broadcast("round 3", 7), repeated]
+    view = job_view(replace(planned, status="running"), events)
+    assert (view["progress"]["done"], view["progress"]["of"]) == (3, 17)
     answered = next(one for one in view["cards"][0] if one["name"] == "answered")
     assert answered["value"] == "18 of 20"
-    chart = part(view, "answers", "lines")
-    values = {one["name"]: one["values"] for one in chart["series"]}
+    values = {one["name"]: one["values"] for one in part(view, "answers", "lines")["series"]}
     assert values == {"answered": [18] * 3, "selected": [20] * 3, "declined": [2] * 3}
-    assert chart["before"] == ["centre"]
     assert part(view, "answers", "bars")["rows"] == [["not finite", 3.0, "3"]]
+    (row,) = part(view, "answers", "table")["rows"]
+    assert row[1:] == ["20", "3", "4", "13", "below the minimum"]
 
 
 def test_what_the_jobs_end_says_was_spent_takes_the_place_of_the_plan(planned):
@@ -123,18 +117,6 @@ def test_a_thousand_rounds_stay_small(planned):
     assert len(panels) == 6 and panels[-1]["title"].startswith("round 2000 ")
 
 
-def test_attempts_that_failed_are_counted_by_reason(planned):
-    answers = {"selected": 20, "uploaded": 3, "declined": 4, "absent": 13, "void": {}}
-    repeated = {"round": 1, "attempt": 2, "why": "below the minimum", "answers": answers}
-    events = [
-        broadcast("centre", 1),
-        {"seq": 2, "time": 2.0, "type": "round_repeated", "data": repeated},
-    ]
-    view = job_view(replace(planned, status="running"), [*events, committed(1, 0, 3)])
-    (row,) = part(view, "answers", "table")["rows"]
-    assert row == ["centre", "20", "3", "4", "13", "below the minimum"]
-
-
 def test_figures_of_a_classifier_are_shown_where_there_are_some(planned):
     one = {"class": 0, "precision": 0.5, "recall": 1.0, "f1": 0.667, "records": 4}
     other = {"class": 1, "precision": None, "recall": 0.5, "f1": 0.5, "records": 6}
@@ -142,15 +124,13 @@ def test_figures_of_a_classifier_are_shown_where_there_are_some(planned):
     figures = {"balanced_accuracy": 0.75, "macro_f1": 0.7, "auc": None, "unusable": 2}
     figures |= {"per_class": [one, other], "confusion": [[4, 0], [3, 3]]}
     figures |= {"calibration": {"error": 0.125, "bins": bins}}
-    for names, shown in (({}, "1"), ({"classes": ["cat", "dog"]}, "dog")):
-        view = job_view(planned, [committed(2, 1, 1), committed(3, 2, 2, figures=figures | names)])
-        heat = part(view, "figures", "heat")
-        assert heat["values"] == [[4, 0], [3, 3]] and heat["rows"][1] == shown
-        rows = [["balanced accuracy", "0.750"], ["macro-F1", "0.700"]]
-        assert part(view, "figures", "table")["rows"] == rows
-        row = part(view, "figures", "table", 1)["rows"][1]
-        assert row == [shown, "–", "0.500", "0.500", "6"]
-    assert "figures" not in {one["id"] for one in job_view(planned, course(2))["sections"]}
+    figures["classes"] = ["cat", "dog"]
+    view = job_view(planned, [committed(2, 1, 1), committed(3, 2, 2, figures=figures)])
+    heat = part(view, "figures", "heat")
+    assert heat["values"] == [[4, 0], [3, 3]] and heat["rows"][1] == "dog"
+    rows = [["balanced accuracy", "0.750"], ["macro-F1", "0.700"]]
+    assert part(view, "figures", "table")["rows"] == rows
+    assert part(view, "figures", "table", 1)["rows"][1] == ["dog", "–", "0.500", "0.500", "6"]
 
 
 def test_the_view_of_an_entry_of_the_store(planned):
@@ -170,9 +150,6 @@ def test_rmse_follows_from_the_loss_where_a_round_has_no_figures():
     (card, *_), _ = view["cards"]
     assert (card["name"], card["value"]) == ("RMSE now", "35")  # 175, half the range, times √0.04
     assert "accuracy" not in json.dumps([view["cards"], view["sections"][0]["parts"]])
-
-
-# --- figures of devices on their own records, never counted as a round ---
 
 
 FEDERATED = {"eval_type": "FEDERATED", "round": 2, "leading": "accuracy", "uploads": 50}
@@ -246,20 +223,8 @@ def test_figures_stand_beside_the_clouds_with_their_error_and_the_largest_classs
     own = next(one for one in series if one["name"] == "on the devices' own records")
     assert (own["values"], own["off"]) == ([None, 0.91, None], [None, 0.02, None])
     figures, classes = section(shown, "federated")["parts"]
-    name, own, by_cloud = figures["rows"][0]
-    assert name == "accuracy" and "0.910 ± 0.020" in own and "0.950" in own
-    assert "0.500" in by_cloud and "0.250" in by_cloud
     assert figures["rows"][1] == ["balanced accuracy", "–", "0.500"]
-    assert figures["rows"][-1][1] == "about 465"
     assert [row[0] for row in classes["rows"]] == ["0"]  # the other is hidden by the noise
-
-
-def test_nothing_but_noise_is_no_figure():
-    noise = evaluation()
-    noise["data"]["federated"] = {"eval_type": "FEDERATED", "round": 2}
-    shown = view([*events()[:2], noise])
-    assert "noise" in section(shown, "federated")["said"][0]["text"]
-    assert not any("off" in one for one in section(shown, "accuracy")["parts"][0]["series"])
 
 
 @both

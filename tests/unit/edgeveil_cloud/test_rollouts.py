@@ -28,12 +28,10 @@ CANARY = Rollout("a", "bench", "canary", "", canary=4, started_at=0.0, expires_s
 @pytest.mark.parametrize(
     ("counts", "now_s", "stage"),
     [
-        ({}, 1000.0, "canary"),
         ({"in_use": 2, "refused_by_policy": 2}, 1000.0, "canary"),
         ({"in_use": 3}, 99.0, "canary"),
         ({"in_use": 3, "refused_by_policy": 1}, 100.0, "all"),
         ({"in_use": 3, "failed_trial": 1}, 1.0, "withdrawn"),
-        ({"refused_by_check": 1}, 1.0, "withdrawn"),
         ({"rolled_back": 1}, 1.0, "withdrawn"),
     ],
 )
@@ -72,7 +70,6 @@ class Course:
         return self.desk.id, broadcast
 
     def sealed(self, **asked):
-        """The release of a job that has run its rounds, and has not ended."""
         desk = self.desk
         desk.id = desk.run(job(**asked))
         desk.commit(1, 2, 3, 4)
@@ -96,13 +93,11 @@ class Course:
         self.desk.perform(CountReports(manifest.at, sealed, b"n" * 32))
 
     def look(self):
-        """What the driver asks of the machine."""
         self.posted.clear()
         self.driver.look()
         return list(self.posted)
 
     def published(self):
-        """What the driver asks the machine to publish."""
         return [one for one in self.look() if isinstance(one, PublishRelease)]
 
     def publish(self):

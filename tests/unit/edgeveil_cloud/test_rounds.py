@@ -1,15 +1,12 @@
 """A round at the cloud: whom it asks, what is opened, refused, added up and scored, in how much
 memory."""
 
-import gc
-import hashlib
 import random
-import sys
 
 import numpy as np
 import pytest
 import yaml
-from round_kit import CENTRE, CloudRound, job, public_keys
+from round_kit import CloudRound, job, public_keys
 
 from edgeveil.crypto.chunked import chunked_bytes
 from edgeveil.data.records import Records
@@ -25,7 +22,6 @@ from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.sealed import ReleasePackage, encode_package, segment_mark
 from edgeveil.protocol.transfer import describe
 from edgeveil_cloud.broadcasts import (
-    BroadcastLimits,
     TooFewDevices,
     TooManyDevices,
     largest_broadcast,
@@ -34,11 +30,7 @@ from edgeveil_cloud.broadcasts import (
 )
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import Evaluation, clusters, mean_softmax
-from edgeveil_cloud.open_segments import RoundSecret
-from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.round_report import model_card
-from edgeveil_cloud.store import Store
-from edgeveil_cloud.store_tables import RoundRecord
 from edgeveil_cloud.validate_batch import NORM_FACTOR, BatchSpool, validate_batch
 from tests.kits.fleet import small_job
 from tests.kits.memory_peak import peak_bytes
@@ -52,21 +44,12 @@ def values(opened, name):
     return sorted(float(array.ravel()[0]) for array in opened.arrays[name])
 
 
-def test_an_honest_batch_is_opened_whole():
-    opened = ROUND.opened(HONEST)
-    assert (values(opened, HEAD), values(opened, SOFTMAX)) == ([1, 2, 3], [1, 2, 3])
-    assert [a.shape for a in opened.arrays[HEAD]] == [(5, 3)] * 3
-    assert [a.dtype.str for a in opened.arrays[HEAD]] == ["<f4"] * 3
-    assert not opened.refused
-    hashes = {segment_mark(ROUND.secret.membership, s) for group in HONEST for s in group}
-    assert set(opened.accepted) == hashes
-    assert len(opened.accepted) == 6
-
-
 def refused(segment):
-    """Why one more segment among honest heads, which stay, is not counted."""
+    """Why one more segment among honest ones, which stay, is not counted."""
     opened = ROUND.opened([[*HONEST[0], segment], HONEST[1]])
-    assert values(opened, HEAD)[:3] == [1, 2, 3]
+    assert (values(opened, HEAD)[:3], values(opened, SOFTMAX)) == ([1, 2, 3], [1, 2, 3])
+    marks = {segment_mark(ROUND.secret.membership, s) for group in HONEST for s in group}
+    assert marks <= set(opened.accepted)
     return opened.refused
 
 
@@ -118,17 +101,6 @@ def test_devices_without_records_or_noise_make_no_other_upload_unusual():
     assert ROUND.opened([mixed, HONEST[1]]).refused == {}
 
 
-def test_the_largest_numbers_are_refused_in_a_preparatory_sum_too():
-    centre = CloudRound(CENTRE)
-    (group,) = centre.honest()
-    largest = np.finfo(np.float32).max
-    for extreme in (largest, -largest):
-        array = np.full(4, extreme, np.float32)
-        opened = centre.opened([[*group, centre.segment(0, array)]])
-        assert opened.refused == {"norm": 1}
-        assert len(opened.arrays["centre"]) == 3
-
-
 def test_a_group_with_more_segments_than_devices_selected_is_void():
     few = CloudRound(selected=3)
     heads, softmax = few.honest(4)
@@ -141,40 +113,24 @@ def test_a_group_with_more_segments_than_devices_selected_is_void():
     assert len(opened.arrays[HEAD]) == 3
 
 
-@pytest.mark.parametrize("counts", [(), (3,), (3, 3, 0), (5, 3), (2, 3), (0, 0), (2**31, 3)])
+@pytest.mark.parametrize("counts", [(), (3, 3, 0), (5, 3), (2**31, 3)])
 def test_counts_that_do_not_fit_the_data_refuse_the_batch(counts):
     opened = ROUND.opened(HONEST, counts=counts)
     assert (opened.refused, opened.arrays, opened.accepted) == ({"malformed_batch": 1}, {}, [])
 
 
-# --- aggregation ------------------------------------------------------------------------------
-
-
-def test_the_mean_of_the_uploads_moves_the_model():
-    state, uploads = aggregate(ROUND.context, ROUND.state, ROUND.opened(HONEST))
-    expected = ROUND.plan.cloud.absorb(ROUND.state, ROUND.round, {HEAD: np.full((5, 3), 2.0)}, 3)
-    assert uploads == 3
-    assert np.array_equal(state["iterate"], expected["iterate"])
-    assert not np.array_equal(state["iterate"], ROUND.state["iterate"])
-
-
 def test_inferences_do_not_count_as_uploads():
     opened = ROUND.opened([HONEST[0][:2], HONEST[1]])
-    with pytest.raises(JobFailed) as caught:
+    with pytest.raises(JobFailed):
         aggregate(ROUND.context, ROUND.state, opened)
-    assert caught.value.where == "round 1"
     assert aggregate(ROUND.context, ROUND.state, ROUND.opened([HONEST[0], []]))[1] == 3
 
 
-# --- selection and sealing --------------------------------------------------------------------
-
-
 def chosen_of(plan, keys):
-    """Whom a round asks in a fleet of one cell."""
     return select(plan, {"": keys})[""]
 
 
-def test_a_selection_has_the_asked_number_of_different_keys_or_names_what_is_missing():
+def test_a_selection_has_the_asked_number_of_different_keys_or_is_refused():
     keys = public_keys(8)
     plan = compile_job(job(selection={"devices": 4, "over_select": 1.5}))
     chosen = {tuple(chosen_of(plan, keys)) for _ in range(20)}
@@ -183,9 +139,8 @@ def test_a_selection_has_the_asked_number_of_different_keys_or_names_what_is_mis
     assert len({frozenset(c) for c in chosen}) > 1
     assert sorted(chosen_of(compile_job(job()), keys)) == sorted(keys)
     for changes in ({"round": {"min_batch": 5}}, {"selection": {"min_devices": 5}}):
-        with pytest.raises(JobFailed, match="4 devices can be selected, at least 5") as caught:
+        with pytest.raises(TooFewDevices):
             chosen_of(compile_job(job(**changes)), keys[:4])
-        assert caught.value.fix
 
 
 def test_no_more_devices_are_selected_than_a_sum_under_masks_has_room_for():
@@ -209,19 +164,6 @@ def test_no_more_devices_are_selected_than_a_sum_under_masks_has_room_for():
     assert len(chosen_of(compile_job(job(selection={"devices": "all"})), keys)) == len(keys)
 
 
-def test_the_rounds_secret_survives_the_store_and_hides_itself():
-    secret, raw = ROUND.secret, ROUND.secret.to_bytes()
-    again = RoundSecret.from_bytes(raw)
-    assert len(raw) == 64 + 32 * len(secret.recipients)
-    assert again.to_bytes() == raw
-    assert (again.recipients, again.membership) == (secret.recipients, secret.membership)
-    for hidden in (secret.membership.hex(), str(secret.membership), raw[:32].hex()):
-        assert hidden not in repr(secret)
-
-
-# --- the job's rule ---
-
-
 UPDATE = "update"
 
 
@@ -240,13 +182,11 @@ def plan(rule, hidden=(4,)):
 
 
 def uploaded(of, values):
-    """A round whose devices move every weight by their value."""
     at = CloudRound(index=1, plan=of)
     return at, at.opened([[at.segment(0, at.array(0, value)) for value in values]])
 
 
 def moved(of, values, **options):
-    """By how much the first bias moved, and the uploads told."""
     at, opened = uploaded(of, values)
     state, uploads = aggregate(at.context, at.state, opened, **options)
     bias = next(name for name in state if name.endswith("bias"))
@@ -300,25 +240,11 @@ def test_an_upload_is_scored_on_the_first_records_and_the_model_tested_on_the_ot
         assert evaluation.tested(at.context, graph, state) == rest.tested(plain, graph, state)
 
 
-@pytest.mark.parametrize("test", [None, Records(RECORDS.x[:6], RECORDS.y[:6])])
-def test_without_records_to_score_on_a_job_does_not_begin(test):
-    with pytest.raises(JobFailed) as caught:
-        Evaluation(test).check(plan(SCORED))
-    assert caught.value.where == "aggregation.validation_records"
-    Evaluation(test).check(plan({"name": "fedavg"}))
-    Evaluation(RECORDS).check(plan(SCORED))
-
-
-# --- a batch on the disk ---
-
-
 DATA = random.Random(3).randbytes(100_000)
 BLOB = describe(DATA, 4096)
 
 
-def parts(data=DATA, size=4096):
-    digest = hashlib.sha256(data).digest()
-    return [BatchPart(digest, k, data[k : k + size]) for k in range(0, len(data), size)]
+PARTS = [BatchPart(BLOB.digest, k, DATA[k : k + 4096]) for k in range(0, len(DATA), 4096)]
 
 
 def put(spool, parts):
@@ -327,52 +253,20 @@ def put(spool, parts):
     return spool
 
 
-def test_parts_in_any_order_and_twice_make_the_batch_which_has_no_name_on_the_disk(tmp_path):
-    mixed = random.Random(1).sample(parts() * 2, k=len(parts()) * 2)
-    spool = put(BatchSpool(tmp_path), mixed)
+def test_parts_in_any_order_and_twice_make_the_batch_and_no_others_do(tmp_path):
+    spool = put(BatchSpool(tmp_path), random.Random(1).sample(PARTS * 2, k=len(PARTS) * 2))
     assert list(tmp_path.iterdir()) == []
     batch = spool.whole(BLOB)
     spool.drop()  # and a reader goes on
-    assert len(batch) == len(DATA) and batch[5000:9000] == DATA[5000:9000]
-    assert batch[99_000:200_000] == DATA[99_000:]
-    with pytest.raises(ProtocolError):
-        spool.whole(BLOB)
-
-
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        parts()[:3] + parts()[4:],
-        [*parts(), BatchPart(BLOB.digest, 7, b"!")],
-        [*parts(), BatchPart(BLOB.digest, len(DATA), b"!")],
-        parts(DATA[::-1]),
-        [],
-    ],
-    ids=["missing", "altered", "longer", "another", "nothing"],
-)
-def test_what_is_not_the_batch_is_refused(tmp_path, wanted):
-    with pytest.raises(ProtocolError, match="bad_digest"):
-        put(BatchSpool(tmp_path), wanted).whole(BLOB)
-
-
-def test_of_what_is_not_kept_or_added_up_nothing_stays_in_memory():
-    batch, data = ROUND.batch(ROUND.honest(5))
-    whole = put(BatchSpool(), [BatchPart(batch.blob.digest, 0, data)]).whole(batch.blob)
-    room = 2 * ROUND.plan.segments(ROUND.round)[1].byte_count
-    opened = validate_batch(ROUND.context, ROUND.secret, batch, whole, kept_bytes=room)
-    kept = {
-        name: [one.found.array is not None for one in arrays.found]
-        for name, arrays in opened.arrays.items()
-    }
-    assert kept == {HEAD: [False] * 5, SOFTMAX: [True, True, False, False, False]}
-
-
-# --- memory and sizes ---
+    assert len(batch) == len(DATA) and batch[5000:200_000] == DATA[5000:]
+    altered, longer = BatchPart(BLOB.digest, 7, b"!"), BatchPart(BLOB.digest, len(DATA), b"!")
+    for wanted in ([], PARTS[:3] + PARTS[4:], [*PARTS, altered], [*PARTS, longer]):
+        with pytest.raises(ProtocolError, match="bad_digest"):
+            put(BatchSpool(tmp_path), wanted).whole(BLOB)
 
 
 PLAN = plan({"name": "fedavg"}, (1024, 1000))
 MODEL_BYTES = sum(array.nbytes for array in PLAN.cloud.initial_state().values())
-LIMITS = BroadcastLimits(4096)
 
 
 def test_a_round_is_sealed_beside_its_plaintext_alone_and_opened_beside_its_exact_sum():
@@ -388,41 +282,19 @@ def test_a_round_is_sealed_beside_its_plaintext_alone_and_opened_beside_its_exac
     assert peak_bytes(commit) < 6.4 * MODEL_BYTES
 
 
-def test_a_job_is_rehearsed_with_as_many_models_as_a_round_has():
-    rehearse_job(PLAN, LIMITS, devices=False)  # loads what is loaded once
-    peak = peak_bytes(lambda: rehearse_job(PLAN, LIMITS, devices=False))
-    # The state, an upload and the exact sum, and what is computed with, a few values at a time.
-    assert peak < 6.8 * MODEL_BYTES
-
-
-def test_no_statement_keeps_a_model_or_a_secret_that_was_stored():
-    store = Store()
-    entry = store.submit_job("large", PLAN.job.canonical(), PLAN.job.digest())
-    store.set_status(entry.id, "running")
-    model, onnx, secret = bytes(range(200)), bytes(range(1, 200)), bytes(range(2, 200))
-    before = [sys.getrefcount(one) for one in (model, onnx, secret)]
-    store.put_round_key(entry.id, 1, 1, secret)
-    record = RoundRecord(1, "train", 1, attempt=1, uploads=20)
-    assert store.commit_round(entry.id, record, model)
-    store.put_release(entry.id, onnx, model)
-    gc.collect()
-    assert [sys.getrefcount(one) for one in (model, onnx, secret)] == before
-
-
-def table(columns=("a",), classes=("a", "b")):
+def columns(names=("a",), classes=("a", "b")):
     label = {"column": "y", "classes": list(classes)}
-    number = {"name": list(columns), "number": [0, 1]}
+    number = {"name": list(names), "number": [0, 1]}
     return {"schema": {"origin": "public", "label": label, "columns": [number]}}
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        {"classes": 10_000, "input_shape": [20]},
-        table(columns=[f"column {number:05d} {'x' * 90}" for number in range(600)]),
-        table(classes=[f"cläss {k:05d}" for k in range(2500)]),
+        columns([f"column {number:05d} {'x' * 90}" for number in range(600)]),
+        columns(classes=[f"cläss {k:05d}" for k in range(2500)]),
     ],
-    ids=["classes", "columns", "names of classes"],
+    ids=["columns", "classes"],
 )
 def test_no_release_is_larger_than_its_job_announced(data):
     """Its card names classes and columns: past 64 KiB the job was paid for and never ended."""
@@ -442,9 +314,6 @@ def test_no_release_is_larger_than_its_job_announced(data):
     package = encode_package(ReleasePackage("j" * 64, onnx, "d" * 64, 1e9 / 7))
     sealed = chunked_bytes(len(package)) + plan.upload_bytes
     assert announced - (1 << 17) < sealed <= announced
-
-
-# --- the mean of all devices' inferences ---
 
 
 def inferring(secure):

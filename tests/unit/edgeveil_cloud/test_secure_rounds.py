@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import replace
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -27,8 +26,6 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.protocol.tensors import mask_checks, mask_sums, masked_segment, unpacked_vectors
 from edgeveil.protocol.transfer import describe
-from edgeveil.transport.metrics import MeteredHost, Metrics
-from edgeveil_cloud.metrics import CloudMetrics
 from edgeveil_cloud.open_segments import RoundOpening
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.validate_batch import unpack_kept, validate_batch
@@ -71,12 +68,10 @@ class SecureDesk(Desk):
             self.host._lacks_checks = lambda _task: False
 
     def numbers(self, manifest, device):
-        """What a device's masked groups hold."""
         rng = np.random.default_rng(device)
         return {v.group: rng.integers(-(2**30), 2**30, v.ring.count) for v in vectors_of(manifest)}
 
     def segments(self, manifest, device, membership):
-        """One device's sealed segments, in the groups' order."""
         vectors = {one.group: one for one in vectors_of(manifest)}
         numbers, sealed = self.numbers(manifest, device), []
         for index, group in enumerate(manifest.groups):
@@ -135,19 +130,9 @@ def desk():
 
 
 def test_a_round_under_masks_is_committed_and_counted_once_its_masks_come(desk):
-    metrics = Metrics()
-    counts = CloudMetrics(metrics, desk.store, desk.host, SimpleNamespace(runs={}))
-    desk.host = MeteredHost(desk.host, metrics, counts.watch)
-
-    def counted(name, **labels):
-        return metrics.registry.get_sample_value(f"edgeveil_{name}", labels)
-
     broadcast, _ = desk.asked()
-    assert counted("rounds_total", result="committed") == 0
     first = desk.perform(desk.masks(broadcast, [0, 1, 2]))
     assert isinstance(first, ct.RoundCommit) and desk.kept() is None
-    assert counted("rounds_total", result="committed") == counted("round_seconds_count") == 1
-    assert counted("segments_counted_total")
     assert desk.perform(desk.masks(broadcast, [0, 1, 2])) == first
     assert [record.uploads for record in desk.store.rounds(desk.id)] == [UPLOADS]
 
@@ -178,15 +163,6 @@ def test_more_uploads_than_were_selected_are_all_void(desk):
     assert isinstance(found, ct.TooFewUploads) and desk.kept() is None
 
 
-def test_the_softmax_rows_wait_with_the_sums(desk):
-    for before in (1, 2):
-        broadcast, _ = desk.asked(before)
-        desk.perform(desk.masks(broadcast, [0, 1, 2]))
-    desk.asked(TRAIN)
-    rows = desk.kept(TRAIN).valid().arrays["softmax"]
-    assert sorted(float(np.asarray(row).flat[0]) for row in rows) == [0.0, 1.0, 2.0]
-
-
 def test_masked_groups_of_differing_numbers_are_void_in_a_round_of_several():
     """An upload has one place in all of them: else the choice would name several devices."""
     made = CloudRound(TRAIN, plan=Plan(secure()))
@@ -196,8 +172,6 @@ def test_masked_groups_of_differing_numbers_are_void_in_a_round_of_several():
     found = validate_batch(context, made.secret, batch, data)
     assert (dict(found.refused), found.chosen) == ({"malformed_batch": 1}, [])
 
-
-# --- a batch that begins to come before it is whole ---
 
 STREAM, OTHER = b"s" * 32, b"o" * 32
 
@@ -245,7 +219,7 @@ class Streaming:
         assert len(kept.accepted) == 32 * UPLOADS * len(manifest.groups)
 
 
-@pytest.mark.parametrize(("index", "step"), [(CENTRE, 64), (TRAIN, 1000), (TRAIN, 10_000)])
+@pytest.mark.parametrize(("index", "step"), [(CENTRE, 64), (TRAIN, 1000)])
 def test_uploads_are_opened_as_they_come_and_once(desk, index, step, monkeypatch):
     streaming, seen, plain = Streaming(desk, index), [], RoundOpening.plain
 
@@ -305,22 +279,6 @@ def test_a_stream_that_is_not_its_batch_counts_for_nothing(desk):
     with pytest.raises(ProtocolError, match="bad_digest"):
         streaming.absorb()
     assert desk.kept(TRAIN) is None
-
-
-def test_nothing_is_opened_early_without_masks_or_once_the_rounds_key_is_gone(desk):
-    streaming = Streaming(desk)
-    streaming.come(0, len(streaming.data))
-    desk.store.set_status(desk.id, "cancelled")
-    assert streaming.open() == 0
-    plain = Desk(Store(), job())
-    at = plain.sealed(CENTRE).manifest.at
-    plain.host.store(ct.BatchPart(STREAM, 0, b"x" * 500, plain.wire))
-    header = Batch(at, 0, 0, (), describe(b"", 4096), STREAM)
-    assert plain.host.perform(ct.OpenArrived(header)) is None
-    assert plain.host._spool_of(plain.wire, "").under_way.front.opened == 0
-
-
-# --- masks that are checked one by one ---
 
 
 def test_uploads_that_do_not_fit_are_left_out_of_sum_choice_and_record():

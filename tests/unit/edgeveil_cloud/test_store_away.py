@@ -76,9 +76,6 @@ def test_a_server_that_takes_a_connection_and_says_nothing_is_given_up(monkeypat
             Store(address)
 
 
-# --- a commit whose answer is lost with the connection ---
-
-
 class Unheard(Store):
     """The next commits reach the database, and their answers do not come back."""
 
@@ -117,8 +114,6 @@ def test_whose_answer_is_lost_counts_once_when_it_is_tried_again(monkeypatch):
             store.set_status(job, end, "other")
 
 
-# --- the cloud's HTTP meanwhile ---
-
 TOKEN = "t" * 43
 PATHS = ["/healthz", "/jobs", "/jobs/any", "/jobs/any/events?wait_s=20", "/status", "/metrics"]
 
@@ -131,7 +126,6 @@ class Control(PlainControl):
 
 
 def get(url):
-    """Status and JSON, asked from another thread than the loop's."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
     try:
         with urllib.request.urlopen(request, timeout=25) as answer:

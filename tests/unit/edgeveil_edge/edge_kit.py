@@ -43,7 +43,6 @@ PLAN = compile_job(job())
 
 
 def final_model(classes=3, shape=(4,)):
-    """A release of such a job, self-contained."""
     dimension = math.prod(shape)
     weights = {
         "centre": np.zeros(dimension, np.float32),
@@ -119,7 +118,6 @@ class Round:
 
 
 def trained(plan):
-    """A state in the middle of the job."""
     state = dict(plan.cloud.initial_state())
     if "iterate" in state:
         state["iterate"] = state["iterate"] + 7
@@ -152,11 +150,9 @@ class Device:
         return [self.key, *others]
 
     def restarted(self, **changes):
-        """The same files in a new process; the old one never closed them."""
         return Device(self.folder, **changes)
 
     def learn(self, plan, job_id=JOB_ID):
-        """Hand it the job, as announced."""
         modelled = any(round.carries_model for round in plan.all_rounds)
         graph = plan.graph() if modelled else b""
         package = JobPackage(plan.job.canonical(), graph, tuple(plan.artifacts.values()))
@@ -168,25 +164,21 @@ class Device:
         return self
 
     def answer(self, sealed, between=lambda: None):
-        """Open and work, as the machine asks for it."""
         opened = self.host.perform(OpenPackage(sealed.manifest, sealed.blob))
         between()
         return self.host.perform(ComputeAnswer(sealed.manifest, opened.package))
 
     def declines(self, plan, index):
-        """Its answer to this round, which is none."""
         answer = self.answer(Round(plan, index, self.keys()))
         assert isinstance(answer, NoAnswer), answer
         return answer
 
     def seals(self, plan, index):
-        """The plaintext of its answer to this round."""
         sealed = Round(plan, index, self.keys())
         return sealed.tensors(self.answer(sealed))
 
 
 def announcement(plan, keys, kind="job", job_id=JOB_ID):
-    """The manifest of a job itself, or of its release."""
     at, digest = RoundId(job_id, 0, 1), plan.job.digest()
     terms = Terms(kind=kind, at=at, sequence=99, job_digest=digest, phase=kind)
     return seal_broadcast(terms, b"x", [SealingKey(k) for k in keys], 4096)[0]

@@ -26,7 +26,6 @@ from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors, tensor_views
 from edgeveil_edge import round_work as answers
 from edgeveil_edge.compute import Computation, ComputedAnswer, Computer, JobTrial, TaughtJob
-from edgeveil_edge.compute_worker import AskAnswer, _requests, encode
 from edgeveil_edge.consent import consent
 from edgeveil_edge.round_work import own_answers, released_in
 from tests.kits.memory_peak import peak_bytes
@@ -34,37 +33,26 @@ from tests.kits.memory_peak import peak_bytes
 HEX = JOB_ID.hex()
 
 
-def wrong(device, **changed):
-    """The reason for which a round with these changes is refused, or None."""
-    manifest = structs.replace(Round(PLAN, FIRST, device.keys()).manifest, **changed)
-    package = RoundPackage("train", 1, True, b"", b"")
-    try:
-        answers.check_package(RoundContext.of(PLAN, FIRST), manifest, package)
-    except ProtocolError as error:
-        return error.reason
+def test_a_round_that_departs_from_its_job_is_refused(device):
+    manifest = Round(PLAN, FIRST, device.keys()).manifest
+    head, softmax = manifest.groups
+    package, least = RoundPackage("train", 1, True, b"", b""), PLAN.job.round.min_batch
 
+    def check(**changed):
+        changed = structs.replace(manifest, **changed)
+        answers.check_package(RoundContext.of(PLAN, FIRST), changed, package)
 
-def test_the_groups_must_be_those_of_the_job_in_number_name_size_and_order(device):
-    head, softmax = Round(PLAN, FIRST, device.keys()).manifest.groups
-    for groups in (
-        (),
-        (head,),
-        (softmax, head),
-        (head, softmax, Group("records", 64)),
-        (Group("records", head.padded_bytes), softmax),
-        (Group(head.name, head.padded_bytes + 64), softmax),
+    check(min_batch=least + 1)
+    for changed in (
+        *({"groups": some} for some in ((), (head,), (softmax, head))),
+        {"groups": (head, softmax, Group("records", 64))},
+        {"groups": (Group("records", head.padded_bytes), softmax)},
+        {"groups": (Group(head.name, head.padded_bytes + 64), softmax)},
+        {"shuffled": False},
+        {"min_batch": least - 1},
     ):
-        assert wrong(device, groups=groups) == "wrong_groups"
-
-
-def test_an_order_of_arrival_that_the_job_does_not_ask_for_is_refused(device):
-    assert wrong(device, shuffled=False) == "wrong_shuffle"
-
-
-def test_a_smaller_batch_than_the_job_says_is_refused(device):
-    asked = PLAN.job.round.min_batch
-    assert wrong(device, min_batch=asked - 1) == "wrong_batch"
-    assert wrong(device, min_batch=asked + 1) is None
+        with pytest.raises(ProtocolError, match=r"wrong_(groups|shuffle|batch)"):
+            check(**changed)
 
 
 def released(device, sealed, values=4):
@@ -157,7 +145,6 @@ HALVES = {
 
 @pytest.fixture
 def told_apart(monkeypatch):
-    """A model whose answers differ from record to record."""
     weights = np.eye(5, 3, dtype=np.int32) << 13
     monkeypatch.setattr(
         edge_kit, "trained", lambda plan: {**plan.cloud.initial_state(), "iterate": weights}
@@ -265,11 +252,3 @@ def test_an_answer_is_made_with_three_models_beside_the_broadcast(tmp_path, valu
     assert isinstance(found[0], SealedAnswer)
     assert found[0].sizes == (sealed.manifest.groups[0].padded_bytes + 48,)
     assert peak < 3.2 * MODEL_BYTES
-
-
-def test_a_question_takes_one_buffer_of_its_own_size():
-    tensors = bytes(MODEL_BYTES)
-    package = RoundPackage("train", 1, False, tensors, b"")
-    asked = AskAnswer(1, "device", b"digest", 1, package, b"", True, bytes(32), 1.0)
-    assert peak_bytes(lambda: encode(asked)) < 1.1 * MODEL_BYTES
-    assert _requests.decode(bytes(encode(asked))) == asked

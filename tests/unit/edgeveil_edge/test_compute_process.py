@@ -4,9 +4,7 @@ The child is real. What a hostile graph could do to it is played by an own model
 do anything when it meets the one record that the attack is about.
 """
 
-import hashlib
 import math
-import mmap
 import os
 import signal
 import subprocess
@@ -27,18 +25,15 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import Column, DataSchema, Label
 from edgeveil.errors import DataError, EdgeVeilError, ProtocolError, RecordsError
 from edgeveil.evaluation.inference import InferenceSession
-from edgeveil.jobs import compile_job, parse_plan
+from edgeveil.jobs import compile_job
 from edgeveil.jobs.plan import SOFTMAX
-from edgeveil.parts.features.pictures import axes_of
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge import compute, compute_child, compute_process
-from edgeveil_edge import compute_worker as wire
 from edgeveil_edge.compute import Computation, Computer, TaughtJob
-from edgeveil_edge.compute_child import WorkerNursery
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer, digest_of
-from edgeveil_edge.compute_worker import ComputeServer, read_in_fork
+from edgeveil_edge.compute_worker import read_in_fork
 
 KEY, SPLIT_KEY = bytes(range(32)), bytes(32)
 MODULE = "hostile_net"
@@ -88,7 +83,6 @@ def taught(graph=None, **changes):
 
 
 def plainly(**changes):
-    """Plain training of this model."""
     plain = {
         "features": (),
         "train": {"method": "sgd", "rounds": 2},
@@ -145,14 +139,7 @@ def remote(process, folder, path, name="0" * 16, **data):
     return RemoteComputer(process, name, site(folder, path, **data), SPLIT_KEY)
 
 
-def with_source(process, folder, code):
-    """A device whose records are what this code loads."""
-    (folder / "code" / "own_source.py").write_text(code)
-    return remote(process, folder, None, source="python: own_source:load")
-
-
 def nobody(folder):
-    """A device without records."""
     return Computer(site(folder, records(folder / "none.npz", 0)), SPLIT_KEY)
 
 
@@ -227,37 +214,22 @@ def test_a_longer_reading_shows_by_doublings_alone(took_s, there_s):
     "fails", ["time.sleep(0.4)\n    raise ValueError", "os.abort()", "os._exit(0)"]
 )
 def test_records_that_cannot_be_read_make_no_answer_wait(process, tmp_path, fails):
-    """Nor are they tried again: when, and whether, a device answers would follow from a record."""
+    """Nor are they tried again: when, and whether, a device answers would follow from a record.
+
+    The process that keeps the records runs none of the source's code.
+    """
     noted = f"open({str(tmp_path / 'reads')!r}, 'a').write('x')"
     code = f"import os, time\ndef load():\n    {noted}\n    {fails}\n"
-    far = with_source(process, tmp_path, code)
+    (tmp_path / "code" / "own_source.py").write_text(code)
+    far = remote(process, tmp_path, None, source="python: own_source:load")
     far.try_job(taught(), trains=True)
+    keeper = process._child
     assert far.read_ahead(0.2)
-    child_, reads = process._child, (tmp_path / "reads").read_text()
+    reads = (tmp_path / "reads").read_text()
     found = [far.answer(computation(taught())) for _ in range(4)]
     assert all(one.without and not one.late for one in found)
-    assert process._child is child_ and not far.read_ahead(0.2)
+    assert process._child is keeper and not far.read_ahead(0.2)
     assert (tmp_path / "reads").read_text() == reads
-
-
-def test_what_keeps_the_records_runs_none_of_their_owners_code(process, tmp_path):
-    """A source that ends a process at its second call does not end the one that keeps them."""
-    read_by = tmp_path / "reader"
-    code = f"""import numpy as np, os, pathlib
-def load():
-    read_by = pathlib.Path({str(read_by)!r})
-    if read_by.exists():
-        os.abort()
-    read_by.write_text(str(os.getpid()))
-    return np.eye(8, 4, dtype=np.float32), np.arange(8) % 2
-"""
-    far = with_source(process, tmp_path, code)
-    far.try_job(taught(), trains=True)
-    assert far.read_ahead(0.2)
-    child_ = process._child
-    assert int(read_by.read_text()) not in (child_.pid, child(process).pid)
-    assert [far.answer(computation(taught())).without for _ in range(3)] == [""] * 3
-    assert process._child is child_
 
 
 def test_what_is_known_waits_for_no_answer_and_what_was_forgotten_is_read_anew(process, tmp_path):
@@ -372,38 +344,24 @@ def test_what_evaluation_records_do_changes_no_training_answer(tmp_path, monkeyp
     assert Computer(own, SPLIT_KEY).order(computation(job, index)) == ("train", "infer")
 
 
-def test_a_trial_that_never_ends_is_ended_and_refused(process, tmp_path, monkeypatch):
-    monkeypatch.setattr(compute_process, "TRIAL_S", -78.0)  # with the budget's share: 2 s
-    slow = CODE.replace("return self", "time.sleep(3600)\n        return self")
-    (tmp_path / "code" / f"{MODULE}.py").write_text(slow)
-    found = remote(process, tmp_path, tmp_path / "nowhere.npz").try_job(own_net(), trains=True)
-    assert "did not end" in found.refused
-
-
 @pytest.mark.parametrize(
-    "ends",
+    ("place", "code"),
     [
+        ("return self", "time.sleep(3600)\n        return self"),
         ("class Net", "raise SystemExit\nclass Net"),
         ("return self", "os.abort()\n        return self"),
     ],
+    ids=["hangs", "exits", "aborts"],
 )
-def test_code_that_ends_its_process_ends_a_trial_and_no_device(process, tmp_path, ends):
-    (tmp_path / "code" / f"{MODULE}.py").write_text(CODE.replace(*ends))
+def test_code_that_hangs_or_ends_its_process_ends_a_trial_and_no_device(
+    process, tmp_path, monkeypatch, place, code
+):
+    if "sleep" in code:
+        monkeypatch.setattr(compute_process, "TRIAL_S", -78.0)  # with the budget's share: 2 s
+    (tmp_path / "code" / f"{MODULE}.py").write_text(CODE.replace(place, code))
     far = remote(process, tmp_path, records(tmp_path / "own.npz"))
     assert far.try_job(own_net(), trains=True).refused
     assert far.answer(computation(taught())).parts  # another job's round goes on
-
-
-@pytest.mark.slow
-def test_a_worker_begins_with_all_that_a_trial_loaded(process, tmp_path):
-    model, train = {"name": "mlp", "hidden": (4,)}, {"method": "dp_sgd", "rounds": 2}
-    job = taught(features=(), model=model, train={**train, "local_steps": 1})
-    far = remote(process, tmp_path, tmp_path / "nowhere.npz")
-    assert far.try_job(job, trains=True).refused == ""
-    process.replace_worker()
-    process._send(wire.TryJob(far.name, digest_of(job), True))
-    again = process._receive(time.monotonic() + 60)
-    assert isinstance(again, wire.TrialReport) and again.modules == ()
 
 
 def test_a_trial_takes_no_more_memory_than_records_may(process, tmp_path):
@@ -411,17 +369,6 @@ def test_a_trial_takes_no_more_memory_than_records_may(process, tmp_path):
     vast = own.model_copy(update={"policy": own.policy.model_copy(update={"max_records": 10**9})})
     found = RemoteComputer(process, "0" * 16, vast, SPLIT_KEY).try_job(taught(), trains=True)
     assert "policy.max_records" in found.refused
-
-
-def test_after_a_trial_each_worker_has_the_axes_of_drawn_pictures_from_its_beginning():
-    text = Path("configs/jobs/quickstart.yaml").read_text("utf-8").partition("local_run:")[0]
-    canonical = parse_plan(text).job.canonical()
-    digest, server = hashlib.sha256(canonical).digest(), ComputeServer()
-    asked = wire.LoadJob(digest, canonical, b"", (), trains=True)
-    assert wire.decode_reply(bytes(server.change_state(wire.encode(asked)))) == wire.RequestDone()
-    axes_of.cache_clear()
-    server.change_state(wire.encode(wire.LoadModules((), digest)))
-    assert axes_of.cache_info().currsize == 1
 
 
 def test_the_child_ends_with_the_process_that_started_it(tmp_path):
@@ -493,14 +440,8 @@ def test_what_jobs_took_is_given_back_some_time_after_the_last_of_them(tmp_path)
 
 
 def idle(folder, path):
-    """Two jobs, the second one when the first is over and what it took is given back."""
-    asked_idle, plain = mmap.mmap(-1, 1), WorkerNursery._asked_within  # shared with all forks
-
-    def noted(nursery, seconds):
-        asked_idle[0] = 1
-        return plain(nursery, seconds)
-
-    compute_child.IDLE_S, WorkerNursery._asked_within = 0.3, noted
+    """Two jobs, the second one when the first is over and its memory is given back."""
+    compute_child.IDLE_S = 0.3
     process, one, two = ComputeProcess(), taught(), taught(train={"method": "fm", "rounds": 3})
     process.fork_early()
     try:
@@ -511,42 +452,33 @@ def idle(folder, path):
         first = tensors(far.answer(soon))
         assert tensors(late.answer(soon)) == first
         keeper, branch = process._child, child(process)
-        assert not asked_idle[0]  # there may be another round: it waits for that without an end
-        assert branch.is_running()
         far.forget(one)
         late.read_ahead(0.2)  # what this meets is about to end
         assert psutil.wait_procs([branch], timeout=60)[1] == []
-        assert asked_idle[0]
-        assert process._child is keeper
-        assert keeper.poll() is None
+        assert process._child is keeper and keeper.poll() is None
         late.read_ahead(0.2)
         Path(path).unlink()  # the records are still there
         assert far.try_job(two, trains=True).refused == ""
         for device in (far, late):
             assert tensors(device.answer(computation(one))) == first
             assert device.answer(computation(two)).without == ""
-        assert child(process).pid != branch.pid
     finally:
         process.close()
         process.end()
 
 
-CHANCE = np.random.default_rng(3)
-
-
-def half(count, stored):
-    """Made-up records of images, a row in each."""
-    x = CHANCE.normal(size=(count, 2, 300)).astype(np.float32)
-    beside = CHANCE.normal(size=(count, 7)).astype(np.float32) if stored else None
-    return Records(x, np.arange(count, dtype=np.int64), beside)
-
-
-@pytest.mark.parametrize("counts", [(400, 3), (3, 0), (0, 0)])
-@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize(("counts", "stored"), [((400, 3), True), ((3, 0), False)])
 def test_what_was_read_is_handed_over_bit_for_bit(counts, stored):
-    given = tuple(half(count, stored) for count in counts)
-    found = read_in_fork(lambda: given, 60.0)
-    assert not isinstance(found, RecordsError)
+    chance = np.random.default_rng(3)
+    given = [
+        Records(
+            chance.normal(size=(count, 2, 300)).astype(np.float32),
+            np.arange(count, dtype=np.int64),
+            chance.normal(size=(count, 7)).astype(np.float32) if stored else None,
+        )
+        for count in counts
+    ]
+    found = read_in_fork(lambda: tuple(given), 60.0)
     for one, other in zip(given, found, strict=True):
         assert (one.x.tobytes(), one.x.shape) == (other.x.tobytes(), other.x.shape)
         assert one.y.tobytes() == other.y.tobytes()
@@ -554,37 +486,27 @@ def test_what_was_read_is_handed_over_bit_for_bit(counts, stored):
         assert (one.stored is None) == (other.stored is None)
 
 
-def raising(error):
-    def read():
-        raise error
-
-    return read
-
-
-def outlived():
-    if os.fork():
+def test_a_reading_that_ends_its_process_never_ends_or_fails_is_reported():
+    def outlived():
+        if not os.fork():
+            time.sleep(5)  # holds the pipe
         os._exit(0)
-    time.sleep(5)  # holds the pipe
-    os._exit(0)
 
+    def no_records():
+        raise RecordsError("there are too many")
 
-@pytest.mark.parametrize(
-    ("read", "limit_s"),
-    [
+    def no_column():
+        raise DataError("no such column", where="x", fix="y")
+
+    for read, limit_s in (
         (lambda: os.kill(os.getpid(), signal.SIGKILL), 60.0),
         (lambda: os._exit(0), 60.0),
-        (raising(SystemExit(0)), 60.0),
-        (raising(RecordsError("there are too many")), 60.0),
+        (sys.exit, 60.0),
+        (no_records, 60.0),
         (lambda: time.sleep(3600), 0.1),
         (outlived, 0.2),
-    ],
-    ids=["killed", "ends", "exits", "no records", "never ends", "outlived by another"],
-)
-def test_a_reading_that_ends_its_process_never_ends_or_finds_no_records_is_told(read, limit_s):
-    assert isinstance(read_in_fork(read, limit_s), RecordsError)
-
-
-def test_a_fault_of_form_is_told_as_one():
-    with pytest.raises(DataError) as caught:
-        read_in_fork(raising(DataError("no such column", where="x", fix="y")), 60.0)
+    ):
+        assert isinstance(read_in_fork(read, limit_s), RecordsError)
+    with pytest.raises(DataError) as caught:  # a fault of form
+        read_in_fork(no_column, 60.0)
     assert not isinstance(caught.value, RecordsError)

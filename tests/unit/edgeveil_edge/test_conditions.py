@@ -1,7 +1,6 @@
 """The owner's conditions: what holds, by what the box says of itself."""
 
 import asyncio
-import errno
 import os
 import sys
 from dataclasses import replace
@@ -10,7 +9,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from pydantic import ValidationError
 
 from edgeveil.config.edge import Conditions
 from edgeveil.protocol import effects as fx
@@ -65,12 +63,6 @@ def test_a_condition_that_does_not_hold_is_named_and_counts_only_where_asked_for
     assert unmet(Conditions(), DISK, box(**bad)) == []
     for good in (22 * 60, 0, 6 * 60 - 1):
         assert unmet(Conditions(**asked), DISK, box(minute_of_day=good)) == []
-
-
-def test_what_is_no_window_is_refused():
-    for window in ("22-6", "25:00-06:00", "22:00-22:00", "22:60-23:00", ""):
-        with pytest.raises(ValidationError):
-            Conditions(between=(window,))
 
 
 def test_a_command_answers_by_its_exit_code_within_its_time(tmp_path):
@@ -149,17 +141,14 @@ def test_a_change_comes_at_the_drawn_moment_of_an_interval_and_only_then():
     course = Course([met, broken, broken, met], [0.5, 0.25, 0.75, 0.0])
     assert course.play() == [(900.0 + 225.0, fx.Command("leave")), (3 * 900.0, fx.Command("come"))]
     assert course.looks == [450.0, 1125.0, 2475.0, 2700.0]
-
-
-def test_a_pause_counts_as_a_condition_and_without_its_conditions_a_device_never_comes_first():
-    course = Course([[]], [0.5])
-    course.presence.paused = True
-    assert course.play() == [(450.0, fx.Command("leave"))]
-    assert course.presence.unmet == ()
-    course = Course([["idle: no"]], [])
-    asyncio.run(course.presence.settle())
-    assert course.changes == [(0.0, fx.Command("leave"))]
-    assert course.presence.unmet == ("idle: no",)
+    paused = Course([met], [0.5])  # a pause counts as a condition
+    paused.presence.paused = True
+    assert paused.play() == [(450.0, fx.Command("leave"))]
+    assert paused.presence.unmet == ()
+    unmet = Course([broken], [])  # and without its conditions a device never comes first
+    asyncio.run(unmet.presence.settle())
+    assert unmet.changes == [(0.0, fx.Command("leave"))]
+    assert unmet.presence.unmet == tuple(broken)
 
 
 NOW_S = 1_800_000_000.0
@@ -171,19 +160,13 @@ SOUND = BoxFacts(
 )
 
 
-def unmeasured():
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/proc/meminfo")
-
-
 @pytest.mark.parametrize(
     ("lacks", "named"),
     [
-        ({"installed": lambda library: library != "onnxruntime"}, "edgeveil[infer]"),
         ({"installed": lambda library: library != "torch"}, "edgeveil[train]"),
         ({"now_s": lambda: 0.0}, "1970-01-01"),
         ({"free_bytes": lambda _folder: 511 << 20}, "511 MiB"),
         ({"memory_bytes": lambda: LEAST_MEMORY_BYTES // 2}, "128 MiB"),
-        ({"memory_bytes": unmeasured}, "/proc/meminfo"),
     ],
 )
 def test_each_want_is_said_alone(tmp_path, lacks, named):

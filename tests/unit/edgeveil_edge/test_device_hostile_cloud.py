@@ -53,7 +53,6 @@ def answered(device, sealed, package):
 
 @pytest.fixture(scope="module")
 def price(tmp_path_factory):
-    """What the honest rounds cost."""
     device = Device(tmp_path_factory.mktemp("honest")).knows(PLAN)
     for index in (CENTRE, QUADRATIC, FIRST):
         device.seals(PLAN, index)

@@ -27,8 +27,6 @@ def own(tmp_path, monkeypatch):
 
 
 class Client:
-    """A browser without a screen: keeps the cookie and says where it is."""
-
     def __init__(self, process):
         self.page, self.cookie = process._page, ""
         self.port = int(process._page._server.url.rpartition(":")[2])
@@ -57,7 +55,6 @@ class Client:
 
     @contextmanager
     def events(self):
-        """The values of the stream, one after the other."""
         with self.asked("GET", "/events") as answer:
             assert answer.status == 200
             lines = iter(answer.readline, b"")
@@ -65,7 +62,6 @@ class Client:
 
 
 def opened(own, work, box=WELL):
-    """`work(client, process)` while the device runs."""
     return running(own, box, lambda process: work(Client(process), process))
 
 

@@ -39,7 +39,6 @@ def store(path):
 
 
 def reopened(path):
-    """The memory that a new process would find while the old one never closed its file."""
     with closing(DeviceStore(path)) as store:
         return store.load()
 
@@ -66,34 +65,37 @@ def test_a_closed_job_is_forgotten_but_for_its_end(store, path):
     assert (store.job(JOB), store.job(OTHER)) == (None, (b"canonical", b"graph"))
 
 
-def state(store):
-    return store.receipts()[-1].state
-
-
+# Whether the proxy has acknowledged it, its outcome, one that came later, the receipt's state.
 ENDS = [
-    (True, "counted", "counted"),
-    (True, "missing", "missing"),
-    (True, "refused", "held"),
-    (True, "dropped", "held"),
-    (False, "counted", "counted"),
-    (False, "missing", "late"),
-    (True, "partial", "missing"),
-    (False, "partial", "dropped"),
-    (False, "refused", "refused"),
-    (False, "dropped", "dropped"),
+    (True, "counted", None, "counted"),
+    (True, "missing", None, "missing"),
+    (True, "refused", None, "held"),
+    (True, "dropped", None, "held"),
+    (False, "counted", None, "counted"),
+    (False, "missing", None, "late"),
+    (True, "partial", None, "missing"),
+    (False, "partial", None, "dropped"),
+    (False, "refused", None, "refused"),
+    (False, "dropped", None, "dropped"),
+    (False, "dropped", "counted", "counted"),  # the acknowledgement was lost
+    (False, "dropped", "missing", "late"),
 ]
 
 
-@pytest.mark.parametrize(("held", "outcome", "said"), ENDS)
-def test_what_was_acknowledged_is_never_called_refused_or_dropped(store, held, outcome, said):
+@pytest.mark.parametrize(("held", "outcome", "later", "state"), ENDS)
+def test_a_receipt_says_what_became_of_an_upload(store, held, outcome, later, state):
+    """What was acknowledged is never called refused or dropped."""
     store.store(item())
     if held:
         store.store(work.OutboxHeld(item().at))
     assert store.was_taken(JOB, [1]) and not store.was_taken(JOB, range(2, 9))
     store.store(work.OutboxDrop(item().at, outcome))
-    assert state(store) == said
+    if later:
+        assert store.was_taken(JOB, [1])
+        store.store(work.LateRecord(item().at, later))
+    assert store.receipts()[-1].state == state
     assert not store.load().uploads
-    assert store.was_taken(JOB, [1]) is (said not in ("late", "refused"))
+    assert store.was_taken(JOB, [1]) is (state not in ("late", "refused"))
 
 
 @pytest.mark.parametrize("outcome", ["counted", "dropped"])
@@ -114,17 +116,6 @@ def test_a_dropped_upload_settles_its_attempt_on_the_disk(store):
     store.store(work.ManifestMark(item(2).at, b"n" * 32))
     store.store(work.OutboxDrop(item().at, "dropped"))
     assert not store.load().seen[JOB].settled
-
-
-@pytest.mark.parametrize(("outcome", "said"), [("counted", "counted"), ("missing", "late")])
-def test_a_late_record_tells_what_became_of_an_upload_that_was_given_up(store, outcome, said):
-    """The acknowledgement was lost, or the upload was too late: only the record tells."""
-    store.store(item())
-    store.store(work.OutboxDrop(item().at, "dropped"))
-    assert store.was_taken(JOB, [1])
-    store.store(work.LateRecord(item().at, outcome))
-    assert state(store) == said
-    assert store.was_taken(JOB, [1]) is (outcome == "counted")
 
 
 def test_a_dummy_has_no_receipt_and_stays_a_dummy(store):

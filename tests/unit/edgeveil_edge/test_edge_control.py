@@ -3,14 +3,12 @@
 import asyncio
 import json
 import stat
-from dataclasses import is_dataclass
 
 import pytest
 
 from edgeveil.errors import UsageError
 from edgeveil.privacy.laplace_mechanism import softmax_event
 from edgeveil.privacy.policy import JobRequest, Limits
-from edgeveil.protocol import device, device_round
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.messages import RoundId
 from edgeveil.transport.listener import connect_unix
@@ -23,8 +21,6 @@ from tests.unit.edgeveil_edge.test_conditions import WELL
 
 
 def heard(folder, work, obey):
-    """`work()` in a thread while a device of this folder listens."""
-
     async def run():
         control = ControlSocket(folder, obey)
         await control.start()
@@ -36,11 +32,12 @@ def heard(folder, work, obey):
     return asyncio.run(run())
 
 
-def test_anything_but_a_command_changes_nothing_and_is_told(tmp_path):
+def test_anything_but_a_command_changes_nothing_and_errors_are_reported(tmp_path):
     obeyed, path = [], tmp_path / CONTROL_FILE
 
     async def obey(command):
         obeyed.append(command)
+        raise UsageError("the ledger is broken", where="ledger.sqlite")
 
     def work():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -51,21 +48,13 @@ def test_anything_but_a_command_changes_nothing_and_is_told(tmp_path):
             with connect_unix(path, 30.0) as connection, connection.makefile("rb") as stream:
                 connection.sendall(line)
                 assert "error" in json.loads(stream.readline())
-
-    heard(tmp_path, work, obey)
-    assert obeyed == [] and not path.exists()
-
-
-def test_what_fails_at_the_device_is_told_and_it_goes_on(tmp_path):
-    async def obey(_command):
-        raise UsageError("the ledger is broken", where="ledger.sqlite")
-
-    def twice():
+        assert obeyed == []
         for _ in range(2):
             with pytest.raises(UsageError, match="the ledger is broken"):
                 ask(tmp_path, "status")
 
-    heard(tmp_path, twice, obey)
+    heard(tmp_path, work, obey)
+    assert len(obeyed) == 2 and not path.exists()
 
 
 @pytest.fixture
@@ -74,8 +63,6 @@ def own(tmp_path):
 
 
 def running(own, box, work):
-    """`work(process)` in a thread while a device of this site runs, without a broker."""
-
     async def run():
         computing = ComputeProcess()
         with Lanes() as lanes:
@@ -113,7 +100,6 @@ def test_a_pause_holds_over_a_restart_until_it_is_taken_back(own):
 
 
 def written(own):
-    """Its site file, without a page."""
     path = own.state_dir / "edge.yaml"
     plain = own.model_dump(mode="json", exclude_unset=True, exclude={"page"})
     path.write_text(json.dumps({"edge": plain}))
@@ -152,17 +138,3 @@ def test_an_error_at_the_warm_up_is_told_in_the_log_without_its_text(caplog):
     (told,) = caplog.records
     assert (told.message, told.error) == ("warm_up_failed", "OSError")
     assert "ada" not in str(told.__dict__)
-
-
-def test_what_reads_records_has_a_lane_of_its_own():
-    tasks = [
-        one
-        for module in (device, device_round)
-        for one in vars(module).values()
-        if is_dataclass(one) and one.__module__ == module.__name__
-    ]
-    with Lanes() as lanes:
-        where = {made.__name__: lanes.of(made.__new__(made)) for made in tasks}
-        assert [name for name, lane in where.items() if lane is lanes.records] == ["ComputeAnswer"]
-        assert where["InstallJob"] is where["InstallRelease"] is lanes.trials
-        assert where["FindStanza"] is where["OpenPackage"] is where["SealDummies"] is lanes.others

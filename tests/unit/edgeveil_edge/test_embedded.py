@@ -34,7 +34,7 @@ def own(tmp_path):
     plugins._change(None)  # a device says for the whole process what it takes in
 
 
-def test_a_device_starts_is_looked_at_and_stops_clean(own):
+def test_a_device_starts_shows_its_state_stops_clean_and_pauses(own):
     before, children = threads(), psutil.Process().children()
     device = edgeveil.Device(own, records=measured, on_message=lambda _: None)
     assert device.status().state == "stopped"
@@ -55,15 +55,9 @@ def test_a_device_starts_is_looked_at_and_stops_clean(own):
     device.stop()
     assert threads() == before
     assert psutil.Process().children() == children
-    with device:  # again
-        assert device.status().id == told.id
-
-
-def test_the_owner_pauses_it(own):
-    device = edgeveil.Device(own, records=measured)
     device.pause()
-    with device:
-        assert device.status().state == "paused"
+    with device:  # again
+        assert (device.status().id, device.status().state) == (told.id, "paused")
         assert device._process.device.host._work.paused
         device.resume()
         assert not device._process.device.host._work.paused

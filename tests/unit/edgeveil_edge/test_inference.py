@@ -172,7 +172,7 @@ def test_names_of_a_model_or_a_job_do_not_steer_the_terminal(tmp_path, capsys):
     (tmp_path / "x.csv").write_text("v,u\n1,2\n")
     assert cli.main(["predict", str(tmp_path / "model.onnx"), str(tmp_path / "x.npz")]) == 0
     assert cli.main(["predict", str(tmp_path / "model.onnx"), str(tmp_path / "x.csv")]) != 0
-    DeviceProcess._say(SimpleNamespace(site=SimpleNamespace(name="box")), "no column '\x1b[2J'")
+    DeviceProcess._notify(SimpleNamespace(site=SimpleNamespace(name="box")), "no column '\x1b[2J'")
     told = capsys.readouterr()
     assert r"\x1b[2Ja" in told.out and r"\x1b]0;w" in told.err and r"box: no column" in told.out
     assert not {"\x1b", "\r"} & {*told.out, *told.err}

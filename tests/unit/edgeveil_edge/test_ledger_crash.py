@@ -24,12 +24,10 @@ POINTS = ("before the commit", "before the head", "before the seal", "before the
 
 
 def die(*_):
-    """End this process at once."""
     signal.raise_signal(signal.SIGKILL)
 
 
 def driver(folder, point):
-    """Answer one round, and end at `point`."""
     device = Device(Path(folder)).knows(PLAN)
 
     def noted(segments):

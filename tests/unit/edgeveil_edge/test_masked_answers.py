@@ -91,14 +91,13 @@ MEAN = compile_job(
 )
 
 
-def test_inferences_of_which_the_mean_is_asked_stand_under_masks(tmp_path):
-    """Their noise is the device's own, in whole steps, and priced as it always was."""
+def test_inferences_of_which_the_mean_is_asked_are_noised_before_they_are_masked(tmp_path):
     device = Device(tmp_path).knows(MEAN)
     sealed = Round(MEAN, FIRST, device.keys())
     answer = answered(device, sealed)
     released = payload(device, FIRST)[SOFTMAX]
     assert np.array_equal(unmasked(device, sealed, answer)[SOFTMAX], released)
-    assert released.sum() != 2**20  # noised before it is masked
+    assert released.sum() != 2**20
     assert sealed.tensors(answer)[SOFTMAX][: released.nbytes] != released.tobytes()
     assert device.ledger.spent(purpose="infer").epsilon == pytest.approx(5)
 
@@ -177,12 +176,8 @@ def test_dummies_look_like_answers_and_open_for_nobody(tmp_path, role):
     sealed = Round(PLAN, FIRST, device.keys())
     answer = answered(device, sealed)
     dummy = device.host.perform(SealDummies(sealed.manifest, KEY.public().to_bytes()))
-    assert dummy.dummy
-    assert (dummy.groups, dummy.sizes) == (answer.groups, answer.sizes)
-    assert (len(dummy.seed), len(dummy.encrypted_state)) == (
-        len(answer.seed),
-        len(answer.encrypted_state),
-    )
+    form = [(e.groups, e.sizes, len(e.seed), len(e.encrypted_state)) for e in (dummy, answer)]
+    assert dummy.dummy and form[0] == form[1]
     with pytest.raises(AssertionError):
         sealed.tensors(dummy)  # the cloud cannot open it
     if role == "train":

@@ -45,7 +45,7 @@ def test_wherever_the_budget_is_placed_one_record_more_decides_nothing(
         return seconds(records)
 
     monkeypatch.setattr(compute, "rehearse_device", play)
-    most = 200
+    most = 60
     site = kit.site(tmp_path, policy={"max_records": most})
     for n in range(1, most + 1):
         budget_s = (seconds(n) + seconds(n - 1)) / 2 / WORK_SHARE
@@ -175,7 +175,6 @@ class Slow(Computer):
 
 
 def slow_device(folder, plan, needed_s, late=False):
-    """The device, and where it computes."""
     boxes = []
 
     def compute(site, identity):

@@ -25,8 +25,6 @@ NOW_S = 1_700_000_000.0
 
 
 class SealingCloud:
-    """Seals releases to a device, and opens what it reports."""
-
     def __init__(self):
         self.opening, self.tags = OpeningKey.generate(), {}
 
@@ -61,7 +59,6 @@ def device(tmp_path):
 
 
 def brought(device, cloud, graph, sequence, *, data_set="bench", expires_s=0.0):
-    """A release comes and is opened; whatever becomes of it."""
     sent = ReleasePackage("boxed", graph, data_set, expires_s)
     manifest, blob = cloud.seal(device.keys(), sent, sequence)
     opened = device.host.perform(OpenPackage(manifest, blob))
@@ -95,21 +92,14 @@ OTHER_OPERATOR = final_model().replace(b"Softmax", b"Hardmax")
 
 
 def test_a_report_tells_what_became_of_a_release_and_outlives_the_process(device):
-    cloud = SealingCloud()
+    cloud, outcomes = SealingCloud(), messages.ReleaseOutcome
     for number, (sent, data_set, found) in enumerate(
         [
-            *(
-                (bad, "bench", messages.ReleaseOutcome.REFUSED_BY_CHECK)
-                for bad in (b"no model", b"")
-            ),
-            (OTHER_OPERATOR, "bench", messages.ReleaseOutcome.REFUSED_BY_CHECK),
-            (final_model(1), "bench", messages.ReleaseOutcome.FAILED_TRIAL),
-            *(
-                (model(), other, messages.ReleaseOutcome.REFUSED_BY_POLICY)
-                for other in ("other", "")
-            ),
-            (model(), "bench", messages.ReleaseOutcome.IN_USE),
-            (model(1), "other", messages.ReleaseOutcome.REFUSED_BY_POLICY),
+            *((bad, "bench", outcomes.REFUSED_BY_CHECK) for bad in (b"no model", OTHER_OPERATOR)),
+            (final_model(1), "bench", outcomes.FAILED_TRIAL),
+            *((model(), other, outcomes.REFUSED_BY_POLICY) for other in ("other", "")),
+            (model(), "bench", outcomes.IN_USE),
+            (model(1), "other", outcomes.REFUSED_BY_POLICY),
         ]
     ):
         manifest = brought(device, cloud, sent, number, data_set=data_set)
@@ -117,7 +107,7 @@ def test_a_report_tells_what_became_of_a_release_and_outlives_the_process(device
         device = device.restarted()
         assert device.store.load().report_due == manifest
         assert outcome(device, cloud, manifest) is found
-        assert in_use(device) == ("" if number < 6 else "0001-boxed")
+        assert in_use(device) == ("" if number < 5 else "0001-boxed")
         device.host.store(machine.ReportSettled(number))
         memory = device.store.load()
         assert (memory.report_due, memory.reported) == (None, number)

@@ -6,7 +6,6 @@ from edgeveil_proxy.spool import Spool
 
 @pytest.fixture
 def path(tmp_path):
-    """Where the spool's file is, or is to be."""
     return tmp_path / "spool.sqlite"
 
 

@@ -43,7 +43,6 @@ def manifest(kind, where, data):
 
 
 def put(spool, header, data):
-    """A broadcast comes and is kept, as the machine has it done."""
     for offset in range(0, len(data), 1024):
         piece = data[offset : offset + 1024]
         spool.store(BroadcastPart(header.blob.digest, offset, piece))
@@ -90,7 +89,6 @@ def shuffled(spool, slots=3, where=None):
 
 
 def batch(spool, slots=3, where=None):
-    """The round's batch is made and kept."""
     done = shuffled(spool, slots, where)
     header = Batch(where or at(), slots, 0, done.counts, Blob(done.digest, len(done.data), 1024))
     item = pr.BatchKept(header.at, PROXY.header(header), header, done.data)
@@ -112,7 +110,6 @@ def on_disk(path):
 
 
 def names(path):
-    """The spool's files, by what they are."""
     return {file.name.split("-")[0] for file in path.with_suffix("").iterdir()}
 
 

@@ -195,9 +195,6 @@ def test_a_second_choice_for_a_round_ends_the_work_and_the_first_one_stays(path)
     spool.close()
 
 
-# --- files, durable together or not at all ---
-
-
 def test_a_broadcast_that_is_not_its_digest_is_not_kept(path):
     spool, header = Spool(path), sk.manifest("round", sk.at(), bytes(100))
     spool.store(br.BroadcastPart(header.blob.digest, 0, b"x" * 100))
@@ -238,20 +235,6 @@ def test_a_write_that_fails_is_undone_as_a_whole(spool, path):
     spool._file.db.execute("DROP TRIGGER full")
     sk.batch(spool, 1)
     assert list(sk.reopened(path).batches) == [sk.at()]
-
-
-def test_several_items_are_durable_together_or_not_at_all(spool, path):
-    with pytest.raises(StorageError, match="nothing to write"), spool.together():
-        sk.upload(spool, 0)
-        raise StorageError("nothing to write")
-    assert sk.reopened(path).uploads == []
-    with spool.together():
-        items = [sk.upload(spool, slot) for slot in range(3)]
-        assert sqlite3.connect(path).execute("SELECT count(*) FROM uploads").fetchone() == (0,)
-    assert sk.reopened(path).uploads == items
-
-
-# --- devices' answers, for those that lost count of them ---
 
 
 FIRST = sk.DEVICES[0]
