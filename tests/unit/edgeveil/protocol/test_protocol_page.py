@@ -3,9 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
-from edgeveil.protocol import cloud_job, device_round, proxy_rounds
 from edgeveil.protocol.messages import Body, Header, Message
 from tests.drawn import redrawn
 from tests.drawn.protocol import PAGE, drawing
@@ -29,11 +26,6 @@ FILES = sorted(
 )
 TESTS = sorted(set(re.findall(r"`(test_\w+)`", PAGE_THREATS)))
 FUNCTIONS = sorted(set(re.findall(r"`(\w+)::(\w+)`", PAGE_THREATS)))
-UNDER_ROOT = PAGE_THREATS.partition("## Attacks on the root's metadata")[2].partition("\n## ")[0]
-TUF_ATTACKS = (  # section 1.5.2 of its specification
-    *("arbitrary installation", "endless data", "fast-forward", "freeze", "key compromise"),
-    *("mix and match", "rollback", "slow retrieval", "wrong recipient", "wrong software"),
-)
 
 
 def test_what_the_page_names_exists():
@@ -44,28 +36,3 @@ def test_what_the_page_names_exists():
         texts = [path.read_text(encoding="utf-8") for path in ROOT.glob(f"tests/**/{module}.py")]
         defined = re.compile(rf"^(async )?def {function}\(", re.MULTILINE)
         assert any(defined.search(text) for text in texts), (module, function)
-
-
-def test_every_attack_of_tuf_s_list_has_a_line_that_names_the_function_which_plays_it():
-    assert [one for one in TUF_ATTACKS if one not in UNDER_ROOT] == []
-    for line in re.findall(r"^\| (?!attack|---).*", UNDER_ROOT, re.MULTILINE):
-        shown = line.rstrip("| ").rpartition("|")[2].split(",")
-        assert all(re.fullmatch(r" ?`\w+::\w+`", one) for one in shown), line
-
-
-TABLES = {
-    "device": device_round.DEVICE_STATES,
-    "cloud": cloud_job.CLOUD_STATES,
-    "collection": proxy_rounds.COLLECTION_STATES,
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_every_state_can_be_reached_and_left(name):
-    table = TABLES[name]
-    reached, new = set(), {table.start}
-    while new:
-        reached |= new
-        new = {to for (state, _), to in table.table.items() if state in reached} - reached
-    assert reached == set(type(table.start))
-    assert {state for state, _ in table.table} == reached
