@@ -26,12 +26,12 @@ def device(memory=None, data_set=b"", sealing=(), **settings):
     return DeviceMachine(ME.signer, keys, memory, bounds, data_set, sealing)
 
 
-def receive(machine, message):
-    return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), 0.0)
+def receive(machine, message, now_s=0.0):
+    return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), now_s)
 
 
-def done(machine, task, result):
-    return machine.handle(fx.WorkDone(task, result), 0.0)
+def done(machine, task, result, now_s=0.0):
+    return machine.handle(fx.WorkDone(task, result), now_s)
 
 
 def fire(machine, name):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-import msgspec
-
 from edgeveil.crypto.keys import SigningKey, VerifyKey
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
@@ -142,13 +140,7 @@ def acks(effects):
 
 
 def headers(effects):
-    """Without the proof in a job's, which its signer adds."""
-    found = [m.decode_header(message.header) for message in messages(effects, m.Offer)]
-    jobs = [isinstance(one, m.Manifest) and one.kind == "job" for one in found]
-    return [
-        msgspec.structs.replace(one, release_proof=b"") if job else one
-        for one, job in zip(found, jobs, strict=True)
-    ]
+    return [m.decode_header(message.header) for message in messages(effects, m.Offer)]
 
 
 def timers(effects):

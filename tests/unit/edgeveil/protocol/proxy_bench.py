@@ -94,23 +94,31 @@ def proxy(memory=None, shuffle=keep_order, disk=None, **settings):
     return Bench(memory, shuffle, disk, **settings)
 
 
-def cloud_says(machine, message):
+def from_cloud(machine, message):
     return machine.handle(fx.MessageReceived(fx.CloudAddress(), message), 0.0)
 
 
-def says(machine, who, message, now_s=0.0):
+def send(machine, who, message, now_s=0.0):
     return machine.handle(fx.MessageReceived(fx.DeviceAddress(who.id), message), now_s)
 
 
+def send_note(machine, who, body, now_s=0.0):
+    return send(machine, who, who.signer.note(body), now_s)
+
+
+def send_offer(machine, who, header, data=b"", now_s=0.0):
+    return send(machine, who, kit.offer(header, data, who.signer), now_s)
+
+
 def hello(machine, who, now_s=0.0):
-    return says(machine, who, who.signer.note(Hello(who.id, knows=3)), now_s)
+    return send_note(machine, who, Hello(who.id, knows=3), now_s)
 
 
 def part_by_part(machine, header, data):
     """The cloud's broadcast comes in parts; what all devices hear of it."""
-    out = cloud_says(machine, kit.offer(header))
+    out = from_cloud(machine, kit.offer(header))
     for part in kit.parts_of(header, data):
-        out += cloud_says(machine, part)
+        out += from_cloud(machine, part)
     return to_devices(out)
 
 
@@ -120,12 +128,12 @@ def fire(machine, what, number=1, attempt=1):
 
 
 def open_round(machine, header=None):
-    return cloud_says(machine, kit.offer(header or kit.manifest(MODEL), MODEL))
+    return from_cloud(machine, kit.offer(header or kit.manifest(MODEL), MODEL))
 
 
 def upload(machine, number, **changes):
     header, data = kit.upload_of(changes.pop("where", kit.at()), number + 1, **changes)
-    return says(machine, FLEET[number], kit.offer(header, data, FLEET[number].signer))
+    return send_offer(machine, FLEET[number], header, data)
 
 
 def to_devices(effects):

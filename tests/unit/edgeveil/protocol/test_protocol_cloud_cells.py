@@ -109,18 +109,6 @@ def test_it_is_asked_again_once_it_was_heard_and_holds_the_job():
     assert machine.runs[kit.JOB].sealing.cells == CELLS
 
 
-def test_where_all_refuse_the_job_pauses_with_the_reason():
-    machine = cells_cloud()
-    start(machine, ONCE)
-    found, _ = seal(machine, ANNOUNCE)
-    out = []
-    for cell in CELLS:
-        refusal = m.Ack(found[cell].blob.digest, "refused", "cache_full")
-        out = hear(machine, cell, PROXIES[cell].note(refusal))
-    (status,) = [item for item in kit.stored(out) if isinstance(item, cj.JobStatus)]
-    assert status.status == "paused" and "cache_full" in status.reason
-
-
 def test_a_quorum_of_all_closes_the_round_after_its_grace():
     machine = waiting(quorum=1)
     out = come(machine, NORTH)
@@ -131,17 +119,6 @@ def test_a_quorum_of_all_closes_the_round_after_its_grace():
     assert kit.reports(out)["cell_gone"]["cell"] == SOUTH
 
 
-def unmasking():
-    machine = waiting()
-    for cell in CELLS:
-        come(machine, cell)
-    batches = {cell: of_cell(cell)[0] for cell in CELLS}
-    asked = {cell: m.Unmask(kit.at(), one.blob.digest, b"\7") for cell, one in batches.items()}
-    out = done(machine, cj.Absorb(batches), cj.AskUnmask(asked))
-    assert receivers(out, m.Unmask) == set(CELLS)
-    return machine
-
-
 def tell_masks(machine, cell, of=None):
     question = machine.runs[kit.JOB].cells[of or cell].masks.question
     data = b"masks of " + cell.encode()
@@ -150,7 +127,13 @@ def tell_masks(machine, cell, of=None):
 
 
 def test_the_sum_of_a_cell_that_gives_no_masks_is_left_out_and_none_answers_for_another():
-    machine = unmasking()
+    machine = waiting()
+    for cell in CELLS:
+        come(machine, cell)
+    batches = {cell: of_cell(cell)[0] for cell in CELLS}
+    asked = {cell: m.Unmask(kit.at(), one.blob.digest, b"\7") for cell, one in batches.items()}
+    out = done(machine, cj.Absorb(batches), cj.AskUnmask(asked))
+    assert receivers(out, m.Unmask) == set(CELLS)
     tell_masks(machine, NORTH)
     assert kit.tasks(tell_masks(machine, SOUTH, of=NORTH)) == []
     out = fire(machine, "watchdog", SOUTH)

@@ -9,7 +9,6 @@ from edgeveil.protocol import device as dv
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.device import Installation
 from edgeveil.protocol.sealed import JobPackage, ReleasePackage
 
 LONG = bytes(range(256)) * 20
@@ -17,6 +16,16 @@ LONG = bytes(range(256)) * 20
 
 def offered(machine, header, data=db.MODEL, signer=kit.CLOUD):
     return db.receive(machine, kit.offer(header, data, signer))
+
+
+def job_id(number):
+    return b"%016d" % number
+
+
+def announced(number, data=None, **changes):
+    data = data or b"sealed job %d" % number
+    where = kit.at(0, 0, job_id(number))
+    return kit.manifest(data, where, kind="job", groups=(), selected=0, **changes), data
 
 
 def test_an_older_round_or_attempt_or_another_model_for_one_is_refused_also_after_a_restart():
@@ -58,32 +67,12 @@ def test_an_offer_of_another_or_that_cannot_be_fetched_changes_nothing(sent, rea
 def test_a_round_that_holds_no_round_and_a_job_that_holds_none_are_refused():
     job, round_ = dr.OpenedPackage(JobPackage(b"{}", b"")), dr.OpenedPackage(db.PACKAGE)
     rows = [(db.device(), kit.manifest(db.MODEL), db.MODEL, job)]
-    rows.append((db.device(dr.DeviceMemory()), JOB_HEADER, JOB_DATA, round_))
+    rows.append((db.device(), *announced(7), round_))
     for machine, header, data, found in rows:
         offered(machine, header, data)
         out = db.done(machine, dr.OpenPackage(header, data), found)
         assert kit.refused(out) == ["malformed_package"] and kit.tasks(out) == []
         assert machine.state is dr.DeviceState.IDLE
-
-
-def test_a_newer_round_takes_the_place_of_the_one_at_work():
-    machine, old, new = db.device(), kit.manifest(db.MODEL), kit.manifest(b"newer", kit.at(2))
-    opened, newer = dr.OpenedPackage(db.PACKAGE), dr.OpenPackage(new, b"newer")
-    offered(machine, old)
-    assert kit.tasks(offered(machine, new, b"newer")) == [newer]
-    assert db.done(machine, dr.OpenPackage(old, db.MODEL), opened) == []
-    work = dr.ComputeAnswer(new, db.PACKAGE, closes_s=60.0)
-    assert kit.tasks(db.done(machine, newer, opened)) == [work]
-
-
-def test_fetches_that_never_end_do_not_stop_later_rounds():
-    """Each round's commit is announced and its parts are lost: the next round clears them."""
-    machine = db.device()
-    for number in range(1, dv.AT_ONCE + 2):
-        db.upload(machine, kit.manifest(db.MODEL, kit.at(number)))
-        record, _ = kit.commit_of(kit.at(number), [b"%d %d" % (number, i) for i in range(100)])
-        assert kit.refused(db.receive(machine, kit.offer(record))) == []
-        assert record.blob.digest in machine.fetches.under_way
 
 
 def release(sequence):
@@ -93,11 +82,7 @@ def release(sequence):
 def test_an_older_release_cannot_take_the_place_of_the_installed_one():
     machine = db.device(dr.DeviceMemory(jobs={kit.JOB: None}, release_sequence=7))
     assert kit.refused(offered(machine, release(6), b"final")) == ["replayed_release"]
-
-
-def test_a_round_from_before_a_release_is_not_answered():
-    """Its cloud counts from behind: the job's model would be refused, the budget be gone."""
-    machine = db.device(dr.DeviceMemory(jobs={kit.JOB: None}, release_sequence=7))
+    # Nor is a round answered from before it: the model would be refused, the budget be gone.
     behind, ahead = (kit.manifest(db.MODEL, sequence=number) for number in (6, 8))
     assert kit.refused(offered(machine, behind)) == ["outdated_round"]
     assert kit.tasks(offered(machine, ahead)) == [dr.OpenPackage(ahead, db.MODEL)]
@@ -114,46 +99,15 @@ def test_a_release_that_could_not_be_used_holds_up_no_round():
     assert kit.refused(offered(machine, kit.manifest(db.MODEL))) == []
 
 
-JOB_DATA = b"sealed job"
-JOB_HEADER = kit.manifest(JOB_DATA, kit.at(0), kind="job", groups=(), selected=0)
-
-
-@pytest.mark.parametrize("before", [0, 2, 5])
-def test_what_is_pushed_of_a_round_before_its_job_is_learned_comes_once(before):
-    machine, header = db.device(dr.DeviceMemory()), kit.manifest(LONG)
-    (opening,) = kit.tasks(offered(machine, JOB_HEADER, JOB_DATA))
-    out = db.receive(machine, kit.offer(header))
-    assert kit.bodies(out, m.Want) == [] and {"repair", "want"} <= set(kit.timers(out))
-    pieces = kit.parts_of(header, LONG)
-    assert len(pieces) == 5
-    for piece in pieces[:before]:
-        assert db.receive(machine, piece) == []
-    found = dr.OpenedPackage(JobPackage(b"{}", b"graph"))
-    (learn,) = kit.tasks(db.done(machine, opening, found))
-    out = db.done(machine, learn, Installation())
-    for piece in pieces[before:]:
-        assert not kit.tasks(out) and kit.messages(out, m.Need) == []
-        out = db.receive(machine, piece)
-    assert kit.tasks(out) == [dr.OpenPackage(header, LONG)]
-    assert machine.state is dr.DeviceState.OPENING and db.fire(machine, "repair") == []
-
-
 def test_a_closed_job_stays_closed():
-    machine, close = db.device(), kit.CLOUD.note(m.Close(kit.JOB, "completed"))
+    machine, close = db.device(), kit.CLOUD.note(m.Close(job_id(7), "completed"))
     assert kit.reports(db.receive(machine, close))["job_closed"]["status"] == "completed"
     assert db.receive(machine, close) == []
-    for header, data in ((kit.manifest(db.MODEL), db.MODEL), (JOB_HEADER, JOB_DATA)):
+    for header, data in (
+        (kit.manifest(db.MODEL, kit.at(job=job_id(7))), db.MODEL),
+        announced(7),
+    ):
         assert kit.refused(offered(machine, header, data)) == ["closed_job"]
-
-
-def job_id(number):
-    return b"%016d" % number
-
-
-def announced(number, data=None, **changes):
-    data = data or b"sealed job %d" % number
-    where = kit.at(0, 0, job_id(number))
-    return kit.manifest(data, where, kind="job", groups=(), selected=0, **changes), data
 
 
 def learn(machine, number):
@@ -182,21 +136,19 @@ def test_what_moves_is_not_given_up():
     assert moving.blob.digest in machine.fetches.under_way
 
 
-def test_the_bytes_on_their_way_are_bounded_by_what_was_claimed():
-    machine, header = db.device(fetch_bytes=2 * len(LONG) + 10), kit.manifest(db.MODEL)
-    stalled(machine, 2)
-    out = db.receive(machine, kit.offer(announced(9, LONG)[0]))
-    assert kit.refused(out) == ["too_many_fetches"]
-    assert kit.tasks(offered(machine, header)) == [dr.OpenPackage(header, db.MODEL)]
-
-
-def test_a_round_that_finds_no_room_changes_nothing():
-    machine = db.device()
-    stalled(machine, dv.AT_ONCE)
+@pytest.mark.parametrize(
+    ("settings", "count"), [({}, dv.AT_ONCE), ({"fetch_bytes": 2 * len(LONG) + 10}, 2)]
+)
+def test_fetches_have_a_bound_in_number_and_bytes_and_what_finds_no_room_changes_nothing(
+    settings, count
+):
+    machine = db.device(**settings)
+    stalled(machine, count)
     before = db.snapshot(machine)
-    out = db.receive(machine, kit.offer(kit.manifest(LONG)))
-    assert kit.refused(out) == ["too_many_fetches"] and kit.stored(out) == []
-    assert db.snapshot(machine) == before and machine.state is dr.DeviceState.IDLE
+    for header in (announced(99, LONG)[0], kit.manifest(LONG)):
+        out = db.receive(machine, kit.offer(header))
+        assert (kit.refused(out), kit.stored(out)) == (["too_many_fetches"], [])
+        assert db.snapshot(machine) == before
 
 
 def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline():
@@ -205,7 +157,6 @@ def test_a_round_s_package_that_never_completes_is_given_up_at_the_deadline():
     assert machine.fetches.under_way
     db.fire(machine, "deadline")
     assert machine.state is dr.DeviceState.IDLE and not machine.fetches.under_way
-    assert db.fire(machine, "repair") == []
     assert len(kit.tasks(offered(machine, kit.manifest(db.MODEL, kit.at(2))))) == 1
 
 
@@ -228,10 +179,7 @@ def test_ends_of_jobs_are_remembered_up_to_a_bound():
     assert job_id(dv.CLOSED_KEPT + 19) in machine.memory.closed
 
 
-@pytest.mark.parametrize(
-    "outcome",
-    [dr.OpenedPackage(None), dr.OpenedPackage(db.PACKAGE), fx.WorkFailed("wrong_package")],
-)
+@pytest.mark.parametrize("outcome", [dr.OpenedPackage(None), fx.WorkFailed("wrong_package")])
 def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome):
     """Its rounds are looked into as those of any other one where the device is not selected."""
     machine = db.device(dr.DeviceMemory())
@@ -248,41 +196,17 @@ def test_a_job_that_is_of_no_use_here_is_fetched_once(outcome):
         assert kit.tasks(offered(machine, one, sent)) == [dr.OpenPackage(one, sent)]
 
 
-def test_refusals_are_counted_by_slugs_and_sentences_go_to_the_owner():
-    machine, told = db.device(), "the file /x cannot be read"
-    (task,) = kit.tasks(offered(machine, kit.manifest(db.MODEL)))
-    out = db.done(machine, task, fx.WorkFailed(told))
-    assert kit.refused(out) == ["failed_work"] and kit.reports(out)["failed_work"]["why"] == told
-
-
-LEAVE, COME = fx.Command("leave"), fx.Command("come")
-UP = fx.PeerConnected(fx.ProxyAddress())
-
-
-def told(machine, event):
-    return machine.handle(event, 0.0)
-
-
-def test_it_leaves_once_and_comes_again_when_it_will_and_not_because_the_proxy_asks():
+def test_it_ends_what_it_has_begun_leaves_once_and_comes_again_at_the_owners_wish_alone():
     machine = db.device()
-    told(machine, UP)
-    out = told(machine, LEAVE)
-    assert kit.bodies(out, m.Bye) == [m.Bye(db.ME.id)]
-    assert fx.CancelTimer("hello") in out
-    assert told(machine, LEAVE) == []
+    leave, come = fx.Command("leave"), fx.Command("come")
+    machine.handle(fx.PeerConnected(fx.ProxyAddress()), 0.0)
+    db.upload(machine)
+    assert machine.handle(leave, 0.0) == []
+    assert machine.state is dr.DeviceState.UPLOADING
+    assert kit.bodies(db.fire(machine, "deadline"), m.Bye) == [m.Bye(db.ME.id)]
+    assert machine.handle(leave, 0.0) == []
     for asked in (m.Here(60.0), m.Later(5.0)):
         assert db.receive(machine, kit.PROXY.note(asked)) == []
         assert db.fire(machine, "hello") == []
-    assert len(kit.bodies(told(machine, COME), m.Hello)) == 1
-    assert told(machine, COME) == []
-
-
-def test_what_it_has_begun_it_ends_before_it_goes():
-    machine, header = db.device(), kit.manifest(db.MODEL)
-    told(machine, UP)
-    db.work_on(machine, header)
-    assert told(machine, LEAVE) == []
-    out = db.done(machine, dr.ComputeAnswer(header, db.PACKAGE), db.SEALED)
-    assert kit.bodies(out, m.Bye) == []
-    assert machine.state is dr.DeviceState.UPLOADING
-    assert kit.bodies(db.fire(machine, "deadline"), m.Bye) == [m.Bye(db.ME.id)]
+    assert len(kit.bodies(machine.handle(come, 0.0), m.Hello)) == 1
+    assert machine.handle(come, 0.0) == []

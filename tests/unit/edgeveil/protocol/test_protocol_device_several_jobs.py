@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import protocol_kit as kit
-from device_bench import MODEL, PACKAGE, SEALED, device
+from device_bench import MODEL, PACKAGE, SEALED, device, done, receive
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol_kit import at
@@ -23,43 +23,28 @@ def model(job):
     return MODEL + job
 
 
-def round_of(job, number=1, **changes):
-    return kit.manifest(model(job), at(number, job=job), **changes)
+def round_of(job, **changes):
+    return kit.manifest(model(job), at(job=job), **changes)
 
 
 def answer_of(job):
     return replace(SEALED, data=SEALED.data[:-1] + job[:1])
 
 
-def hear(machine, message, now_s=0.0):
-    return machine.handle(fx.MessageReceived(fx.ProxyAddress(), message), now_s)
-
-
 def open_(machine, header, now_s=0.0, budget_s=0.0, **more):
     data = model(header.at.job_id)
-    hear(machine, kit.offer(header, data), now_s)
+    receive(machine, kit.offer(header, data), now_s)
     opened = dr.OpenedPackage(PACKAGE, budget_s=budget_s, **more)
-    return machine.handle(fx.WorkDone(dr.OpenPackage(header, data), opened), now_s)
-
-
-def done(machine, task, result, now_s):
-    return machine.handle(fx.WorkDone(task, result), now_s)
-
-
-def upload(machine, job, number=1):
-    (task,) = kit.tasks(open_(machine, round_of(job, number)))
-    return done(machine, task, answer_of(job), 0.0)
+    return done(machine, dr.OpenPackage(header, data), opened, now_s)
 
 
 def test_of_too_many_rounds_one_that_is_over_makes_room():
     machine = device(dr.DeviceMemory(jobs=dict.fromkeys(JOBS)), jobs=2)
-    upload(machine, JOBS[1])
-    (task,) = kit.tasks(open_(machine, round_of(JOBS[0])))
-    assert kit.refused(hear(machine, kit.offer(round_of(JOBS[2]), model(JOBS[2])))) == [
-        "too_many_rounds"
-    ]
+    third = kit.offer(round_of(JOBS[2]), model(JOBS[2]))
+    (task,), _ = [kit.tasks(open_(machine, round_of(job))) for job in JOBS[:2]]
+    assert kit.refused(receive(machine, third)) == ["too_many_rounds"]
     done(machine, task, dr.NoAnswer("few"), 0.0)
-    assert kit.refused(hear(machine, kit.offer(round_of(JOBS[2]), model(JOBS[2])))) == []
+    assert kit.refused(receive(machine, third)) == []
 
 
 def works(effects):
@@ -94,20 +79,11 @@ def test_the_round_whose_time_ends_first_is_next():
     assert third.allowed_s >= 20.0
 
 
-def test_under_cover_what_comes_too_late_is_covered():
-    machine = several()
-    hear(machine, kit.PROXY.note(m.Cover(20.0)), 100.0)
-    open_(machine, round_of(JOBS[0]), 100.0, budget_s=40.0)
-    out = open_(machine, round_of(JOBS[1]), 100.0, budget_s=40.0)
-    assert kit.bodies(out, m.Decline) == []
-    assert [type(task) for task in kit.tasks(out)] == [dr.SealDummies]
-
-
 def played(plan, work, cover_s):
     """What becomes visible of each job, and when, if their work takes `work` seconds."""
     machine = several()
     if cover_s:
-        hear(machine, kit.PROXY.note(m.Cover(cover_s)))
+        receive(machine, kit.PROXY.note(m.Cover(cover_s)))
     events = []
     number, live = 0, dict[str, int]()
 
@@ -117,12 +93,11 @@ def played(plan, work, cover_s):
         events.append((when_s, number, event))
         return number
 
-    chances = {job: chance for job, (_, _, chance) in zip(JOBS, plan, strict=False)}
-    budgets = {job: budget for job, (_, budget, _) in zip(JOBS, plan, strict=False)}
+    planned = dict(zip(JOBS, plan, strict=False))
     seconds = dict(zip(JOBS, work, strict=False))
-    for job, (comes_s, _, _) in zip(JOBS, plan, strict=False):
-        header = round_of(job)
-        post(comes_s, fx.MessageReceived(fx.ProxyAddress(), kit.offer(header, model(job))))
+    for job, (comes_s, _, _) in planned.items():
+        offer = kit.offer(round_of(job), model(job))
+        post(comes_s, fx.MessageReceived(fx.ProxyAddress(), offer))
     seen = {}
     busy_s = 0.0
     while events:
@@ -140,8 +115,8 @@ def played(plan, work, cover_s):
                 case fx.CancelTimer(name=name):
                     live.pop(name, None)
                 case fx.Work(task=dr.OpenPackage(manifest=header) as task):
-                    job = header.at.job_id
-                    found = dr.OpenedPackage(PACKAGE, chances[job], budgets[job])
+                    _, budget_s, chance = planned[header.at.job_id]
+                    found = dr.OpenedPackage(PACKAGE, chance, budget_s)
                     post(now_s, fx.WorkDone(task, found))
                 case fx.Work(task=dr.ComputeAnswer(manifest=header) as task):
                     job = header.at.job_id

@@ -7,11 +7,10 @@ import protocol_kit as kit
 import pytest
 from device_bench import MODEL, PACKAGE, device, done, receive, snapshot, work_on
 from protocol_kit import at
-from proxy_bench import FLEET, cloud_says, hello, part_by_part, proxy, says
+from proxy_bench import FLEET, from_cloud, hello, part_by_part, proxy, send
 
 from edgeveil.crypto.buckets import bucket_of
 from edgeveil.crypto.keys import OpeningKey
-from edgeveil.errors import ProtocolError
 from edgeveil.protocol import device_round as dr
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
@@ -34,65 +33,27 @@ def needs(effects):
     return kit.messages(effects, m.Need)
 
 
-def heard(machine, sent):
+def receive_all(machine, sent):
     return [effect for one in sent for effect in receive(machine, one)]
-
-
-def looked(machine, header=HEADER):
-    receive(machine, kit.offer(header))
-    assert kit.tasks(heard(machine, parts(FRONT, STANZAS))) == [FindStanza(header, STANZAS)]
 
 
 def look(machine, buckets=None):
     """The offer and the buckets came; where the device looks."""
     receive(machine, kit.offer(BUCKETED))
-    (task,) = kit.tasks(heard(machine, buckets or BUCKET_PARTS))
+    (task,) = kit.tasks(receive_all(machine, buckets or BUCKET_PARTS))
     return task
-
-
-def came(machine):
-    return heard(machine, parts(REST, STREAM))
-
-
-def test_a_stream_that_is_pushed_before_the_look_is_not_asked_for():
-    machine = device()
-    receive(machine, kit.offer(HEADER))
-    assert kit.tasks(came(machine)) == []
-    looked(machine)
-    out = done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
-    assert (needs(out), kit.tasks(out)) == ([], [dr.OpenPackage(HEADER, DATA)])
 
 
 def test_under_cover_everybody_fetches_the_stream_unlooked():
     machine = device()
     receive(machine, kit.PROXY.note(m.Cover(5.0)))
     receive(machine, kit.offer(HEADER))
-    out = heard(machine, parts(FRONT, STANZAS))
+    out = receive_all(machine, parts(FRONT, STANZAS))
     assert kit.tasks(out) == [] and needs(out)
-    came(machine)
+    receive_all(machine, parts(REST, STREAM))
     assert machine.state is dr.DeviceState.OPENING
     out = done(machine, dr.OpenPackage(HEADER, DATA), dr.OpenedPackage(None))
     assert [type(task) for task in kit.tasks(out)] == [dr.SealDummies]
-
-
-def test_a_look_that_a_newer_round_overtook_is_dropped():
-    machine = device()
-    looked(machine)
-    newer = kit.manifest(b"x" * 3000, kit.at(2))
-    receive(machine, kit.offer(newer))
-    for found in (True, False):
-        assert done(machine, FindStanza(HEADER, STANZAS), StanzaLook(found)) == []
-    assert machine.at == kit.at(2)
-    assert machine.state is dr.DeviceState.FETCHING
-
-
-def test_a_broken_stream_is_refused_and_fetched_again():
-    machine = device()
-    looked(machine)
-    done(machine, FindStanza(HEADER, STANZAS), StanzaLook(True))
-    out = heard(machine, parts(describe(STREAM, kit.PART_BYTES), STREAM[:-1] + b"!"))
-    assert kit.refused(out) == ["bad_digest"]
-    assert kit.tasks(came(machine)) == [dr.OpenPackage(HEADER, DATA)]
 
 
 def test_pieces_or_buckets_that_are_not_the_blob_are_refused():
@@ -104,6 +65,10 @@ def test_pieces_or_buckets_that_are_not_the_blob_are_refused():
     for header in (*headers, wrong(BUCKETED, pieces=())):
         assert receive(machine, kit.CLOUD.offer(header)) == [fx.Refuse("malformed")]
         assert snapshot(machine) == before
+    holder = proxy()
+    for header in headers[:2]:
+        assert kit.refused(from_cloud(holder, kit.offer(header))) == ["malformed"]
+    assert holder.broadcasts.cached_bytes == 0
 
 
 KEYS = [OpeningKey.generate() for _ in range(100)]
@@ -122,8 +87,8 @@ BUCKET_PARTS = list(parts(BUCKETED.pieces[0], BUCKETS))
 REST_PARTS = list(parts(BUCKETED.pieces[1], BUCKETS[BUCKETED.stanza_bytes :]))
 
 
-def own_bucket(key, level=LEVEL):
-    return bucket_of(key.public(), level)
+def own_bucket(key):
+    return bucket_of(key.public(), LEVEL)
 
 
 def test_a_device_looks_in_its_bucket_and_fetches_the_stream_alone():
@@ -133,7 +98,7 @@ def test_a_device_looks_in_its_bucket_and_fetches_the_stream_alone():
     assert sl.is_listed(KEYS[0], BUCKETED, task.stanzas)
     out = done(machine, task, StanzaLook(True))
     assert needs(out) == [m.Need(stream.digest, tuple(range(stream.parts)))]
-    (opened,) = kit.tasks(heard(machine, REST_PARTS))
+    (opened,) = kit.tasks(receive_all(machine, REST_PARTS))
     assert sl.open_broadcast(KEYS[0], BUCKETED, opened.blob) == (b"model" * 2000, TAG)
     assert sl.open_broadcast(OpeningKey.generate(), BUCKETED, opened.blob) is None
 
@@ -162,12 +127,11 @@ def test_a_spoilt_bucket_only_hides_the_round():
     assert machine.state is dr.DeviceState.IDLE
 
 
-@pytest.mark.parametrize("kind", ["job", "release"])
-def test_what_is_for_all_goes_to_all_but_the_stanzas(kind):
+def test_what_is_for_all_goes_to_all_but_the_stanzas():
     machine = proxy(packet_bytes=1 << 16)
-    header, data, _ = bucketed(kind, kit.at(0), b"graph" * 4000)
-    out = cloud_says(machine, kit.offer(header))
-    out += [e for part in kit.parts_of(header, data) for e in cloud_says(machine, part)]
+    header, data, _ = bucketed("release", kit.at(0), b"graph" * 4000)
+    out = from_cloud(machine, kit.offer(header))
+    out += [e for part in kit.parts_of(header, data) for e in from_cloud(machine, part)]
     sends = kit.of(out, fx.Send)
     buckets = [e for e in sends if isinstance(e.to, fx.BucketAddress)]
     assert [(e.to.level, e.to.index, e.message.index) for e in buckets] == [
@@ -177,28 +141,13 @@ def test_what_is_for_all_goes_to_all_but_the_stanzas(kind):
     assert told == [kit.offer(header), *parts(header.pieces[1], data[header.stanza_bytes :])]
 
 
-def test_the_roster_says_what_every_device_knows():
-    machine, old, new = proxy(), FLEET[0], FLEET[1]
-    (first,) = rosters(cloud_says(machine, kit.CLOUD.note(m.Here(0.0))))
-    assert first.knows == m.KNOWS_CHECKS
-    for who, knows, all_know in (
-        (old, 0, [0]),
-        (new, m.KNOWS_CHECKS, []),
-        (old, m.KNOWS_BUCKETS, [m.KNOWS_RECORDS]),
-        (old, m.KNOWS_CHECKS, [m.KNOWS_CHECKS]),
-    ):
-        out = says(machine, who, who.signer.note(m.Hello(who.id, knows=knows)))
-        assert [one.knows for one in rosters(out)] == all_know
-        assert (DeviceKnows(who.id, knows) in kit.stored(out)) == bool(all_know)
-
-
-@pytest.mark.parametrize("answered", [-1, 0, 7])
+@pytest.mark.parametrize("answered", [-1, 7])
 def test_who_knew_checks_of_masks_once_does_not_know_less_again(answered):
-    """Whatever it says of the answers that it counts: it would hold up each secure job else."""
+    """It would hold up each secure job else."""
     machine, who = proxy(), FLEET[0]
     for number, knows in enumerate([m.KNOWS_CHECKS, 2, m.KNOWS_CHECKS, 2]):
         hello = who.signer.note(m.Hello(who.id, answered=answered, knows=knows))
-        out = says(machine, who, hello, 20.0 * number)
+        out = send(machine, who, hello, 20.0 * number)
         assert rosters(out) == []
         assert not [one for one in kit.stored(out) if isinstance(one, DeviceKnows)]
         assert kit.refused(out) == ([] if knows == m.KNOWS_CHECKS else ["earlier_version"])
@@ -218,23 +167,9 @@ def test_the_stanzas_go_to_all_and_the_stream_to_who_asks():
     machine, (stanzas, stream) = proxy(), LONGER.pieces
     assert part_by_part(machine, LONGER, LONG) == [kit.offer(LONGER), *PUSHED]
     whole = kit.parts_of(LONGER, LONG)  # what a device of an earlier version wants
-    for number, (blob, indices, sent) in enumerate(
-        [
-            (stream, (0, 2), [PULLED[0], PULLED[2]]),
-            (stanzas, (0,), PUSHED[:1]),
-            (LONGER.blob, (0,), whole[:1]),
-        ]
-    ):
-        out = says(machine, FLEET[number], m.Need(blob.digest, indices))
-        assert kit.messages(out, m.BlobPart) == sent
-
-
-@pytest.mark.parametrize("pieces", [(LONGER.pieces[0],), LONGER.pieces[::-1]])
-def test_the_proxy_keeps_no_broadcast_whose_pieces_are_not_its_own(pieces):
-    machine = proxy()
-    wrong = kit.manifest(LONG, stanza_bytes=len(STANZAS), pieces=pieces)
-    assert kit.refused(cloud_says(machine, kit.offer(wrong))) == ["malformed"]
-    assert machine.broadcasts.cached_bytes == 0
+    for blob, sent in ((stream, PULLED[:2]), (stanzas, PUSHED[:1]), (LONGER.blob, whole[:1])):
+        need = m.Need(blob.digest, tuple(range(len(sent))))
+        assert kit.messages(send(machine, FLEET[0], need), m.BlobPart) == sent
 
 
 PART_BYTES = transfer.part_bytes(kit.PACKET_BYTES)
@@ -247,8 +182,8 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(transfer, "PIECE_MARKS", 20)
 
 
-def record(marks=MARKS, floor=3, where=None, size=PART_BYTES):
-    return transfer.describe_record(where or at(), marks, size, floor)
+def record(floor=3):
+    return transfer.describe_record(at(), MARKS, PART_BYTES, floor)
 
 
 def piece_bytes(commit, data, piece):
@@ -257,7 +192,7 @@ def piece_bytes(commit, data, piece):
 
 
 def test_every_mark_stands_in_its_own_piece_of_no_fewer_marks_than_the_floor_and_in_no_other():
-    for floor, pieces in ((1, 8), (30, 4), (60, 2), (150, 1)):
+    for floor, pieces in ((1, 8), (60, 2), (150, 1)):
         found = record(floor=floor)[0].pieces
         assert len(found) == pieces and min(one.size_bytes for one in found) >= 32 * floor
     commit, data = record()
@@ -274,12 +209,10 @@ def test_every_mark_stands_in_its_own_piece_of_no_fewer_marks_than_the_floor_and
 
 def test_pieces_that_do_not_make_up_the_record_are_refused():
     commit, _ = record()
-    for these in ((0, 1, 2), (0, 1), (0,) * 8):
+    for these in ((0, 1), (0,) * 8):
         pieces = tuple(commit.pieces[number] for number in these)
         wrong = msgspec.structs.replace(commit, pieces=pieces)
-        with pytest.raises(ProtocolError, match="malformed"):
-            transfer.check_record(wrong)
-        assert kit.refused(cloud_says(proxy(), kit.offer(wrong))) == ["malformed"]
+        assert kit.refused(from_cloud(proxy(), kit.offer(wrong))) == ["malformed"]
         assert kit.refused(receive(answered(), kit.offer(wrong))) == ["malformed"]
 
 
@@ -295,43 +228,38 @@ def answered():
     return machine
 
 
-def came_of_records(machine, piece, data):
-    return heard(machine, transfer.parts(piece, data))
+def recorded():
+    """The record is offered: (machine, record, its bytes, the device's own piece, that's bytes)."""
+    machine, (commit, data) = answered(), record()
+    receive(machine, kit.offer(commit))
+    piece = transfer.piece_for(commit, [MINE])
+    return machine, commit, data, piece, piece_bytes(commit, data, piece)
 
 
 def test_a_piece_of_a_neighbour_or_with_a_changed_mark_tells_nothing():
-    machine = answered()
-    commit, data = record()
-    receive(machine, kit.offer(commit))
-    piece = transfer.piece_for(commit, [MINE])
+    machine, commit, data, piece, mine = recorded()
     other = commit.pieces[commit.pieces.index(piece) - 1]
-    assert came_of_records(machine, other, piece_bytes(commit, data, other)) == []
-    mine = piece_bytes(commit, data, piece)
+    assert receive_all(machine, parts(other, piece_bytes(commit, data, other))) == []
     for wrong in (mine.replace(MINE, ABSENT), data[-len(mine) :]):
-        lie = msgspec.structs.replace(piece, digest=piece.digest)
-        assert kit.refused(came_of_records(machine, lie, wrong)) == ["bad_digest"]
+        assert kit.refused(receive_all(machine, parts(piece, wrong))) == ["bad_digest"]
     assert machine.memory.uploads
-    assert kit.stored(came_of_records(machine, piece, mine)) == [OutboxDrop(at(), "counted")]
+    assert kit.stored(receive_all(machine, parts(piece, mine))) == [OutboxDrop(at(), "counted")]
 
 
 def test_the_last_record_of_a_job_is_taken_after_its_end():
-    machine = answered()
-    commit, data = record()
-    receive(machine, kit.offer(commit))
+    machine, _, _, piece, mine = recorded()
     receive(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed")))
-    piece = transfer.piece_for(commit, [MINE])
-    out = came_of_records(machine, piece, piece_bytes(commit, data, piece))
-    assert kit.stored(out) == [LateRecord(at(), "counted")]
+    assert kit.stored(receive_all(machine, parts(piece, mine))) == [LateRecord(at(), "counted")]
 
 
 def test_the_last_record_stays_with_the_job_s_end_for_who_asks():
     machine, (commit, data) = proxy(ended_kept=2), record()
     part_by_part(machine, commit, data)
-    cloud_says(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed")))
+    from_cloud(machine, kit.CLOUD.note(m.Close(kit.JOB, "completed")))
     assert kit.messages(hello(machine, FLEET[0]), m.Offer) == []
     asked = m.Need(commit.pieces[0].digest, (0,))
-    assert kit.messages(says(machine, FLEET[0], asked), m.BlobPart)
+    assert kit.messages(send(machine, FLEET[0], asked), m.BlobPart)
     for number in range(2):
-        cloud_says(machine, kit.CLOUD.note(m.Close(bytes([number]) * 16, "completed")))
+        from_cloud(machine, kit.CLOUD.note(m.Close(bytes([number]) * 16, "completed")))
     assert machine.memory.kept == {} and kit.JOB not in machine.memory.ended
-    assert kit.refused(says(machine, FLEET[1], asked)) == ["unknown_blob"]
+    assert kit.refused(send(machine, FLEET[1], asked)) == ["unknown_blob"]

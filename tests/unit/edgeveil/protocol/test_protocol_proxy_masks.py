@@ -7,17 +7,14 @@ import hashlib
 
 import protocol_kit as kit
 import pytest
-from cloud_bench import batch, done, fire, receive, state, waiting
-from cloud_bench import hand_over as offer_batch
 from msgspec import structs
-from proxy_bench import FLEET, MODEL, cloud_says, hello, says, to_cloud, to_devices
+from proxy_bench import FLEET, MODEL, from_cloud, send_note, send_offer
 from real_proxy import RealProxy
 
 from edgeveil.crypto.keys import MaskSeed
-from edgeveil.protocol import cloud_job as cj
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
-from edgeveil.protocol.proxy_rounds import MISFIT, CollectionState, SumMasks
+from edgeveil.protocol.proxy_rounds import MISFIT
 from edgeveil.protocol.sealed import RoundCheck, choice, committed, masked_vectors, seal_seed
 from edgeveil.protocol.tensors import mask_checks, mask_sums
 from edgeveil.protocol.transfer import describe
@@ -42,19 +39,12 @@ def masked_round(where=None, **changes):
 
 def begin(machine, header=None):
     header = header or masked_round()
-    return cloud_says(machine, kit.offer(header, MODEL + repr(header.at).encode()))
+    return from_cloud(machine, kit.offer(header, MODEL + repr(header.at).encode()))
 
 
 def key_of(machine, where):
     key = machine.masks._context.memory.round_key(where)
     return key.public().to_bytes() if key else b""
-
-
-def told_key(machine, where=None):
-    """The round's key, as a device that says hello is told it."""
-    out = hello(machine, FLEET[5])
-    keys = {body.at: body.key for body in kit.bodies(out, m.RoundKey)}
-    return keys.get(where or kit.at(), b"")
 
 
 def masked_upload(machine, number, header=None, **changes):
@@ -66,7 +56,7 @@ def masked_upload(machine, number, header=None, **changes):
 
 def upload(machine, number, header=None, **changes):
     made, data = masked_upload(machine, number, header, **changes)
-    return says(machine, FLEET[number], kit.offer(made, data, FLEET[number].signer))
+    return send_offer(machine, FLEET[number], made, data)
 
 
 def handed_over(machine, header=None):
@@ -85,18 +75,12 @@ def question(of_, places=range(UPLOADS), **changes):
 
 
 def ask(machine, asked):
-    return cloud_says(machine, kit.CLOUD.note(asked))
+    return from_cloud(machine, kit.CLOUD.note(asked))
 
 
 def answer_of(effects):
-    offers = [e for e in to_cloud(effects) if isinstance(e, m.Offer)]
-    sums = [(m.decode_header(o.header), o.data) for o in offers]
-    sums = [(header, data) for header, data in sums if isinstance(header, m.MaskSums)]
-    if not sums:
-        return None
-    header, data = sums[-1]
-    parts = [p.data for p in kit.messages(effects, m.BlobPart) if p.blob == header.blob.digest]
-    return header, data or b"".join(parts)
+    found = [(m.decode_header(one.header), one.data) for one in kit.messages(effects, m.Offer)]
+    return next((one for one in reversed(found) if isinstance(one[0], m.MaskSums)), None)
 
 
 def given(effects):
@@ -118,32 +102,18 @@ def expected(chosen, where=None):
     return mask_sums(vectors, [seed(UPLOADS - 1 - place) for place in chosen])
 
 
-def test_devices_hear_a_masked_round_s_key_before_its_offer(machine):
-    first, *_, offer = to_devices(begin(machine))
-    key = m.decode_body(first.body)
-    assert isinstance(offer, m.Offer)
-    assert key.at == kit.at()
-    assert told_key(machine) == key.key == told_key(machine.restarted())
-
-
-WRONG_UPLOADS = [
-    ({"seed": b""}, "wrong_seed"),
-    ({"seed": bytes(80)}, "bad_seed"),
-    ({"seed": b"short"}, "bad_seed"),
-    ({"groups": (0, 2)}, "wrong_groups"),
-    ({"groups": (1,)}, "wrong_groups"),
-    ({"groups": (2,)}, "wrong_seed"),
-    ({"blob": describe(bytes(300), 512)}, "wrong_size"),
-]
-
-
 def test_an_upload_that_could_not_be_summed_is_refused(machine):
     begin(machine, checked_round())
-    for changes, reason in WRONG_UPLOADS:
+    for changes, reason in (
+        ({"seed": b""}, "wrong_seed"),
+        ({"seed": bytes(80)}, "bad_seed"),
+        ({"groups": (0, 2)}, "wrong_groups"),
+        ({"groups": (2,)}, "wrong_seed"),
+        ({"blob": describe(bytes(300), 512)}, "wrong_size"),
+    ):
         out = upload(machine, 0, checked_round(), **changes)
         assert kit.refused(out) == [reason], changes
-        assert kit.stored(out) == []
-        assert kit.acks(out) == [("refused", reason)]
+        assert (kit.stored(out), kit.acks(out)) == ([], [("refused", reason)])
     stolen = masked_upload(machine, 0, checked_round())[0].seed
     forked = committed(masked_round(), bytes(32))
     for number, header, seeds in (
@@ -179,31 +149,13 @@ def test_what_cannot_be_answered_is_refused_by_name(machine):
         ((), {"chosen": b"\x1f\0"}, "malformed_choice"),
         (range(5), {"batch": bytes(32)}, "unknown_batch"),
         (range(5), {"at": kit.at(2)}, "unknown_round"),
-        (range(5), {"at": kit.at(1, 2)}, "unknown_round"),
-        (range(5), {"at": kit.at(job=b"K" * 16)}, "unknown_round"),
     ):
         assert why_not(ask(machine, question(batch, places, **changes))) == reason
-
-
-def test_uploads_without_masked_groups_cannot_be_chosen(machine):
-    begin(machine)
-    for number in range(3):
-        upload(machine, number)
-    upload(machine, 3, groups=(2,), seed=b"")
-    (batch,) = kit.headers(upload(machine, 4, groups=(2,), seed=b""))
-    assert batch.counts == (3, 3, 5)
-    assert why_not(ask(machine, question(batch))) == "malformed_choice"
-    vectors = masked_vectors(kit.at(), kit.GROUPS, MASKED)
-    summed = mask_sums(vectors, [seed(number) for number in (2, 1, 0)])
-    assert given(ask(machine, question(batch, chosen=b"\x07"))) == summed
-
-
-def test_a_question_asked_on_and_on_is_reckoned_once(machine):
-    batch = handed_over(machine)
-    machine.hold = True
-    effects = [e for _ in range(4) for e in ask(machine, question(batch))]
-    assert [type(task) for task in kit.tasks(effects)] == [SumMasks]
-    assert len(kit.stored(effects)) == 1
+    device = FLEET[0]
+    assert answer_of(send_note(machine, device, question(batch))) is None
+    forged = structs.replace(kit.CLOUD.note(question(batch)).body, signature=bytes(64))
+    assert kit.refused(from_cloud(machine, m.Note(forged))) == ["forged"]
+    assert not machine.masks._context.memory.unmasked
 
 
 def test_another_attempt_is_opened_until_a_round_is_unmasked(machine):
@@ -228,8 +180,8 @@ def left(machine):
 
 def commit(machine, batch):
     record, data = kit.commit_of(batch.at, [b"x"])
-    cloud_says(machine, kit.CLOUD.note(m.Ack(batch.blob.digest, "held")))
-    return cloud_says(machine, kit.offer(record, data))
+    from_cloud(machine, kit.CLOUD.note(m.Ack(batch.blob.digest, "held")))
+    return from_cloud(machine, kit.offer(record, data))
 
 
 def test_with_the_commit_seeds_and_key_are_gone(machine):
@@ -247,50 +199,25 @@ def test_with_the_commit_seeds_and_key_are_gone(machine):
     assert not any(seed(number).to_bytes() in disk for number in range(UPLOADS))
     again = machine.restarted()
     assert why_not(ask(again, question(batch))) == "unknown_round"
-    assert told_key(again) == b""
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_cloud_without_use_for_a_batch_does_not_end_its_masks(machine, restart):
-    """A cloud whose job is paused knows of no batch, and may have kept what is under its masks."""
-    batch = handed_over(machine)
-    out = cloud_says(machine, kit.CLOUD.note(m.Ack(batch.blob.digest, "closed")))
-    assert kit.stored(out) == []
-    assert [e.name for e in kit.of(out, fx.CancelTimer)] == [f"handover:{kit.JOB.hex()}:1:1"]
-    assert machine.rounds.collections[kit.at()].state is CollectionState.HANDING_OVER
-    machine = machine.restarted() if restart else machine
-    assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_no_job_begins_once_more_after_something_of_it_was_unmasked(tmp_path, restart):
+def test_no_job_begins_once_more_after_something_of_it_was_unmasked(tmp_path):
     """The proxy forgets ends of jobs; the same job would bring the same numbers once more."""
     machine = RealProxy(tmp_path, ended_kept=1)
     ask(machine, question(handed_over(machine)))
     for job in (kit.JOB, b"K" * 16):
-        cloud_says(machine, kit.CLOUD.note(m.Close(job, "completed")))
-    seeds, keys, _ = left(machine)
-    assert seeds == []
-    assert keys == []
-    machine = machine.restarted() if restart else machine
-    memory = machine.masks._context.memory
-    assert (memory.unmasked, memory.summed) == ({}, {kit.JOB})
-    memory.ended.clear()
-    for where in (kit.at(1, 2), kit.at(1, 1), kit.at(2)):
-        assert kit.refused(begin(machine, masked_round(where))) == ["unmasked_already"]
+        from_cloud(machine, kit.CLOUD.note(m.Close(job, "completed")))
+    assert left(machine)[:2] == ([], [])
+    for one in (machine.restarted(), machine):
+        memory = one.masks._context.memory
+        assert (memory.unmasked, memory.summed) == ({}, {kit.JOB})
+        memory.ended.clear()
+        for where in (kit.at(1, 2), kit.at(1, 1), kit.at(2)):
+            assert kit.refused(begin(one, masked_round(where))) == ["unmasked_already"]
     assert kit.refused(begin(machine, masked_round(kit.at(job=b"L" * 16)))) == []
 
 
-def uploading(machine):
-    begin(machine)
-    upload(machine, 0)
-
-
-def asked(machine):
-    ask(machine, question(handed_over(machine)))
-
-
-@pytest.mark.parametrize("reach", [begin, uploading, handed_over, asked])
+@pytest.mark.parametrize("reach", [begin, handed_over])
 def test_a_memory_from_a_backup_has_no_seed_and_sums_no_job_that_it_knows(machine, reach):
     """It cannot know what the proxy unmasked after the backup was made."""
     reach(machine)
@@ -300,21 +227,10 @@ def test_a_memory_from_a_backup_has_no_seed_and_sums_no_job_that_it_knows(machin
     memory = back.masks._context.memory
     assert left(back)[:2] == ([], [])
     assert (memory.uploads, memory.delivered, memory.summed) == ([], set(), {kit.JOB})
-    assert told_key(back) == b""
     for where in (kit.at(), kit.at(1, 2), kit.at(2)):
         assert kit.refused(begin(back, masked_round(where))) == ["unmasked_already"]
     for allowed in (masked_round(kit.at(3), masked=()), masked_round(kit.at(job=b"L" * 16))):
         assert kit.refused(begin(back, allowed)) == []
-
-
-def test_only_the_cloud_may_ask(machine):
-    batch = handed_over(machine)
-    me = FLEET[0]
-    out = says(machine, me, me.signer.note(question(batch)))
-    assert answer_of(out) is None
-    forged = structs.replace(kit.CLOUD.note(question(batch)).body, signature=bytes(64))
-    assert kit.refused(cloud_says(machine, m.Note(forged))) == ["forged"]
-    assert not machine.masks._context.memory.unmasked
 
 
 def test_each_set_has_masks_of_its_own_and_keeps_its_part_of_the_floor(tmp_path):
@@ -326,20 +242,19 @@ def test_each_set_has_masks_of_its_own_and_keeps_its_part_of_the_floor(tmp_path)
 
 def test_sets_below_the_proxys_own_floor_are_refused_with_the_round(machine):
     out = begin(machine, masked_round(sets=5, min_batch=5))
-    assert kit.refused(out) == ["sets_below_floor"]
-    assert not told_key(machine)
+    assert (kit.refused(out), key_of(machine, kit.at())) == (["sets_below_floor"], b"")
 
 
 MEMBERSHIP = b"m" * 32
 CHECK = RoundCheck.of(kit.at(), MEMBERSHIP, disclosed=True)
-OTHER = RoundCheck.of(kit.at(), bytes(32), disclosed=True)
 
 
 def checked_round():
     return committed(masked_round(), MEMBERSHIP)
 
 
-def checked_batch(machine):
+@pytest.fixture
+def batch(machine):
     return handed_over(machine, checked_round())
 
 
@@ -352,25 +267,27 @@ def checks_of(places=range(UPLOADS)):
     return mask_checks(vectors, [seed(UPLOADS - 1 - place) for place in places], CHECK)
 
 
-def test_factors_that_the_round_did_not_commit_to_are_refused_for_good(machine):
-    batch_ = checked_batch(machine)
-    for _ in range(2):
-        assert why_not(ask(machine, check(batch_, OTHER))) == "wrong_factors"
-        assert given(ask(machine, check(batch_))) == checks_of()
-    assert why_not(ask(machine.restarted(), check(batch_, OTHER))) == "wrong_factors"
+def test_factors_that_the_round_did_not_commit_to_are_refused_for_good(machine, batch):
+    for other in (
+        RoundCheck.of(kit.at(), bytes(32), disclosed=True),
+        RoundCheck.of(kit.at(1, 2), MEMBERSHIP, disclosed=True),
+    ):
+        assert why_not(ask(machine, check(batch, other))) == "wrong_factors"
+        assert given(ask(machine, check(batch))) == checks_of()
+        assert why_not(ask(machine.restarted(), check(batch, other))) == "wrong_factors"
 
 
-def test_the_choice_follows_the_checks_and_its_floor_holds(machine):
-    batch_ = checked_batch(machine)
-    ask(machine, check(batch_))
-    assert why_not(ask(machine, question(batch_, (0, 1)))) == "choice_below_floor"
-    assert given(ask(machine, question(batch_, (0, 2, 3)))) == expected((0, 2, 3))
-    assert given(ask(machine, check(batch_))) == checks_of()  # nothing new
-    assert why_not(ask(machine, question(batch_, (0, 1, 3)))) == "unmasked_already"
+def test_the_choice_follows_the_checks_and_its_floor_holds(machine, batch):
+    ask(machine, check(batch))
+    assert why_not(ask(machine, question(batch, (0, 1)))) == "choice_below_floor"
+    assert given(ask(machine, question(batch, (0, 2, 3)))) == expected((0, 2, 3))
+    assert given(ask(machine, check(batch))) == checks_of()  # nothing new
+    assert why_not(ask(machine, question(batch, (0, 1, 3)))) == "unmasked_already"
 
 
-def misfits(of_, places):
-    return m.Misfits(of_.at, of_.blob.digest, choice(places, UPLOADS))
+def misfits(of_, places, **changes):
+    plain = m.Misfits(of_.at, of_.blob.digest, choice(places, UPLOADS))
+    return structs.replace(plain, **changes)
 
 
 def blamed(effects):
@@ -380,78 +297,16 @@ def blamed(effects):
     }
 
 
-def test_misfits_have_their_sender_s_name_once_and_lose_nothing(machine):
-    batch_ = checked_batch(machine)
-    elsewhere = structs.replace(misfits(batch_, [0]), batch=bytes(32))
-    assert ask(machine, elsewhere) == []
-    out = ask(machine, misfits(batch_, [0, 3]))
+def test_misfits_have_their_sender_s_name_once_and_lose_nothing(machine, batch):
+    assert ask(machine, misfits(batch, [0], batch=bytes(32))) == []
+    out = ask(machine, misfits(batch, [0, 3]))
     assert blamed(out) == {(FLEET[4].id, MISFIT), (FLEET[1].id, MISFIT)}
-    assert len(out) == 2
-    assert ask(machine, misfits(batch_, [1])) == []
-    assert given(ask(machine, question(batch_))) == expected(range(UPLOADS))
+    assert ask(machine, misfits(batch, [1])) == []
+    assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
 
 
-def test_a_place_that_is_not_there_blames_nobody(machine):
-    wrong = structs.replace(misfits(checked_batch(machine), [0]), places=b"\x21")
-    assert blamed(ask(machine, wrong)) == set()
-
-
-def acknowledged(machine, asked):
-    header, _ = answer_of(ask(machine, asked))
-    cloud_says(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held")))
-    return machine
-
-
-@pytest.mark.parametrize("how", ["restart", "checks acknowledged", "sums acknowledged"])
-def test_whose_uploads_they_were_is_forgotten_once_they_are_summed(machine, how):
-    batch_ = checked_batch(machine)
-    if how == "restart":
-        machine = machine.restarted()
-    else:
-        acknowledged(machine, check(batch_) if "checks" in how else question(batch_))
-    named = {(FLEET[2].id, MISFIT)} if "checks" in how else set()
-    assert blamed(ask(machine, misfits(batch_, [2]))) == named
-
-
-ASKED = check(batch()[0])
-DIGEST = hashlib.sha256(m.encode_inner(ASKED)).digest()
-ANSWER = b"checks of masks"
-CHOSEN = m.Unmask(kit.at(), batch()[0].blob.digest, b"\x07")
-WRONG = m.Misfits(kit.at(), batch()[0].blob.digest, b"\x08")
-
-
-def checking():
-    """The host has opened the batch; the proxy is asked for the checks."""
-    machine = waiting()
-    offer_batch(machine)
-    done(machine, cj.Absorb({"": batch()[0]}), cj.AskChecks({"": ASKED}))
-    assert state(machine) is cj.CloudState.CHECKING
-    return machine
-
-
-def answered(machine):
-    header = m.MaskSums(kit.at(), DIGEST, describe(ANSWER, kit.PART_BYTES))
-    return receive(machine, kit.offer(header, ANSWER, kit.PROXY))
-
-
-def test_the_choice_is_asked_for_after_the_checks_and_misfits_are_told_before_it():
-    machine = checking()
-    assert kit.tasks(answered(machine)) == [cj.TakeChecks(kit.at(), {"": ANSWER})]
-    task = cj.TakeChecks(kit.at(), {"": ANSWER})
-    out = done(machine, task, cj.AskUnmask({"": CHOSEN}, {"": WRONG}))
-    assert state(machine) is cj.CloudState.UNMASKING
-    assert kit.bodies(out, m.Misfits | m.Unmask) == [WRONG, CHOSEN]
-    assert kit.bodies(fire(machine, "unmask"), m.Misfits | m.CheckMasks) == []
-
-
-@pytest.mark.parametrize("why", ["refused", "failed"])
-def test_a_check_that_comes_to_nothing_has_spent_nothing(why):
-    """No choice was said, so the round is asked for again, as after any failure before it."""
-    machine, wrong = checking(), fx.WorkFailed("wrong_mask_checks")
-    if why == "refused":
-        out = receive(machine, kit.PROXY.note(m.Ack(DIGEST, "refused", "unknown_round")))
-    else:
-        answered(machine)
-        out = done(machine, cj.TakeChecks(kit.at(), {"": ANSWER}), wrong)
-    assert kit.tasks(out) == [cj.SealRound(kit.JOB, 1, 2)]
-    assert kit.bodies(out, m.Unmask) == []
+def test_whose_uploads_they_were_is_forgotten_once_they_are_summed(machine, batch):
+    (header, _) = answer_of(ask(machine, question(batch)))
+    from_cloud(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held")))
+    for one in (machine, machine.restarted()):
+        assert blamed(ask(one, misfits(batch, [2]))) == set()

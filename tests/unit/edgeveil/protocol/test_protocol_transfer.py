@@ -15,73 +15,30 @@ from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
-from edgeveil.protocol.messages import Blob, BlobPart, Offer, encode
+from edgeveil.protocol.messages import Offer, encode
 from edgeveil.protocol.sealed import decode_package
-from edgeveil.protocol.tensors import unpack_tensors
+from edgeveil.protocol.tensors import tensor_views, unpack_tensors
 
 SIZE = 256
 
 
-def fetch_of(blob, limit_bytes):
-    header = manifest(b"", blob=blob)
-    return tr.Fetch(CLOUD.offer(header), header, limit_bytes)
+def new_fetch(parts_count, **options):
+    data = hashlib.shake_256(b"pulled").digest(SIZE * parts_count)
+    header = manifest(data, blob=tr.describe(data, SIZE))
+    fetch = tr.Fetch(CLOUD.offer(header), header, len(data), **options)
+    return fetch, list(tr.parts(header.blob, data))
 
 
-def missing(fetch):
-    """What is asked for after a look that saw nothing new."""
-    fetch.next_need(timer=True)
-    return fetch.next_need(timer=True)
-
-
-def _altered(good):
-    change = msgspec.structs.replace
-    shorter, longer = good.data[:-1], good.data + b"x"
-    return [
-        change(good, data=bytes((good.data[0] ^ 1,)) + good.data[1:]),
-        *(change(good, data=data, crc=zlib.crc32(data)) for data in (shorter, longer)),
-        *(change(good, index=index) for index in (3, 2**31)),
-    ]
-
-
-def test_a_bad_part_changes_nothing():
-    data = bytes(range(256)) * 3
-    blob = tr.describe(data, SIZE)
-    fetch = fetch_of(blob, len(data))
-    fetch.add(tr.part(blob, data, 1))
-    for bad in _altered(tr.part(blob, data, 0)):
+def test_a_bad_part_changes_nothing_and_what_lacks_is_asked_for_after_a_silent_look():
+    fetch, (good, second, _) = new_fetch(3)
+    fetch.add(second)
+    changes = [{"data": data, "crc": zlib.crc32(data)} for data in (good.data[1:], bytes(SIZE + 1))]
+    for change in (*changes, {"data": bytes(SIZE)}, {"index": 3}, {"index": 2**31}):
         with pytest.raises(ProtocolError, match="bad_part"):
-            fetch.add(bad)
-    assert missing(fetch).indices == (0, 2)
-    with pytest.raises(ProtocolError, match="bad_part"):
-        list(tr.first_data(CLOUD.offer(manifest(data), data[:-1]), blob))
-
-
-def test_a_wrong_whole_is_forgotten_and_fetched_again():
-    data = b"a" * SIZE + b"b" * SIZE
-    blob = tr.describe(data, SIZE)
-    fetch = fetch_of(blob, len(data))
-    lie = b"c" * SIZE  # a checksum is no signature: anyone can make it fit
-    fetch.add(BlobPart(blob.digest, 1, zlib.crc32(lie), lie))
-    fetch.add(tr.part(blob, data, 0))
-    with pytest.raises(ProtocolError, match="bad_digest"):
-        fetch.finish()
-    assert missing(fetch).indices == (0, 1)
-    for piece in tr.parts(blob, data):
-        fetch.add(piece)
-    assert fetch.finish() == data
-
-
-def test_a_claim_takes_no_memory_and_has_a_limit():
-    """A part costs its receiver a fixed overhead, so parts of one byte would multiply memory."""
-    claim, crumbs = Blob(b"x" * 32, 2**40, 2**20), Blob(b"x" * 32, 10_000, 1)
-    for blob, limit_bytes, why in (
-        (claim, 2**40 - 1, "oversized_blob"),
-        (crumbs, 1 << 20, "tiny_parts"),
-    ):
-        with pytest.raises(ProtocolError, match=why):
-            fetch_of(blob, limit_bytes)
-    assert len(missing(fetch_of(claim, 2**40)).indices) == tr.NEED_LIMIT
-    fetch_of(Blob(b"x" * 32, 10_000, SIZE), 1 << 20)
+            fetch.add(msgspec.structs.replace(good, **change))
+    assert fetch.next_need(timer=False) is None  # pushed parts are no reason to ask
+    assert fetch.next_need(timer=True) is None  # something came since the last look
+    assert fetch.next_need(timer=True).indices == (0, 2)
 
 
 @given(st.integers(0, 5 * 2048), st.integers(1024, 2048))
@@ -92,33 +49,6 @@ def test_no_frame_of_a_transfer_passes_the_packet_size(size, packet_bytes):
     assert all(len(encode(send.message)) <= packet_bytes for send in out)
     inline = isinstance(out[0].message, Offer) and out[0].message.data == data
     assert inline or len(out) == 1 + header.blob.parts
-
-
-def new_fetch(parts_count, **options):
-    data = hashlib.shake_256(b"pulled").digest(SIZE * parts_count)
-    header = manifest(data, blob=tr.describe(data, SIZE))
-    fetch = tr.Fetch(CLOUD.offer(header), header, len(data), **options)
-    return fetch, list(tr.parts(header.blob, data))
-
-
-def test_a_fetch_asks_only_after_a_silent_look_and_then_keeps_pulling():
-    fetch, pieces = new_fetch(tr.NEED_LIMIT + 2)
-    fetch.add(pieces[0])
-    assert fetch.next_need(timer=False) is None  # pushed parts are no reason to ask
-    assert fetch.next_need(timer=True) is None  # something came since the last look
-    need = fetch.next_need(timer=True)
-    assert need.indices == tuple(range(1, tr.NEED_LIMIT + 1))
-    half = tr.NEED_LIMIT // 2
-    for index in need.indices[: half - 1]:
-        fetch.add(pieces[index])
-        assert fetch.next_need(timer=False) is None
-    fetch.add(pieces[half])
-    assert fetch.next_need(timer=False).indices == (tr.NEED_LIMIT + 1,)
-    for piece in pieces[half + 1 : -1]:
-        fetch.add(piece)
-        assert fetch.next_need(timer=False) is None
-    assert fetch.add(pieces[-1])
-    assert fetch.next_need(timer=True) is None
 
 
 @given(
@@ -148,20 +78,15 @@ def test_parts_carry_the_crc_that_every_zlib_knows(data):
 
 
 ROOM = 1 << 20
-LIMIT = 1 << 16
 
 HUGE = {
     "an array of 2^32 items": b"\xdd\xff\xff\xff\xff",
-    "a map of 2^32 items": b"\xdf\xff\xff\xff\xff",
     "4 GiB of bytes": b"\xc6\xff\xff\xff\xff",
-    "4 GiB of text": b"\xdb\xff\xff\xff\xff",
     "an extension of 4 GiB": b"\xc9\xff\xff\xff\xff\x01",
     "an offer with 4 GiB": b"\x93\xa5offer\x93\xa5cloud\xc6\xff\xff\xff\xff",
     "a need of 2^32 parts": b"\x93\xa4need\xc4\x20" + bytes(32) + b"\xdd\xff\xff\xff\xff",
     "a need of 60,000 parts": b"\x93\xa4need\xc4\x20" + bytes(32) + b"\xdc\xea\x60" + bytes(60_000),
     "arrays in arrays": b"\x91" * 60_000,
-    "maps in maps": b"\x81\xa1a" * 20_000,
-    "a number beyond all": b"\xcf" + b"\xff" * 8,
 }
 
 
@@ -177,13 +102,10 @@ def peak_bytes(read):
 
 @pytest.mark.parametrize("raw", HUGE.values(), ids=HUGE)
 def test_a_length_bomb_is_refused_by_its_header(raw):
-    signed = m.Envelope("cloud", raw, bytes(64))
     readers = [
-        lambda: m.decode(bytes((m.VERSION,)) + raw, LIMIT),
-        lambda: m.decode_header(signed),
-        lambda: m.decode_body(signed),
+        lambda: m.decode(bytes((m.VERSION,)) + raw, 1 << 16),
+        lambda: m.decode_body(m.Envelope("cloud", raw, bytes(64))),
         lambda: decode_package(raw),
-        lambda: unpack_tensors(raw),
     ]
     assert max(map(peak_bytes, readers)) < ROOM
 
@@ -199,16 +121,12 @@ def entry(shape, start, end, dtype="F32"):
 
 TENSORS = {
     "a header of 2^63 bytes": tensors({}, length=2**63),
-    "a header of 100 MB": tensors({}, length=100_000_000),
     "2^62 numbers in 4 bytes": tensors({"a": entry([2**62], 0, 4)}, bytes(4)),
     "axes that overflow": tensors({"a": entry([2**32, 2**32], 0, 0)}),
     "an axis below zero": tensors({"a": entry([-1], 0, 4)}, bytes(4)),
     "data beyond the end": tensors({"a": entry([4], 0, 16)}, bytes(4)),
-    "data before the beginning": tensors({"a": entry([1], -4, 0)}, bytes(4)),
     "an end before its start": tensors({"a": entry([1], 4, 0)}, bytes(4)),
     "two on the same bytes": tensors({"a": entry([1], 0, 4), "b": entry([1], 0, 4)}, bytes(4)),
-    "bytes that are nobody's": tensors({"a": entry([1], 0, 4)}, bytes(400)),
-    "an unknown type": tensors({"a": entry([1], 0, 4, "F7")}, bytes(4)),
     "objects": tensors({"a": entry([1], 0, 8, "O")}, bytes(8)),
     "a header in a header": tensors(b"[" * 60_000),
     "no header": b"\0\0",
@@ -217,4 +135,5 @@ TENSORS = {
 
 @pytest.mark.parametrize("raw", TENSORS.values(), ids=TENSORS)
 def test_tensors_that_claim_more_than_they_hold_are_refused(raw):
-    assert peak_bytes(lambda: unpack_tensors(raw)) < ROOM
+    for read in (unpack_tensors, tensor_views):
+        assert peak_bytes(lambda read=read: read(raw)) < ROOM
