@@ -32,3 +32,20 @@ def plan(folder, **changes):
 def contents(folder):
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+class PowerFailure(BaseException):
+    """No handler of errors sees it."""
+
+
+def cut_after(whole, call, half=lambda *_: None):
+    """Return `call`, which fails after `whole` calls, having done `half` of the next one."""
+    left = iter(range(whole))
+
+    def cut(*args, **options):
+        if next(left, None) is not None:
+            return call(*args, **options)
+        half(*args)
+        raise PowerFailure
+
+    return cut
