@@ -1,4 +1,4 @@
-"""`edgeveil health`: what is told of a process that does its work, and of one that does not."""
+"""`edgeveil health`: its answer about a process that does its work, and one that does not."""
 
 import asyncio
 import json
@@ -15,19 +15,12 @@ from edgeveil.config.site_files import load_site
 from edgeveil.transport.health import HEALTH_SOCKET, Health, HealthSocket
 from edgeveil.transport.process import OwnFolder
 from edgeveil_tools import probe
-from edgeveil_tools.site.provision import Ports, SiteSpec, provision
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    plan = SiteSpec(tmp_path_factory.mktemp("health") / "site", devices=1, ports=Ports(1, 2, 3, 4))
-    return provision(plan)
-
-
 def asked(state, checks, *, live=False):
-    """What is told of a process with these checks, from another thread as by another process."""
+    """The problem of a process with these checks, as seen by another thread."""
 
     async def scene():
         served = HealthSocket(state, Health(checks))
@@ -45,7 +38,7 @@ def test_a_broker_is_well_while_it_listens(host):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         assert probe.problem_of("", host, port) is None
-    assert probe.problem_of("", host, port) == f"nobody listens on port {port}: Connection refused"
+    assert str(port) in probe.problem_of("", host, port)
 
 
 DOWN = {"broker": lambda: "link_down", "machine": lambda: True}
@@ -53,7 +46,7 @@ STUCK = {"broker": lambda: True, "machine": lambda: "stuck"}
 
 
 @pytest.mark.parametrize(
-    ("checks", "live", "told"),
+    ("checks", "live", "problem"),
     [
         ({"broker": lambda: True}, False, None),
         (DOWN, False, "not well: broker (link_down)"),
@@ -61,26 +54,26 @@ STUCK = {"broker": lambda: True, "machine": lambda: "stuck"}
         (STUCK, True, "not well: machine (stuck)"),
     ],
 )
-def test_a_process_is_as_well_as_its_parts(tmp_path, checks, live, told):
+def test_a_process_is_as_well_as_its_parts(tmp_path, checks, live, problem):
     folder = tmp_path / ("long" * 20) / ("longer" * 20)  # than a socket's name may be
     folder.mkdir(parents=True)
-    assert asked(folder, checks, live=live) == told
+    assert asked(folder, checks, live=live) == problem
 
 
-def test_a_process_that_only_starts_is_alive_and_not_ready(tmp_path):
-    assert probe.problem_of(str(tmp_path), "", 0) == "does not run"
+def test_a_process_that_starts_is_alive_and_not_ready_and_one_that_hangs_is_neither(
+    tmp_path, monkeypatch
+):
+    state = str(tmp_path)
+    assert probe.problem_of(state, "", 0) == "does not run"
     with OwnFolder(tmp_path):
-        assert probe.problem_of(str(tmp_path), "", 0) == "is starting"
-        assert probe.problem_of(str(tmp_path), "", 0, live=True) is None
-    assert probe.problem_of(str(tmp_path), "", 0, live=True) == "does not run"
-
-
-def test_a_loop_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
+        assert probe.problem_of(state, "", 0) == "is starting"
+        assert probe.problem_of(state, "", 0, live=True) is None
+    assert probe.problem_of(state, "", 0, live=True) == "does not run"
     monkeypatch.setattr(probe, "TIMEOUT_S", 0.2)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / HEALTH_SOCKET))
         silent.listen()
-        assert "does not answer" in probe.problem_of(str(tmp_path), "", 0, live=True)
+        assert "does not answer" in probe.problem_of(state, "", 0, live=True)
 
 
 @pytest.mark.parametrize("name", ["cloud", "proxy", "edge", "broker-edge"])
@@ -98,23 +91,16 @@ def test_site_files_are_read_as_their_loader_reads_them(tmp_path, name):
     bare = tmp_path / "site.yaml"
     bare.write_text(yaml.safe_dump(found, width=1000))
     assert probe.site_values(str(bare)) == (str(load_site(bare).state_dir), "", 0)
+    for text in ("edge:\n  state_dir: 7\n", "", "edge: [", "broker: {port: x}", "a: 1\nb: 2"):
+        bare.write_text(text)  # left to the loader
+        assert probe.site_values(str(bare)) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["edge:\n  state_dir: 7\n", "a: {b: 1}", "", "edge: [", "broker: {port: x}", "a: 1\nb: 2"],
-)
-def test_another_form_is_left_to_the_loader(tmp_path, text):
-    path = tmp_path / "edge.yaml"
-    path.write_text(text)
-    assert probe.site_values(str(path)) is None
-
-
-def test_a_check_loads_next_to_nothing_and_fits_a_probe_of_a_second(site):
+def test_a_check_loads_next_to_nothing_and_fits_a_probe_of_a_second():
     """20 MiB and 80 ms of a processor, most of it Python's own start."""
     code = (
         "import sys, json\n"
-        f"sys.argv = ['edgeveil', 'health', '--config', {str(site.edges[0])!r}]\n"
+        f"sys.argv = ['edgeveil', 'health', '--config', {str(CONFIGS / 'edge.yaml')!r}]\n"
         "from edgeveil_tools.cli import run\n"
         "code = run()\n"
         "status = open('/proc/self/status').read().split('VmHWM:')[1]\n"
@@ -126,6 +112,6 @@ def test_a_check_loads_next_to_nothing_and_fits_a_probe_of_a_second(site):
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
     code, rss_kib, loaded = json.loads(done.stdout)
     assert code == 1 and rss_kib <= 20 * 1024
-    own = [name for name in loaded if name not in sys.stdlib_module_names and name != "__main__"]
-    assert {one for one in own if "cython" not in one} <= {"edgeveil_tools", "yaml", "_yaml"}
+    own = {name for name in loaded if name not in sys.stdlib_module_names and "cython" not in name}
+    assert own <= {"__main__", "edgeveil_tools", "yaml", "_yaml"}
     assert not {"argparse", "asyncio", "pathlib", "logging"} & set(loaded)

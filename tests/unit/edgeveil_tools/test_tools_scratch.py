@@ -1,4 +1,4 @@
-"""A run's folder ends with it; one that was killed is swept, living and kept ones are not."""
+"""A run's scratch folder ends with it; one left by a killed run is swept, others are not."""
 
 import os
 import signal
@@ -28,10 +28,13 @@ def _own_place(tmp_path, monkeypatch):
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
 
 
-def test_a_killed_run_is_swept_and_a_living_one_is_not(tmp_path):
-    child = subprocess.Popen(
-        [sys.executable, "-c", LIVING, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+def test_a_killed_run_is_swept_and_a_living_kept_or_starting_one_is_not(tmp_path):
+    with scratch(keep=True) as kept:
+        (kept / "ledger").write_bytes(b"x")
+    bare = tmp_path / f"{PREFIX}starting"  # made this moment, its lock not yet
+    bare.mkdir()
+    command = [sys.executable, "-c", LIVING, str(tmp_path)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         left = Path(child.stdout.readline().strip()).parent
         sweep(tmp_path)
@@ -42,16 +45,7 @@ def test_a_killed_run_is_swept_and_a_living_one_is_not(tmp_path):
     assert left.exists()
     with scratch(keep=False):
         assert not left.exists()
-
-
-def test_what_is_kept_or_anothers_is_not_swept(tmp_path):
-    with scratch(keep=True) as kept:
-        (kept / "ledger").write_bytes(b"x")
-    bare = tmp_path / f"{PREFIX}starting"  # made this moment, its lock not yet
-    bare.mkdir()
-    sweep(tmp_path)
-    assert (kept / "ledger").exists()
-    assert bare.exists()
+    assert (kept / "ledger").exists() and bare.exists()
 
 
 def test_a_child_imports_nothing_from_the_folder_that_it_is_started_in(tmp_path, monkeypatch):
@@ -61,16 +55,15 @@ def test_a_child_imports_nothing_from_the_folder_that_it_is_started_in(tmp_path,
     lifeline = Lifeline()
     try:
         child = spawn(["--version"], subprocess.PIPE, lifeline, threads=None)
-        said, _ = child.communicate()
+        output, _ = child.communicate()
     finally:
         lifeline.close()
-    assert child.returncode == 0, said
+    assert child.returncode == 0, output
 
 
 def test_the_folder_is_its_owners_alone_and_goes_with_the_run(tmp_path):
     with pytest.raises(KeyboardInterrupt), scratch(keep=False) as folder:
         assert folder.parent.parent == tmp_path
-        assert not list(folder.iterdir())
         assert folder.parent.stat().st_mode & 0o777 == 0o700
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
