@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, NoReturn, Self, TypeVar, cast
 
@@ -75,7 +76,7 @@ class Key:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a key file. Raises CryptoError: missing, another type, damaged, open to others."""
-        return cls(read_key(path, cls.tag, secret=cls.secret))
+        return cls(read_key(path, cls.tag, KEY_BYTES, secret=cls.secret))
 
 
 class SecretKey(Key):
@@ -242,7 +243,7 @@ def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> 
     """Write `<tag> <hex>` atomically, with `mode` from the first byte on. Raises CryptoError."""
     if not replace and path.exists():
         fix = "choose another path, or remove the old key if nothing depends on it"
-        raise CryptoError("a key file is there already", where=str(path), fix=fix)
+        raise CryptoError("a key file already exists", where=str(path), fix=fix)
     try:
         write_durably(path, f"{tag} {raw.hex()}\n".encode("ascii"), mode=mode)
     except OSError as error:
@@ -250,8 +251,8 @@ def write_key(path: Path, tag: str, raw: bytes, *, mode: int, replace: bool) -> 
         raise CryptoError(what, where=str(path), fix=fix) from error
 
 
-def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
-    """Return the key. Raises CryptoError: unreadable, another type, damaged, open to others."""
+def read_key(path: Path, tag: str, size: int, *, secret: bool) -> bytes:
+    """Return `size` bytes. Raises CryptoError: unreadable, wrong type, damaged, open to others."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -260,22 +261,22 @@ def read_key(path: Path, tag: str, *, secret: bool) -> bytes:
         what = f"the key file cannot be read: {error.strerror}"
         fix = "check the path in the site file, or provision the site first"
         raise CryptoError(what, where=str(path), fix=fix) from error
-    raw = _parse(text, tag, str(path))
+    raw = _parse(text, tag, size, str(path))
     if secret and mode & 0o077:
         what = "other users of this machine may read this secret key"
         raise CryptoError(what, where=str(path), fix=f"chmod 600 {path}")
     return raw
 
 
-def _parse(text: bytes, tag: str, where: str) -> bytes:
+def _parse(text: bytes, tag: str, size: int, where: str) -> bytes:
     parts = text.split()
     if len(text) > _MAX_FILE_BYTES or len(parts) != 2 or not parts[0].startswith(b"edgeveil-"):
         raise CryptoError("this is not a key file", where=where, fix=f"it must hold '{tag} <hex>'")
     if parts[0] != tag.encode("ascii"):
         found = parts[0].decode("ascii", "replace")
         raise CryptoError(f"this holds a key of type {found}", where=where, fix=f"expected {tag}")
-    try:
-        return bytes.fromhex(parts[1].decode("ascii"))
-    except ValueError:
-        what = "the key in this file is damaged"
-        raise CryptoError(what, where=where, fix="copy the whole key file again") from None
+    with suppress(ValueError):
+        if len(raw := bytes.fromhex(parts[1].decode("ascii"))) == size:
+            return raw
+    what = "the key in this file is damaged or cut off"
+    raise CryptoError(what, where=where, fix="copy the whole key file again")

@@ -90,11 +90,9 @@ class ChainHead:
     @classmethod
     def load(cls, path: Path) -> ChainHead:
         try:
-            raw = read_key(path, _HEAD_TAG, secret=False)
+            raw = read_key(path, _HEAD_TAG, 8 + _MAC_BYTES, secret=False)
         except CryptoError as error:
             raise broken(f"its head {_fault(error)}", path) from error
-        if len(raw) != 8 + _MAC_BYTES:
-            raise broken("its head is damaged", path)
         return cls(int.from_bytes(raw[:8], "big"), raw[8:])
 
 

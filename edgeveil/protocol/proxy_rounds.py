@@ -908,9 +908,9 @@ class ProxyMasks:
         batch = self._context.memory.batches.get(report.at)
         if collection is None or batch is None or batch.batch.blob.digest != report.batch:
             return []
-        senders, collection.senders = collection.senders, ()
-        # After a restart the senders are unknown.
+        senders = collection.senders  # unknown after a restart
         places = chosen_of(report.places, len(senders)) if senders else []
+        collection.senders = ()
         return [fx.Refuse(MISFIT, fx.DeviceAddress(senders[place])) for place in places]
 
     def summed(self, task: SumMasks, result: object) -> list[fx.Effect]:

@@ -552,6 +552,7 @@ class RuntimeLink:
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # mark exceptions as retrieved
 
     async def _listen(self) -> None:
         while True:
@@ -560,4 +561,4 @@ class RuntimeLink:
             if due == "ask" and self._runtime is not None:
                 self._runtime.post(fx.PeerSilent(self._peer))
             elif due == "renew":
-                self.links[0].renew("nothing comes by this connection")
+                self.links[0].renew("nothing arrives on this connection")

@@ -238,7 +238,7 @@ def test_passwords_are_listed_for_a_broker_of_ours_until_revoked_or_for_anothers
     assert len(users.read_text().splitlines()) == 4  # three devices and the proxy
     opened(folder).revoke("box-0002")
     assert len(users.read_text().splitlines()) == 3
-    folder, url = planned(tmp_path / "another"), "mqtts://x.example:8883"
+    own, folder, url = folder, planned(tmp_path / "another"), "mqtts://x.example:8883"
     plan(folder, authentication="passwords")
     plan(folder, edge_broker={"listen": None, "public": None, "url": url})
     opened(folder).apply()
@@ -248,6 +248,17 @@ def test_passwords_are_listed_for_a_broker_of_ours_until_revoked_or_for_anothers
     box = load_site(folder / "bundles" / "box-0001" / "edgeveil.yaml")
     assert box.broker.url == url
     assert users[box.broker.username] == box.broker.password_file.read_text().strip()
+    # The broker becomes an external one: accounts are listed once, while the bundles are here.
+    plan(own, edge_broker={"listen": None, "public": None, "url": url})
+    opened(own).apply()
+    secret, accounts = own / "bundles/box-0001/passwords/edge", own / "accounts-edge.csv"
+    assert f",{secret.read_text()}" in accounts.read_text()
+    accounts.unlink()
+    secret.unlink()
+    assert {one.what for one in opened(own).apply()} == {"unplanned"}
+    plan(own, edge_broker={"listen": None, "public": None, "url": "mqtts://y.example:8883"})
+    with pytest.raises(UsageError, match="box-0001"):
+        opened(own).apply()
 
 
 def test_certificates_are_renewed_for_the_same_keys(folder):

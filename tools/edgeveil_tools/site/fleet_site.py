@@ -301,11 +301,6 @@ class FleetSite:
             new = secrets.token_urlsafe(_SECRET_WORD_BYTES)
             password = give(folder / file, new + "\n").decode().strip()
             hashes[domain] = hash_password(password)
-            if not spec.broker(domain).own:  # to register at an external broker
-                accounts = self.folder / f"accounts-{domain}.csv"
-                accounts.touch(0o600)
-                with accounts.open("a") as listed:
-                    listed.write(f"{party.device_id or name},{password}\n")
         self._change(party, words=hashes)
         for domain, file in tls_keys(spec, party).items():
             key = load_pem_private_key(give(folder / file, key_pem(new_key()).decode()), None)
@@ -435,17 +430,31 @@ class FleetSite:
                     pem = _of_side(party.certificates, domain)
                     self._issue(party.name, domain, _public_key(pem))
             hashes = {}
-            for domain in password_domains(self._spec, party):
+            for domain, file in password_domains(self._spec, party).items():
                 hashes[domain] = party.words.get(domain) or _of_side(party.words, domain)
-                if domain not in party.words and not self._spec.broker(domain).own:
-                    what = f"needs an account at the broker of {domain}, whose password it"
-                    fix = "set certificates, or revoke it and add a device of another name"
-                    raise UsageError(f"{what} alone has", where=party.name, fix=fix)
+                if not self._spec.broker(domain).own:
+                    self._list_account(party, domain, self.bundles / party.name / file)
             issued = self._record.parties[party.name]
             kept = {domain: issued.certificates[domain] for domain in domains}
             left |= set(issued.certificates) - set(kept)
             self._change(issued, certificates=kept, words=hashes)
         self._list_revoked(*left)
+
+    def _list_account(self, party: Party, domain: str, password: Path) -> None:
+        """List an account to register at an external broker that the party does not use yet."""
+        accounts, user = self.folder / f"accounts-{domain}.csv", party.device_id or party.name
+        listed, preview = accounts.read_text() if accounts.exists() else "", self._preview
+        used = str(self._spec.broker(domain).url) in party.text or (preview and not party.text)
+        if used or f"\n{user}," in f"\n{listed}":
+            return
+        if domain not in party.words or not password.exists():
+            what = f"needs an account at the broker of {domain}; its password is not in this folder"
+            fix = "set certificates, or revoke it and add a device of another name"
+            raise UsageError(what, where=party.name, fix=fix)
+        if not preview:
+            accounts.touch(0o600)
+            with accounts.open("a") as file:
+                file.write(f"{user},{password.read_text().strip()}\n")
 
     # --- inside: bundles ---
 

@@ -76,7 +76,7 @@ def test_a_secret_open_to_others_is_refused(tmp_path, mode):
         (b"-----BEGIN PRIVATE KEY-----\nAAAA\n", "not a key file"),
         (b"edgeveil-signing-key-1 " + b"ab" * 32, "edgeveil-signing-key-1"),
         (b"edgeveil-verify-key-1 " + b"zz" * 32, "damaged"),
-        (b"edgeveil-verify-key-1 " + b"ab" * 31, "must be 32 bytes"),
+        (b"edgeveil-verify-key-1 " + b"ab" * 31, "damaged"),
         (b"edgeveil-verify-key-1 " + b"ab" * 4000, "not a key file"),
     ],
     ids=range(6),
@@ -85,4 +85,4 @@ def test_a_file_that_is_no_such_key_is_refused(tmp_path, text, reason):
     (tmp_path / "k").write_bytes(text)
     with pytest.raises(CryptoError, match=reason) as caught:
         VerifyKey.load(tmp_path / "k")
-    assert caught.value.where == str(tmp_path / "k")
+    assert caught.value.where == str(tmp_path / "k") and caught.value.fix

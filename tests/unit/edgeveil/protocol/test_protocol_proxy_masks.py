@@ -305,6 +305,11 @@ def test_misfits_have_their_sender_s_name_once_and_lose_nothing(machine, batch):
     assert given(ask(machine, question(batch))) == expected(range(UPLOADS))
 
 
+def test_a_place_that_is_not_there_blames_nobody(machine, batch):
+    assert blamed(ask(machine, misfits(batch, [0], places=b"\x21"))) == set()
+    assert blamed(ask(machine, misfits(batch, [0]))) == {(FLEET[4].id, MISFIT)}
+
+
 def test_whose_uploads_they_were_is_forgotten_once_they_are_summed(machine, batch):
     (header, _) = answer_of(ask(machine, question(batch)))
     from_cloud(machine, kit.CLOUD.note(m.Ack(header.blob.digest, "held")))

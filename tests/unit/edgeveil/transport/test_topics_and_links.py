@@ -1,6 +1,7 @@
 """Topics name their speaker; a session routes one link into one runtime, and asks after silence."""
 
 import asyncio
+import gc
 from itertools import pairwise
 from unittest.mock import Mock
 
@@ -118,6 +119,18 @@ class Wire:
     def renew(self, reason):
         self.renewed += 1
         self.over.set()
+
+
+async def test_a_cancelled_link_leaves_no_exception_behind():
+    settings = LinkSettings("mqtt://127.0.0.1:1", "x")
+    roles = fx.ProxyAddress(), TOPICS.of_proxy, TOPICS.sender_of
+    session, unretrieved = RuntimeLink(settings, [TOPICS.cloud_in], *roles), []
+    session.links = [Wire()]
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(session.run(), 0.01)
+    gc.collect()
+    assert unretrieved == []
 
 
 @pytest.mark.parametrize("answers", [True, False])
