@@ -128,7 +128,7 @@ class OwnAuditLog:
             AuditLog(self._path, self._key(), succeeds=True).append(action, what)
         except OSError as error:
             text = f"cannot be written ({error.strerror}), and nothing is done unlogged"
-            fix = "make room and check the rights of the folder"
+            fix = "free some space and check the folder's permissions"
             raise AuditLogError(text, where=str(self._path), fix=fix) from error
 
     def read(self) -> list[Mapping[str, Any]]:
@@ -138,7 +138,7 @@ class OwnAuditLog:
         for entry in reversed(found):
             if entry["key"] not in known:
                 where = f"{self._path}:{entry['number']}"
-                raise AuditLogError("is signed by a key that nobody vouches for", where=where)
+                raise AuditLogError("is signed by an unknown key", where=where)
             if entry["action"] == NEW_KEY:
                 known.add(str(entry["what"].get("before", "")))
         return found

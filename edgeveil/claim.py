@@ -25,7 +25,7 @@ MESSAGE_BYTES = 8192
 _PREFIX = "evclaim1-"
 _FORMAT = "edgeveil-claim-1"
 _POINT_BYTES = 65  # an uncompressed P-256 public key, SEC 1
-_FIX = "ask the proxy's operator for a claim: edgeveil proxy admit --claim"
+_FIX = "get a claim from the proxy's operator: edgeveil proxy admit --claim"
 
 # The start of a request in every version, read before parsing.
 _HEAD = re.compile(rb'\{"format": "edgeveil-claim-1", "claim": "([0-9a-f]{64})"')

@@ -24,7 +24,7 @@ from edgeveil.errors import CryptoError, EdgeVeilError
 FORMAT = "edgeveil-enrolment-1"
 FILE_BYTES = 4096
 _DIGITS = {"identity": 64, "sealing": 64, "signature": 128}
-_FIX = "make the file again on the device with `edgeveil keys`"
+_FIX = "create the file again on the device with `edgeveil keys`"
 
 
 class EnrolmentError(EdgeVeilError):

@@ -58,7 +58,7 @@ def run_apart(target: str, request: bytes, limit_s: float, where: str) -> bytes:
                 stream.write(request)
         reply = _reply(ours, time.monotonic() + limit_s)
     except TimeoutError:
-        fix = "let it be loaded and run without waiting for anything"
+        fix = "make it load and run without waiting"
         raise DataError(f"did not end within {limit_s:g} s", where=where, fix=fix) from None
     finally:
         os.close(ours)

@@ -125,9 +125,7 @@ def complaints(name: str | None = None) -> list[str]:
     families = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
     fix = f"name the entry point family.name, the family one of {', '.join(families)}"
     unknown = {
-        one: f"{one}: there is no such family; {fix}"
-        for one in installed()
-        if one.family not in families
+        one: f"{one}: no such family; {fix}" for one in installed() if one.family not in families
     }
     return [why for one, why in {**_complaints, **unknown}.items() if name in (None, one.name)]
 
@@ -191,7 +189,7 @@ def _check_admitted(one: Plugin) -> None:
         return
     found = _admitted.get(_normal(one.distribution))
     if found is None:
-        fix = f"if you trust it, add what `edgeveil methods digest {one.name}` prints"
+        fix = f"if you trust it, add the output of `edgeveil methods digest {one.name}`"
         raise PluginRefusedError(f"{one} is not allowed by policy.allowed_plugins; {fix}")
     try:
         here = digest(one.distribution)

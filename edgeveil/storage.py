@@ -27,7 +27,7 @@ _FIXES = {
     sqlite3.SQLITE_BUSY: "end the other process that uses it",
     sqlite3.SQLITE_LOCKED: "end the other process that uses it",
     sqlite3.SQLITE_READONLY: "make the file and its folder writable for this user",
-    sqlite3.SQLITE_CANTOPEN: "check that its folder is there and this user's",
+    sqlite3.SQLITE_CANTOPEN: "check that its folder exists and belongs to this user",
     sqlite3.SQLITE_PERM: "make the file and its folder writable for this user",
     sqlite3.SQLITE_IOERR: "check the disk",
 }
@@ -166,7 +166,7 @@ class SqliteFile:
             return [schema] if schema or found != version else []
         missing = range(found, version)
         if found > version or any(number not in steps for number in missing):
-            what = f"{self._name} has version {found}, this program knows {version}"
+            what = f"{self._name} has version {found}, this program supports {version}"
             fix = "use the version of edgeveil that wrote it"
             raise self._error(what, where=str(self._path), fix=fix)
         return [steps[number] for number in missing]

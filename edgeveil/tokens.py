@@ -44,7 +44,7 @@ def read_token(path: Path) -> str:
         raise UsageError("can be read by others", where=str(path), fix=f"chmod 600 {path}")
     token = path.read_text(encoding="ascii", errors="replace").strip()
     if not _FORM.fullmatch(token):
-        what, fix = "holds no token", "remove it: a new one is made at the next start"
+        what, fix = "holds no token", "remove it: a new one is created at the next start"
         raise UsageError(what, where=str(path), fix=fix)
     return token
 

@@ -103,7 +103,7 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
     found, least = sum(map(len, chosen.values())), max(asked.min_devices, floor)
     if found < least:
         there = f"{found if chosen else count} devices can be selected"
-        in_each = f", {floor} in each cell that is asked" if len(enrolled) > 1 else ""
+        in_each = f", {floor} in each selected cell" if len(enrolled) > 1 else ""
         raise TooFewDevices(
             f"{there}, at least {least} are needed{in_each}",
             where="selection",
@@ -472,7 +472,7 @@ class Sealer:
                 short.append(error)
         if again:
             return again
-        nobody = TooFewDevices("none of the cells that were asked can be reached")
+        nobody = TooFewDevices("none of the selected cells can be reached")
         raise short[0] if short else nobody
 
     def _check_size(self, plan: Plan, selected: int) -> None:
@@ -503,7 +503,7 @@ def _asked_again(
     fix = "admit them again, or cancel the job"
     if len(again) < len(asked) and opened:
         raise TooFewDevices(
-            f"uploads of this round were opened and could not be used, and "
+            f"uploads of this round were opened and refused, and "
             f"{len(asked) - len(again)} of its devices are enrolled no longer: to ask the "
             f"others alone would show whose uploads are missing",
             fix=fix,

@@ -166,7 +166,7 @@ def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
         raise TooFewDevices(
             f"{uploads} valid uploads, at least {least} are needed",
             where=context.round.label,
-            fix=f"select more devices, or ask less of aggregation '{context.job.aggregation.name}'",
+            fix=f"select more devices, or relax aggregation '{context.job.aggregation.name}'",
         )
 
 
@@ -179,7 +179,7 @@ def check_chosen(context: RoundContext, chosen: Sequence[int]) -> None:
         raise TooFewDevices(
             f"{smallest} valid uploads in one of {context.sets} groups, {least} are needed",
             where=context.round.label,
-            fix="select more devices, or ask for fewer groups (aggregation.groups)",
+            fix="select more devices, or set fewer groups (aggregation.groups)",
         )
 
 
@@ -258,8 +258,8 @@ def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
     quote = price(context.price(trains=True), context.job.privacy.delta)
     return {
         "uploads": uploads,
-        "why": "a sum is beyond its public bound: a device put garbage into it. Only groups with a "
-        "robust rule (aggregation.groups) keep the others of its round",
+        "why": "a sum exceeds its public bound: a device uploaded invalid values. Only groups with"
+        " a robust rule (aggregation.groups) keep the others of its round",
         "price": {"training": str(quote.training), "inference": str(quote.inference)},
     }
 
@@ -341,7 +341,7 @@ class RoundCommitter:
             if opening is None:
                 return self._again(entry.id, at, context)
             if opening.secret is None:
-                raise JobFailed("the round's key is gone", where=context.round.label)
+                raise JobFailed("the round's key is missing", where=context.round.label)
             if not opening.first:
                 what = "another batch of this attempt was opened"
                 raise JobFailed(what, where=context.round.label)
@@ -427,7 +427,7 @@ class RoundCommitter:
             ]
         except ProtocolError:
             raise JobFailed(
-                "the proxy's sums of masks do not fit what devices uploaded, and it gives no others"
+                "the proxy's sums of masks do not match the uploads, and it gives no others"
                 " for this round",
                 where=context.round.label,
                 fix="see that the proxy is sound and of the same version; submit the job anew",

@@ -125,7 +125,7 @@ def _file(url: sa.URL | str) -> Path:
 
 
 def _full(url: sa.URL | str) -> StoreAway:
-    fix = "free some space there: it goes on then"
+    fix = "free some space there; the cloud then continues by itself"
     return StoreAway("the disk of the store is full", where=str(_file(url)), fix=fix)
 
 
@@ -195,7 +195,7 @@ def _store_away(error: sa.exc.SQLAlchemyError, url: sa.URL) -> StoreAway:
         return StoreAway(
             f"the database did not answer for {AWAY_S:.0f} s ({cause(error)})",
             where="store_url",
-            fix="bring it back, then start the cloud again: jobs go on where they stood",
+            fix="restore it, then start the cloud again: jobs continue where they stopped",
         )
     if lacks_room(getattr(error, "orig", None), _file(url)):
         return _full(url)
@@ -243,7 +243,7 @@ def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:
 
 def _other(found: str, known: str) -> StoreError:
     return StoreError(
-        f"the store has version {found}, this program knows {known}",
+        f"the store has version {found}, this program supports {known}",
         where="the cloud's database",
         fix="install the version of edgeveil that wrote it, or choose another store_url",
     )

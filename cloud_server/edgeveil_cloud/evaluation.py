@@ -141,7 +141,7 @@ class Evaluation:
                 f"scores uploads on {asked} of the cloud's own records and tests models on others,"
                 f" but there are {there}",
                 where="aggregation.validation_records",
-                fix="name more records of the job's form as cloud.test_data, or ask for fewer",
+                fix="add records of the job's form to cloud.test_data, or set fewer",
             )
 
     def score(

@@ -187,11 +187,11 @@ class RequestGuard:
         if caller is None:
             return refusal(401, "the token is missing or wrong", f"pass {_files_of(least)}")
         if caller.scope < least:
-            wants, has = f"wants a token of scope '{least.label}'", f"has '{caller.scope.label}'"
+            wants, has = f"needs a token of scope '{least.label}'", f"has '{caller.scope.label}'"
             what = f"this {wants}, the one given {has}"
             return refusal(403, what, f"pass {_files_of(least)}")
         if (why := self._foreign(request)) is not None:
-            return refusal(403, why, "ask from the cloud's own page, or with a token")
+            return refusal(403, why, "use the cloud's page, or a token")
         request.keep()  # only unauthorized connections are dropped when all are in use
         request.by = caller.by
         return None
@@ -216,7 +216,7 @@ class RequestGuard:
         if request.method in ("GET", "HEAD") or self._bearer(request) is not None:
             return None  # browsers never add a token by themselves
         if not request.is_same_origin:
-            return "this came from another site's page"
+            return "the request came from another site's page"
         if request.cookie(self._cookie_name(request)) and request.headers.get(OWN_PAGE) != "1":
             return "the header X-EdgeVeil is missing"
         return None

@@ -235,12 +235,12 @@ def status_reason(glimpse: JobGlimpse) -> str:
     if life is not None and life.type == "job_waiting":
         found, wanted = life.data.get("enrolled"), life.data.get("wanted")
         return (
-            f"{found} devices are enrolled, the job wants {wanted}: admit devices at the proxy,"
+            f"{found} devices are enrolled, the job needs {wanted}: admit devices at the proxy,"
             " edgeveil proxy admit --config proxy.yaml"
         )
     return (
-        "as many jobs run as may at once, or its turn comes in a moment: it starts by itself;"
-        " limits.jobs_running of the cloud's file allows more at once"
+        "it starts automatically when a running job ends; to run more jobs at once, raise"
+        " limits.jobs_running in the cloud's site file"
     )
 
 
@@ -266,10 +266,10 @@ class _Guarantee:
 def _guarantee_card(name: str, one: _Guarantee, *, planned: bool, simulated: bool = False) -> Json:
     if not (one.proven and one.epsilon):
         tone: Tone = "" if one.proven else "bad"
-        note = f"per {one.unit}" + (", as planned" if planned else "")
+        note = f"per {one.unit}" + (", planned" if planned else "")
         return card(name, one.text, note, tone=tone, words=True)
     lead, behind = guarantee_bounds(one.part)
-    whole = "whole job as planned" if planned else "whole job"
+    whole = "whole job, planned" if planned else "whole job"
     real = " for a real run" if simulated else ""
     each = one.part.get("epsilon_per_round")
     note = f"{behind}; {whole}, proven{real}{shared_text(one.part)}"
@@ -353,9 +353,9 @@ class _View:
         found = [paragraph(" · ".join(parts))]
         if run.simulated:
             engine = f" (engine {run.engine})" if run.engine else ""
-            text = f"Simulated{engine}, encryption off, noise seeded: it protects nobody"
+            text = f"Simulated{engine}, without encryption, with seeded noise: it protects nobody"
             found.append(paragraph(text, "warn"))
-        found += [paragraph(f"The release: {reason}") for reason in self._history.release]
+        found += [paragraph(f"Release: {reason}") for reason in self._history.release]
         if facts.reason:
             found.append(paragraph(facts.reason, "soft" if facts.status == "completed" else "bad"))
         return found
@@ -381,31 +381,31 @@ class _View:
         if history.federated:
             found.append(self._federated_card(history.federated[-1]))
         if run.reference:
-            note = "same records, no privacy"
+            note = "same records, no noise"
             note += f": {run.reference_note}" if run.reference_note else ""
             found.append(card("without noise", self._text(run.reference[-1]), note))
         if last is not None and last["loss"] is not None and self._measure == ACCURACY:
-            found.append(card("loss", figure_text(last["loss"]), "mean cross-entropy, in nats"))
+            found.append(card("loss", figure_text(last["loss"]), "mean cross-entropy in nats"))
         if self._rows:
             row = self._rows[-1]
             of = f" of {row['selected']}" if row.get("selected") else ""
-            note = "counts of the last round"
+            note = "devices in the last round"
             if row["declined"]:
                 note += f", {declined_text(row['declined'], row['causes'])}"
             found.append(card("answered", f"{row['uploads']}{of}", note))
         if run.memory_bytes:
             memory = byte_text(run.memory_bytes)
-            found.append(card("memory, peak", memory, "all processes together"))
+            found.append(card("memory, peak", memory, "of all processes"))
         return found
 
     def _federated_card(self, own: Mapping[str, Any]) -> Json:
         name = "{} on the devices' own records"
         if "leading" not in own:
-            note = f"the noise hides every figure, after round {own['round']}"
+            note = f"round {own['round']}: noise exceeds every figure"
             return card(name.format(self._measure), "–", note)
         note = (
-            f"noised counts of about {own['records']:,.0f} records after round {own['round']}; ±"
-            " one standard error, by the noise alone"
+            f"from noised counts of about {own['records']:,.0f} records after round"
+            f" {own['round']}; ± one standard error of the noise"
         )
         key = str(own["leading"])
         if guess := _baseline(own, key, own):
@@ -436,18 +436,20 @@ class _View:
         tested = {row["number"]: self._measured(row) for row in self._tested}
         x = sorted(tested.keys() | federated.keys())
         if not x:
-            return section("accuracy", title, [], before=[paragraph("No round was tested yet.")])
-        text, note, shown = "After each committed round.", None, []
+            return section(
+                "accuracy", title, [], before=[paragraph("No round has been tested yet.")]
+            )
+        text, note, shown = "On test records, after each committed round.", None, []
         if tested:
             own = [rounded(tested.get(number)) for number in x]
             shown.append(series("this run" if run.devices else self._measure, own, "blue"))
         if federated:
-            text += " Points with bars: the devices' own evaluation records, ± one standard error."
+            text += " Points with bars: devices' evaluation records, ± one standard error."
             pairs = [federated.get(number, (None, None)) for number in x]
             points, off = ([rounded(pair[k]) for pair in pairs] for k in (0, 1))
             shown.append(series("on the devices' own records", points, "green", off=off))
         if reference:
-            text += " Without noise: the same records, learned from in the tool's own process."
+            text += " Without noise: trained on the same records outside the federation."
             note = paragraph(f"It was {run.reference_note}.", "bad") if run.reference_note else None
             known = [reference[k - 1] if k <= len(reference) else None for k in x]
             shown.append(series("without noise", known, "orange", dash=True))
@@ -456,7 +458,7 @@ class _View:
         for which, guarantee in self._guarantees.items():
             values = [spent.get(number, {}).get(which) for number in x]
             if any(values):  # to be read with the figures
-                name = f"ε {which} by plan, per {guarantee.unit}"
+                name = f"ε {which}, planned, per {guarantee.unit}"
                 shown.append(series(name, _ups(values), "grey", "up", quiet=True))
         low = max(0.0, math.floor(lowest * 20 - 0.5) / 20)
         ends = (0.0, None) if self._measure == RMSE else (low, 1.0)
@@ -488,10 +490,10 @@ class _View:
             label, axes = "Records by true and predicted class", ("true class", "predicted class")
             parts.append(heat(label, crossed, of, of, axes))
         at = self._history.figures_round
-        text = f"Of the model after round {at}, on the records that {self._measure} is measured on."
+        text = f"The model after round {at}, on the test records."
         unusable = int(found.get("unusable") or 0)
         answer, count = _UNUSABLE[self._measure]
-        bad = f"{counted(unusable, 'record')} got no usable {answer} and count as {count}."
+        bad = f"{counted(unusable, 'record')} without a usable {answer} counted as {count}."
         before = [paragraph(text), paragraph(bad, "bad") if unusable else None]
         title = "Class by class" if found.get("per_class") else "Further figures"
         return section("figures", title, parts, before=before)
@@ -499,10 +501,10 @@ class _View:
     def _federated(self) -> Json | None:
         if not self._history.federated:
             return None
-        own, title = self._history.federated[-1], "On the devices' own records"
+        own, title = self._history.federated[-1], "Devices' evaluation records"
         number = own["round"]
         if "leading" not in own:
-            text = f"After round {number} the counts were nothing but noise: no figure is shown."
+            text = f"After round {number} noise exceeds all counts: no figure is shown."
             return section("federated", title, [], before=[paragraph(text, "warn")])
         by_cloud = dict(self._history.figures)
         rounds = {row["number"]: row for row in self._history.rounds}
@@ -515,18 +517,17 @@ class _View:
         ]
         rows.append(["records", f"about {own['records']:,.0f}", "–"])
         text = (
-            f"Of the model after round {number}. Each device counted on its own evaluation records"
-            f" and added noise, of a standard deviation of {own['count_deviation']:.3g} records in"
-            " each count of the sum; ± is one standard error by this noise alone. Figures that the"
-            " noise hides are not shown."
+            f"The model after round {number}, from counts on the devices' evaluation records. Each"
+            f" sum of counts has noise of standard deviation {own['count_deviation']:.3g} records;"
+            " ± is one standard error of this noise. Figures smaller than the noise are left out."
         )
         if "threshold" in own:
             text += (
-                f" A score above the threshold is an alarm: {own['alarm_rate']:.3g} of the records"
-                " that are normal, or have no label, give one by these counts."
+                f" A score above the threshold is an alarm, here for {own['alarm_rate']:.3g} of the"
+                " records that are normal or without a label."
             )
             if own["far"]:
-                text += " So few are lost in the noise: it goes on from a quantile that is not."
+                text += " The threshold is extrapolated from a quantile that exceeds the noise."
         classes = [
             {**one, "records": round(one["records"])}
             for one in own.get("per_class") or []
@@ -564,14 +565,14 @@ class _View:
                 alone = _ups([epsilon.get(COLLUSION) for epsilon in epsilons])
                 name = "if all others collude"
                 drawn.append(series(name, alone, "orange", "up", dash=True, steps=True))
-            parts.append(self._by_row(f"{which}: ε by plan, per {one.unit}", drawn))
+            parts.append(self._by_row(f"ε {which}, planned, per {one.unit}", drawn))
         if not parts:
             return None
         text = (
-            "The planned price of all rounds up to each one, as progress; the guarantees, also of a"
-            " job that ended early, stand above."
+            "Planned ε of all rounds up to each round. The guarantees of the job are at the top of"
+            " the page."
         )
-        return section("epsilon", "Privacy by plan", parts, before=[paragraph(text)])
+        return section("epsilon", "Planned privacy budget", parts, before=[paragraph(text)])
 
     # --- answers ---
 
@@ -583,11 +584,11 @@ class _View:
             values = [row.get(name) for row in self._rows]
             if any(values):
                 found.append(series(name, values, colour, "count", dash=name == "selected"))
-        parts = [self._by_row("Answers by round", found)]
+        parts = [self._by_row("Devices by round", found)]
         void = {why.replace("_", " "): n for why, n in self._history.void.most_common(12)}
         for label, counts, colour in (
-            ("Segments that did not count, by reason", void, "red"),
-            ("Declines of all rounds, by cause", dict(self._history.causes.most_common()), "red"),
+            ("Refused segments, by reason", void, "red"),
+            ("Declined rounds, by cause", dict(self._history.causes.most_common()), "red"),
             ("Uploads of each cell in the last round", self._rows[-1].get("cells"), "blue"),
         ):
             if counts:
@@ -601,10 +602,10 @@ class _View:
                 for one in attempts
             ]
             head = ["round", "selected", "uploaded", "declined", "late or absent", "why"]
-            label = "Attempts that had to be repeated"
+            label = "Repeated attempts"
             parts.append(table(label, head, body, text=[5], first=FIRST_ROWS))
-        text = "Counts alone: nobody but the proxy knows which devices they were."
-        return section("answers", "Who answered", parts, before=[paragraph(text)])
+        text = "Only the proxy knows which devices these are."
+        return section("answers", "Answers by round", parts, before=[paragraph(text)])
 
     # --- evaluation ---
 
@@ -617,11 +618,11 @@ class _View:
         newest = scores[-1]
         if newest.get("upload") == "sums":
             text = (
-                "Each device added its evaluation records up by the nearest of public centroids,"
-                " the last such sums' means, and added noise, of a standard deviation of"
-                f" {newest['count_deviation']:.3g} records in each count of the sum; ± is one"
-                f" standard error by it. In the newest are {newest['clusters']} clusters of about"
-                f" {newest['records']:,.0f} records. The silhouette is the simplified one, by"
+                "Each device summed its evaluation records by the nearest public centroid, a mean"
+                " of the previous sums, and added noise: each count of the sum has standard"
+                f" deviation {newest['count_deviation']:.3g} records; ± is one standard error. The"
+                f" newest sums hold {newest['clusters']} clusters of about"
+                f" {newest['records']:,.0f} records. The silhouette is the simplified one, from"
                 " distances to centroids."
             )
             title = "Clusters of the devices' records"
@@ -629,13 +630,13 @@ class _View:
         shown, text = self._history.evaluations, ""
         if shown:
             text = (
-                "Each point is one uploaded softmax vector after its noise, projected to the two"
-                " main directions; its colour is its cluster. All panels share one projection."
+                "Each point is one noised softmax vector, projected to two principal directions;"
+                " the colour shows its cluster. All panels use the same projection."
             )
         if any(one["eval_type"] == "SILHOUETTE_SCORE" for one in scores):
-            text += " Silhouettes near 0 mean that noise hides most of the structure."
+            text += " A silhouette near 0 means that noise exceeds the structure."
         parts = [_cluster_picture(shown), by_round]
-        title = "What devices uploaded for evaluation"
+        title = "Clusters of inferences"
         return section("clusters", title, parts, before=[paragraph(text.strip()) if text else None])
 
     def _averages(self) -> Json | None:
@@ -643,8 +644,8 @@ class _View:
         if not means:
             return None
         text = (
-            "The mean softmax of the devices' evaluation records, averaged over the uploads that"
-            " counted, by class; beside it the standard deviation of the noise in each figure."
+            "Mean softmax of the devices' evaluation records by class, averaged over all accepted"
+            " uploads, and the standard deviation of the noise in each figure."
         )
         rows = [
             [
@@ -658,7 +659,7 @@ class _View:
         classes = [f"class {k}" for k in range(len(means[0]["mean"]))]
         head = ["round", *classes, "noise", "uploads"]
         found = table("Mean softmax by class", head, rows, first=FIRST_ROWS)
-        title = "What devices predicted, on average"
+        title = "Mean inferences"
         return section("averages", title, [found], before=[paragraph(text)])
 
     # --- time and bytes ---
@@ -671,17 +672,17 @@ class _View:
             series(name, [rounded(one.get(key)) for one in timed], colour, "seconds")
             for key, name, colour in STEPS
         ]
-        text = paragraph("What each round took, by what it waited for.")
+        text = paragraph("Duration of each round by step.")
         parts = [self._by_row("Seconds by round", shown)]
-        return section("time", "Where the time went", parts, before=[text])
+        return section("time", "Time by step", parts, before=[text])
 
     def _bytes(self) -> Json | None:
         if self._simulated:
             return None
         hops = dict(self._run.hops) if any(self._run.hops.values()) else {}
-        text = "Payload at the proxy, whole job. What it publishes for all devices counts once."
+        text = "Payload at the proxy in the whole job. A broadcast to all devices counts once."
         if not hops:
-            text = "Payload that left and reached the cloud, in all committed rounds."
+            text = "Payload sent and received by the cloud in all committed rounds."
             for hop, key in (("cloud_to_proxy", "cloud_out"), ("proxy_to_cloud", "cloud_in")):
                 hops[hop] = sum(row["bytes"].get(key, 0) for row in self._rows)
         if not any(hops.values()):
@@ -699,10 +700,10 @@ class _View:
         verb = "would see" if self._simulated else "saw" if self._ended else "sees"
         title = f"What each party {verb}"
         rows = [[row["what"], row["cloud"], row["proxy"]] for row in self._facts.seen]
-        found = table(title, ["of", "the cloud", "the proxy"], rows, text=[0, 1, 2])
+        found = table(title, ["data", "cloud", "proxy"], rows, text=[0, 1, 2])
         text = (
-            "While the two do not work together. Brokers see ciphertext. Devices see the models"
-            " that are sealed to them."
+            "Assumes that cloud and proxy do not collude. Brokers see only ciphertext; devices see"
+            " only the models sealed to them."
         )
         return section("seen", title, [found], after=[paragraph(text)])
 
@@ -713,7 +714,7 @@ class _View:
         sums = (EVALUATION_COUNTS, CLUSTER_SUMS)
         counted_too = any(row["what"] in sums for row in self._facts.seen)
         found = [("Simulated", _SIMULATED)] if self._simulated else []
-        planned = ", as planned" if self._planned else ""
+        planned = ", planned" if self._planned else ""
         found += [
             (f"Training: {training.text}{planned}", self._training_meaning(training)),
             (f"Inference: {inference.text}{planned}", _inference_meaning(inference, counted_too)),
@@ -724,40 +725,40 @@ class _View:
             credits = " ".join(f"{line}." for line in self._facts.shuffle)
             found.append(("After the shuffle", f"{credits} {_SHUFFLE}"))
         named = self._measure[0].upper() + self._measure[1:]
-        found += [("Both together", _TOGETHER), (named, self._accuracy_meaning())]
-        return section("meaning", "What these numbers mean", [terms(found)])
+        found += [("Total", _TOGETHER), (named, self._accuracy_meaning())]
+        return section("meaning", "Meaning of these figures", [terms(found)])
 
     def _training_meaning(self, training: _Guarantee) -> str:
         if not training.proven:
-            return "At least one mechanism of this job has no proof that holds, so no ε is stated."
+            return "At least one mechanism of this job has no proof, so no ε is printed."
         real = "in a real run " if self._simulated else ""
-        against = "the cloud and the proxy, even if they work together."
+        against = "cloud and proxy, even if they collude."
         if shared_text(training.part):
             against = (
-                "the cloud and any devices together, while the proxy works with none of them and at"
-                f" least {training.part['honest_devices']} of the devices in each sum keep to the"
-                " protocol, which nobody can check. If all others work together, a device's own"
-                f" part of the noise protects it: {colluding_text(training.part)}."
+                "a cloud that colludes with devices, if the proxy does not collude and at least"
+                f" {training.part['honest_devices']} devices in each sum follow the protocol (an"
+                " assumption that cannot be checked). If all others collude, the device's own noise"
+                f" remains: {colluding_text(training.part)}."
             )
         record = (
-            " The device is hidden with all its records, beside none; one record among others that"
-            ' stay has another ε, "per record": none where no bound is proven.'
+            " Per device: all records of the device are added or removed. Per record: a single"
+            " record; no ε is printed if no bound is proven."
         )
         return (
-            f"Adding or removing any one {training.unit} changes the probability of everything that"
-            " training released by at most a factor e^ε, up to δ. It covers all rounds together and"
-            f" {real}holds against {against}{record * ('record_epsilon' in training.part)}"
+            f"Adding or removing one {training.unit} changes the probability of everything that"
+            " training released by at most a factor e^ε, up to δ. This covers all rounds together"
+            f" and {real}holds against {against}{record * ('record_epsilon' in training.part)}"
         )
 
     def _accuracy_meaning(self) -> str:
         run, found = self._run, _MEASURES[self._measure]
         if run.measured_on:
             found += (
-                f" These are {run.measured_on}: the guarantees above are of the records that"
-                " devices hold."
+                f" These are {run.measured_on}; the guarantees above apply to the devices'"
+                " records only."
             )
         if run.reference:
-            found += " The gap to the reference is the price of privacy in this job."
+            found += " The difference to the run without noise is the cost of privacy in this job."
         return found
 
     # --- tables ---
@@ -767,9 +768,9 @@ class _View:
             return None
         head = ["round", self._measure, "loss", "uploads", "declined", "attempt"]
         units = {which: f" per {one.unit}" for which, one in self._guarantees.items()}
-        head.append(f"ε training{units.get('training', '')}, by plan")
+        head.append(f"planned ε training{units.get('training', '')}")
         head += ["if all others collude"] * self._shared
-        head.append(f"ε inference{units.get('inference', '')}, by plan")
+        head.append(f"planned ε inference{units.get('inference', '')}")
         hops = [] if self._simulated else [("from cloud", "cloud_out"), ("to cloud", "cloud_in")]
         head += [name for name, _ in hops] + ["seconds"]
         keys = ["training", *[COLLUSION] * self._shared, "inference"]
@@ -786,7 +787,11 @@ class _View:
             for row in self._rows[-MOST_ROWS:]
         ]
         more = len(self._rows) - len(rows)
-        note = paragraph(f"The last {MOST_ROWS} rounds; {more} are before them.") if more else None
+        note = (
+            paragraph(f"The last {MOST_ROWS} rounds; {more} earlier ones are not shown.")
+            if more
+            else None
+        )
         found = table("Rounds", head, rows, first=FIRST_ROWS)
         return section("rounds", "Rounds", [found], before=[note])
 
@@ -862,10 +867,10 @@ def _event_line(kind: str, data: Mapping[str, Any], units: Mapping[str, str]) ->
     elif kind == "batch":
         text = f"round {data.get('round')}: {_count(data.get('uploads'))} uploads received"
     elif kind == "round_repeated":
-        text, tone = f"round {data.get('round')} again: {data.get('why', '')}", "warn"
+        text, tone = f"round {data.get('round')} repeated: {data.get('why', '')}", "warn"
     elif kind == "job_waiting":
         enrolled, wanted = data.get("enrolled"), data.get("wanted")
-        text, tone = f"waits for devices: {enrolled} are enrolled, it asks for {wanted}", "warn"
+        text, tone = f"waits for devices: {enrolled} of {wanted} are enrolled", "warn"
     else:
         text = display_name(kind)
         text += f": {data['reason']}" if data.get("reason") else ""
@@ -885,35 +890,34 @@ def _committed_text(data: Mapping[str, Any], units: Mapping[str, str]) -> str:
     spent = ", ".join(
         f"{which} {_up(data['epsilon'].get(which))} per {units[which]}"
         if which in units
-        else f"{which} none proven"
+        else f"{which} no proven ε"
         for which in ("training", "inference")
     )
-    return f"{text}, {led} {leading_text(led, value, data)}; ε by plan: {spent}"
+    return f"{text}, {led} {leading_text(led, value, data)}; planned ε: {spent}"
 
 
 # --- texts ---
 
 _SIMULATED = (
-    "This run protects nobody: its noise came from a seed, and who knows the seed can take it away."
-    " Each ε here is what a real run of this job costs, and what is said of it below holds for a"
-    " real run."
+    "This run protects nobody: its noise came from a seed, and anyone who knows the seed can remove"
+    " it. Each ε is the cost of a real run of this job."
 )
 _SHUFFLE = (
-    "This holds against a cloud that keeps to the protocol and does not work together with the"
-    " proxy; the guarantees above need neither."
+    "This assumes that the cloud follows the protocol and does not collude with the proxy; the"
+    " guarantees above do not."
 )
 _TOGETHER = (
-    "Neither number alone is “the” ε. Training and evaluation records on a device are disjoint; if"
-    " they overlapped, the two would add up. A smaller ε is a stronger promise."
+    "Neither ε alone is the total. They do not add up, because a device's training and evaluation"
+    " records are disjoint. A smaller ε is a stronger guarantee."
 )
 _MEASURES = {
-    ACCURACY: "The share of the cloud's test records whose most probable class is right; the loss"
-    " is the mean cross-entropy on them.",
-    AUC: "How likely an anomalous one of the cloud's test records scores above a normal one, the"
-    " area under the ROC curve: 0.5 is chance. A score above 1 is an alarm, where the devices' own"
-    " counts gave a threshold.",
-    RMSE: "The root of the mean squared error on the cloud's test records, in the label's own unit;"
-    " the loss is the mean squared error where the range is [-1, 1].",
+    ACCURACY: "Share of the cloud's test records that the model classifies correctly; the loss is"
+    " the mean cross-entropy on them.",
+    AUC: "Area under the ROC curve: the probability that an anomalous test record of the cloud"
+    " scores above a normal one; 0.5 is chance. With a threshold from the devices' counts, a score"
+    " above 1 is an alarm.",
+    RMSE: "Root of the mean squared error on the cloud's test records, in the label's unit; the"
+    " loss is the mean squared error with the label's range scaled to [-1, 1].",
 }
 
 
@@ -922,14 +926,14 @@ def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
         return "Devices uploaded inferences without a proven guarantee."
     if not inference.epsilon:
         return "No device uploaded an inference."
-    uploads = "the noised counts and sums of how the model does on them, and inferences"
+    uploads = "noised counts and sums of the model's results, and inferences"
     kind = uploads if counted_too else "noised softmax vectors"
     one = "one record" if inference.unit == "record" else "the whole evaluation set of one device"
     one += ", or one record of it" * ("record_epsilon" in inference.part)
     return (
-        f"All that is uploaded of a device's evaluation records is priced here together: {kind}. It"
-        f" holds for {one}, added or removed{shared_text(inference.part)}. Training is priced"
-        " apart: its records are never the same."
+        f"This covers all uploads about a device's evaluation records: {kind}. It holds for"
+        f" {one}, added or removed{shared_text(inference.part)}. Training uses other records and"
+        " has its own ε."
     )
 
 

@@ -29,7 +29,7 @@ _EPSILON = (
     "What the job's releases cost one device at most, if the job ended now. NaN: no proven "
     "guarantee. Training and inference count together; neither alone is the job's epsilon."
 )
-_REPORTS = "Devices by what became of a job's release; of the canary until it went to all."
+_REPORTS = "Devices by their report on a job's release; only the canary until it is promoted."
 
 
 class CloudMetrics(Collector):
@@ -88,7 +88,7 @@ class CloudMetrics(Collector):
         by_status: dict[str, float] = {status: counts.jobs.get(status, 0) for status in TRANSITIONS}
         yield gauge("jobs", "Jobs by status.", by_status, "status")
         enrolled = {"enrolled": float(counts.enrolled)}
-        yield gauge("devices", "Devices by state; the cloud knows keys alone.", enrolled, "state")
+        yield gauge("devices", "Devices by state.", enrolled, "state")
         family = GaugeMetricFamily("edgeveil_release_reports", _REPORTS, labels=["job", "outcome"])
         for rollout in self._store.rollouts.all()[-JOBS_KEPT:]:
             outcomes = rollout.reports.get("all") or rollout.reports.get("canary", {})
@@ -97,7 +97,7 @@ class CloudMetrics(Collector):
         yield family
         runs = list(self._machine.runs.values())
         oldest = runs[0].round if runs else 0
-        yield gauge("current_round", "Round of the job that has run longest; 0: none.", oldest)
+        yield gauge("current_round", "Round of the job that has run longest; 0: no job.", oldest)
         rounds = {self._host.jobs.name(one.job_id): float(one.round) for one in runs}
         yield gauge("job_round", "Round of each job that runs.", rounds, "job")
         family = GaugeMetricFamily("edgeveil_epsilon_spent", _EPSILON, labels=["job", "kind"])

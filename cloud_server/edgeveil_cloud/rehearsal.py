@@ -251,14 +251,14 @@ def _stage(what: str, key: str) -> Iterator[None]:
         place = f"{error.where}: " if error.where and error.where != key else ""
         known = error.where.split(".")[0] in _KEYS
         raise RefusedJobError(
-            error.what if known else f"{what} cannot be made: {place}{error.what}",
+            error.what if known else f"{what} cannot be created: {place}{error.what}",
             where=error.where if known else key,
             fix=error.fix,
         ) from error
     except Exception as error:  # a user's own model, onnx and ONNX Runtime may raise anything
         first = str(error).strip().partition("\n")[0][:200].rstrip(".")
         raise RefusedJobError(
-            f"{what} cannot be made: {type(error).__name__}: {first}",
+            f"{what} cannot be created: {type(error).__name__}: {first}",
             where=key,
             fix=f"change {key} of the job",
         ) from error

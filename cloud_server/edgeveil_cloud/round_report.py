@@ -196,7 +196,7 @@ class Recorder:
             raise JobFailed(
                 f"the recording cannot be written ({error.strerror})",
                 where=str(error.filename or self.folder),
-                fix="make room, or leave out cloud.record_dir",
+                fix="free some space, or remove cloud.record_dir",
             ) from error
 
 

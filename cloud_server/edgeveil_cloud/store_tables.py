@@ -37,7 +37,7 @@ class UnknownJob(StoreError):  # noqa: N818 - shown to users
     exit_code = 2
 
     def __init__(self, job: str) -> None:
-        super().__init__(f"there is no job '{job}'", fix="see edgeveil job show")
+        super().__init__(f"no job '{job}'", fix="see edgeveil job show")
 
 
 @dataclass(frozen=True)

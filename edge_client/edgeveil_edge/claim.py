@@ -129,7 +129,7 @@ async def _asked(site: EdgeSite, shown: TlsFiles, request: bytes, device_id: str
             if answer.verdict == "admitted":
                 return answer
             if answer.verdict == "refused":
-                fix = "ask the proxy's operator for a new claim"
+                fix = "get a new claim from the proxy's operator"
                 raise ClaimError(answer.why, where=site.name, fix=fix)
             print(f"{site.name}: waiting to be admitted: {answer.why}", flush=True)
             await asyncio.sleep(AGAIN_S * (0.5 + secrets.randbelow(1000) / 1000))
@@ -168,7 +168,7 @@ def _claim(path: Path) -> SigningKey:
         raise UsageError("holds no claim", where=where, fix=fix) from None
     except OSError:
         fix += "; of a box that used its claim, mount the disk that holds its certificate"
-        raise SystemFault("the box's claim is not there", where=where, fix=fix) from None
+        raise SystemFault("the box's claim is missing", where=where, fix=fix) from None
 
 
 def _tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -180,7 +180,7 @@ def _tls_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (ValueError, TypeError):
         found = None
     if not isinstance(found, ec.EllipticCurvePrivateKey):
-        fix = "remove it; a new one is made"
+        fix = "remove it; a new one is created"
         raise CryptoError("is no P-256 key", where=str(path), fix=fix)
     return found
 

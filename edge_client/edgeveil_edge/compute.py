@@ -214,7 +214,7 @@ class Computer(Compute):
                 whole = self._load(self._site, self._split_key, share, schema)
                 found = at_most(*whole, most, self._split_key)
             except (RecordsError, MemoryError) as error:
-                found = RecordsError(str(error) or "they take more memory than there is")
+                found = RecordsError(str(error) or "they need more memory than this machine has")
         self._records[reading] = found
         if isinstance(found, RecordsError):
             raise found.with_traceback(None)

@@ -368,7 +368,7 @@ def read_in_fork(read: Callable[[], _RecordHalves], limit_s: float) -> _RecordHa
     except (EOFError, OSError):  # OSError: a truncated message
         return RecordsError("reading them did not end as it should")
     except MemoryError:
-        return RecordsError("they take more memory than there is")
+        return RecordsError("they need more memory than this machine has")
     finally:
         ours.close()
         os.kill(pid, signal.SIGKILL)

@@ -71,7 +71,7 @@ def _unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> Iter
     if conditions.max_load is not None and (load := sensors.load()) > conditions.max_load:
         yield f"max_load: {load:.2f} per core is above {conditions.max_load:g}"
     if conditions.between and not within(conditions.between, sensors.minute_of_day()):
-        yield f"between: it is none of {', '.join(conditions.between)}"
+        yield f"between: now is outside {', '.join(conditions.between)}"
     # Last: the owner's command may cost most.
     if conditions.command and not sensors.holds(conditions.command, COMMAND_TIMEOUT_S):
         yield f"command: {conditions.command[0]} says no"

@@ -47,22 +47,22 @@ def refusals(
     if trains and job.train.method not in policy.allowed_methods:
         yield against("allowed_methods", f"method '{job.train.method}' is not allowed")
     if why := plugins.refusal(job.part_names, policy.allowed_plugins):
-        fix = "add what `edgeveil methods digest NAME` prints, if you trust it"
+        fix = "if you trust it, add the output of `edgeveil methods digest NAME`"
         yield against("allowed_plugins", why, fix)
     for digest in carried_digests(job):
         if digest not in policy.allowed_backbones:
             why = f"the job's backbone or frozen weights {digest} may not run on the data"
-            fix = "add this digest if you know what the model does"
+            fix = "add this digest if you trust the model"
             yield against("allowed_backbones", why, fix)
     function = python_function(job.model)
     if trains and function is not None and (why := _python_refusal(policy, function)):
-        fix = f"add what `edgeveil methods digest {function}` prints, if you trust the code"
+        fix = f"if you trust the code, add the output of `edgeveil methods digest {function}`"
         yield against("allowed_python_models", why, fix)
     columns = policy.allowed_columns
     if columns is not None and (why := _columns_refusal(job.data, columns, header=header)):
         yield against("allowed_columns", why, "add it if jobs may read that")
     if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
-        why = "the proxy would hand uploads over in the order in which they came"
+        why = "the proxy would forward uploads in their order of arrival"
         yield against("accept_unshuffled", why)
     values, most = math.prod(job.data.input_shape), policy.max_records
     if 4 * values * most > MAX_BYTES:
@@ -90,7 +90,7 @@ def _python_refusal(policy: Policy, function: str) -> str:
 def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> str:
     schema = data.schema_
     if schema is None:
-        read = {} if "*" in allowed else {"*": "every column there is, since it has no schema"}
+        read = {} if "*" in allowed else {"*": "all columns, because it has no schema"}
     elif schema.columns is None:
         return ""  # pictures have no columns
     else:
@@ -114,7 +114,7 @@ def too_few(policy: Policy, selected: int) -> PrivacyError | None:
     if selected >= policy.min_devices:
         return None
     return PrivacyError(
-        f"{selected} devices are selected, the owner asks for {policy.min_devices}",
+        f"{selected} devices are selected, the owner requires {policy.min_devices}",
         where="policy.min_devices",
     )
 
@@ -167,7 +167,7 @@ def release_refusal(
     if plan is None:
         if package.data_set == site.data.name:
             return ""
-        named = f"'{package.data_set}'" if package.data_set else "a job that is not known here"
+        named = f"'{package.data_set}'" if package.data_set else "a job unknown to this device"
         return f"it is for {named}, this device holds '{site.data.name}'"
     try:
         judge(site, plan)

@@ -76,7 +76,7 @@ class DeviceIdentity:
             # would let one record count for training and for evaluation.
             lost = [path.name for path in (opening, split) if not path.exists()]
             if lost:
-                new = "make a new one: edgeveil keys --next"
+                new = "create a new one: edgeveil keys --next"
                 new = new if lost == [OPENING_FILE] else "enrol a new device with a new state_dir"
                 fix = f"restore it from a backup, or {new}"
                 raise UsageError(f"{' and '.join(lost)} is gone", where=str(state_dir), fix=fix)

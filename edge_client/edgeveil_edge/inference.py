@@ -208,7 +208,7 @@ def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
     encoder = RowEncoder(schema, names, "records", labelled=None)
     for number, record in enumerate(records, start=1):
         if not isinstance(record, dict):
-            fix = "name the values of all records, or of none"
+            fix = "name the values of all records or of no record"
             raise DataError("has no names", where=f"record {number}", fix=fix)
         unknown = next((name for name in record if name not in names), None)
         if unknown is not None:
@@ -220,7 +220,7 @@ def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
 
 def _refuse(request: Request) -> Response | None:
     """Refuse requests of other sites' pages in a browser on this box."""
-    return None if request.is_for_this_machine else _error(403, "ask by a name of this machine")
+    return None if request.is_for_this_machine else _error(403, "use a name of this machine")
 
 
 def _error(status: int, text: str) -> Response:

@@ -92,14 +92,16 @@ class DevicePage:
         if not request.is_for_this_machine:
             return refusal(
                 403,
-                "the device does not go by the name in this address",
+                "the device does not have the name in this address",
                 "open the address that edgeveil edge status --page prints",
             )
         if request.route is None or request.route in self._open:
             return None
         own = request.is_same_origin
         if request.method == "POST" and not (own and request.headers.get("x-edgeveil") == "1"):
-            return refusal(403, "this was asked for by another page", "reload the device's page")
+            return refusal(
+                403, "the request came from another site's page", "reload the device's page"
+            )
         if request.route is not self._login_route and not (own and self._is_logged_in(request)):
             return refusal(401, "not logged in", _WAY_IN)
         return None
@@ -123,7 +125,7 @@ class DevicePage:
             if time.monotonic() - self._refused_s > _REFUSALS_S:  # any program here may try
                 self._refused_s = time.monotonic()
                 LOG.warning("page_login_refused")
-            return refusal(401, "this is not known, or used up", _WAY_IN)
+            return refusal(401, "this address is unknown or was already used", _WAY_IN)
         LOG.info("page_login")
         cookie = cookie_header(self._cookie, self._sessions.add(True), SESSION_S)
         return Response.of_json({}, headers={"Set-Cookie": cookie})

@@ -67,13 +67,13 @@ def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, Pe
         raise UsageError(
             "holds no personal model",
             where=str(state_dir),
-            fix="edgeveil edge personalise --config edge.yaml makes one",
+            fix="edgeveil edge personalise --config edge.yaml creates one",
         ) from None
     if about.digest != release.digest:
         raise UsageError(
             f"the personal model is of the release {about.release}, in use is {release.version}",
             where=str(state_dir / FOLDER),
-            fix="make it anew: edgeveil edge personalise --config edge.yaml",
+            fix="create it again: edgeveil edge personalise --config edge.yaml",
         )
     return state_dir / FOLDER / "model.onnx", about
 
@@ -236,7 +236,7 @@ def summary(found: PersonalModel, state_dir: Path) -> Sequence[str]:
             f" accuracy {personal}, loss {found.personal_loss:.3f}"
         )
     else:
-        lines.append("there are no evaluation records to compare the two models on")
+        lines.append("no evaluation records to compare the two models on")
     lines.append("private: trained without noise, no guarantee covers it; it stays on this box")
     lines.append(f"use it: edgeveil predict --personal {state_dir} RECORDS")
     return lines

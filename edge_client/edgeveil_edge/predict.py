@@ -329,14 +329,14 @@ def as_records(
     one_record = values.shape == shape
     if not one_record and (values.ndim < 2 or values[:1].size != per_record or not len(values)):
         what = f"has shape {values.shape}, the model takes (records, {', '.join(map(str, shape))})"
-        fix = "store values alone, without labels"
+        fix = "store only values, without labels"
         raise DataError(what, where=where, fix=fix)
     return values.reshape(-1, *sizes)
 
 
 def _numbers(values: NDArray[Any], where: str) -> NDArray[np.float32]:
     if values.dtype.kind not in "biuf":
-        raise DataError("are no real numbers", where=where, fix="store numbers alone")
+        raise DataError("are no real numbers", where=where, fix="store only numbers")
     with np.errstate(over="ignore"):
         found = values.astype(np.float32, copy=False)
     if (np.isinf(found) & ~np.isinf(values)).any():

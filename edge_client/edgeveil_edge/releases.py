@@ -165,7 +165,7 @@ class ReleaseStore:
         pointer = self._pointer()
         history = pointer.history
         if len(history) < 2:
-            what, fix = "there is no earlier version to go back to", "wait for the next release"
+            what, fix = "there is no earlier version to return to", "wait for the next release"
             raise UsageError(what, where=str(self.folder), fix=fix)
         earlier = self._load(history[-2])  # verify before any change
         left = self._digest(history.pop())
@@ -180,7 +180,7 @@ class ReleaseStore:
         try:
             return f"{self.rollback(broken=True).version} takes its place"
         except EdgeVeilError:
-            return "and none is there before it"
+            return "and there is no earlier version"
 
     def _digest(self, version: str) -> str:
         """Return the model's digest; "" if the version is lost, which must not block a rollback."""
@@ -224,7 +224,7 @@ class ReleaseStore:
         write_durably(self.folder / "current.json", msgspec.json.encode(shortened), mode=0o644)
 
 
-_FIX = "go back with edgeveil predict --rollback, or wait for the next release"
+_FIX = "return to the previous release with edgeveil predict --rollback, or wait for the next"
 
 
 def _json(path: Path) -> dict[str, Any]:

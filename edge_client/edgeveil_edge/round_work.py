@@ -373,7 +373,7 @@ def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
     if context.round.evaluates:
         return ""
     if site.role != "train" and not context.round.infer:
-        return "this round asks for no inference, and the role is infer"
+        return "this round has no inference, and the device's role is infer"
     if site.role != "train" and context.plan.sums_inferences:
         return (
             "inferences of this job are summed under masks, together with the update that one of"

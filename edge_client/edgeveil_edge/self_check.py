@@ -63,7 +63,7 @@ def _clock(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
     newest_s = max((one.lstat().st_mtime for one in files), default=0.0)
     if now_s < max(EARLIEST_S, newest_s - AHEAD_S):
         shown = time.strftime("%Y-%m-%d", time.gmtime(now_s))
-        what = f"the clock says {shown}, before this device's own files or this program"
+        what = f"the clock says {shown}, earlier than this device's files or this program"
         yield UsageError(what, where="clock", fix="set it, as by a time service (NTP)")
 
 
@@ -72,13 +72,13 @@ def _room(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
         asked = site.limits.blob_bytes + site.limits.outbox_bytes
         free, memory_bytes = facts.free_bytes(site.state_dir), facts.memory_bytes()
         if free < asked:
-            what = f"{byte_text(free)} are free, a round may take {byte_text(asked)}"
-            fix = "make room, or lower limits.blob_bytes and limits.outbox_bytes"
+            what = f"{byte_text(free)} are free, a round may need {byte_text(asked)}"
+            fix = "free some space, or lower limits.blob_bytes and limits.outbox_bytes"
             yield UsageError(what, where=str(site.state_dir), fix=fix)
         if memory_bytes < LEAST_MEMORY_BYTES:
             least = byte_text(LEAST_MEMORY_BYTES)
             what = f"{byte_text(memory_bytes)} are available, {least} are needed"
-            fix = "end other programs, or set conditions for a time when there is more"
+            fix = "end other programs, or set conditions for a time with more memory"
             yield UsageError(what, where="memory", fix=fix)
     except OSError as error:
         what = f"free disk space and memory cannot be measured ({error.strerror})"

@@ -24,7 +24,9 @@ def _prefix(url: str) -> str:
     if not fine or not plain or not parts.path.endswith("/") or not url.isprintable():
         raise ValueError(f"must be like https://blobs.example.org/, got '{url[:64]}'")
     if parts.scheme == "http" and not is_near(parts.hostname or ""):
-        raise ValueError("must be https: over http others on the way learn who fetches what")
+        raise ValueError(
+            "must be https: over http others on the network learn which device downloads what"
+        )
     return url
 
 
@@ -46,14 +48,14 @@ class BlobAccess(Block):
     )
     """Prefixes of its URLs, up to a slash; no other URL is ever requested."""
     ca_file: SitePath | None = None
-    """PEM file of the authorities that may vouch for it; none: the system's."""
+    """PEM file of the authorities accepted for it; none: the system's."""
 
 
 class BlobServe(Block):
     """A store that this process serves itself."""
 
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
-    """Address to listen on; the default is reachable from this machine alone."""
+    """Address to listen on; the default is reachable only from this machine."""
     port: PortNumber = 8703
     """TCP port."""
     tls: HttpTls | None = None
@@ -86,7 +88,10 @@ def blob_mixes(store: BlobStore | None, at: str) -> Iterator[Mix]:
     if (store.serve is None) == (store.bucket is None):
         yield Mix((f"{at}.serve", f"{at}.bucket"), "blobs are served, or lie in a bucket; name one")
     if (store.serve is None) != (store.url is None):
-        yield Mix((f"{at}.url", f"{at}.serve"), "url is what others reach serve by; give both")
+        yield Mix(
+            (f"{at}.url", f"{at}.serve"),
+            "url is the address under which others reach serve; set both",
+        )
 
 
 def bucket_options(path: Path | None) -> dict[str, str]:

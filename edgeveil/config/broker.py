@@ -30,7 +30,7 @@ class BrokerLimits(Block):
     """Limits of the broker's memory."""
 
     packet_bytes: PacketBytes = 65536
-    """Largest whole MQTT packet; not below what the processes are set to."""
+    """Largest whole MQTT packet; at least limits.packet_bytes of the processes."""
     max_queued_bytes: ByteLimit = 1 << 26
     """Bytes that may wait for one slow client; further messages are dropped."""
     max_connections: int = Field(default=20_000, ge=1, le=10**7)
@@ -43,13 +43,13 @@ class BrokerSite(Block):
     engine: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """`auto`: mosquitto if installed and capable of these settings, else amqtt."""
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
-    """Address to listen on; the default is reachable from this machine alone."""
+    """Address to listen on; the default is reachable only from this machine."""
     port: PortNumber = 1883
     """TCP port."""
     websockets_port: PortNumber | None = Field(default=None, examples=[8080])
     """TCP port of a second listener, MQTT over WebSockets with the same TLS; null: none."""
     users_file: SitePath | None = None
-    """File of `name:password` lines; null: everybody may connect, from this machine alone."""
+    """File of `name:password` lines; null: everybody on this machine may connect."""
     acl: Literal["edge", "cloud"] | None = None
     """Deny-by-default access list of that side; null: everybody may read and write everything."""
     cells: tuple[Cell, ...] = ()
@@ -70,16 +70,18 @@ class BrokerSite(Block):
         if self.engine == "amqtt" and ca_file is not None:
             yield Mix(("engine", "tls.ca_file"), "amqtt cannot demand certificates; set mosquitto")
         if self.websockets_port == self.port:
-            yield Mix(("websockets_port", "port"), f"{self.port} is of plain MQTT; take another")
+            yield Mix(
+                ("websockets_port", "port"), f"{self.port} is the plain MQTT port; choose another"
+            )
         if self.cells and self.acl is None:
-            yield Mix(("cells", "acl"), "there is no access list for them; add acl, or drop cells")
+            yield Mix(("cells", "acl"), "cells require an access list; add acl, or remove cells")
         if len(set(self.cells)) < len(self.cells):
             yield Mix(("cells",), "names a cell twice; name each once")
         if self.users_file is not None or ca_file is not None:
             return
         if self.acl is not None:
-            text = "an access list is for users, but nobody has to log in; add users_file"
+            text = "an access list requires users who log in; add users_file"
             yield Mix(("acl", "users_file", "tls"), text)
         if self.host not in LOOPBACK:
-            text = f"{self.host} is open to the network and nobody has to log in; add users_file,"
+            text = f"{self.host} is open to the network without a log-in; add users_file,"
             yield Mix(("host", "users_file", "tls"), f"{text} or listen on 127.0.0.1")

@@ -36,7 +36,10 @@ class BrokerProfile:
             yield "packet_bytes", f"{packet_bytes} bytes exceed its packets; set {most} or less"
         low, high = self.keepalive_s
         if not low <= keepalive_s <= high:
-            yield "keepalive_s", f"{keepalive_s} s are outside its keep-alive; set {low} to {high}"
+            yield (
+                "keepalive_s",
+                f"{keepalive_s} s is outside its range of keep-alive; set {low} to {high}",
+            )
 
     @property
     def largest_packet_bytes(self) -> int | None:

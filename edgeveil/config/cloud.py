@@ -99,17 +99,17 @@ class CloudSite(CloudKeys):
     broker: BrokerLink
     """The cloud-side broker."""
     state_dir: SitePath = Path("state/cloud")
-    """Folder for the store, keys and models; made at first start."""
+    """Folder for the store, keys and models; created at the first start."""
     store_url: str | None = Field(default=None, pattern=r"^postgresql(\+[a-z0-9]+)?://\S+$")
     """`postgresql://…` for a store of its own; null: SQLite in state_dir."""
     proxy_key_file: SitePath | None = Field(default=None, examples=["../site/keys/proxy.pub"])
     """The proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
-    """Delegations of the fleet's offline root, from `edgeveil trust`; newer ones come by wire."""
+    """Delegations of the fleet's offline root, from `edgeveil trust`; updated over the broker."""
     cells: tuple[CloudCell, ...] = Field(default=(), max_length=64)
     """The cells of the fleet; empty: it has one, without a name."""
     moves_file: SitePath | None = Field(default=None, examples=["../site/moves.jsonl"])
-    """Cells of moved devices, from `edgeveil site apply`; null: none was moved."""
+    """Cells of moved devices, from `edgeveil site apply`; null: no device was moved."""
     record_dir: SitePath | None = None
     """Folder for a record of everything the cloud sees of a job, for demonstrations; null: none."""
     allow_python_models: bool = False
@@ -148,4 +148,6 @@ class CloudSite(CloudKeys):
             at = "test_data" if alone else f"test_data.{number}"
             yield from data_mixes(data, at)
             if data.shard is not None:
-                yield Mix((f"{at}.shard",), "a device takes a share of its data; drop it here")
+                yield Mix(
+                    (f"{at}.shard",), "only devices take a share of their data; remove it here"
+                )

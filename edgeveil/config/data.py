@@ -143,7 +143,9 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
         text = "names a file to test on, and test_share holds records back for it; leave one out"
         yield Mix((f"{at}.test_path", f"{at}.test_share"), text)
     if data.test_fold and (data.test_fold + 1) * (data.test_share or 1.0) > 1 + _ROUNDING:
-        text = f"there is no fold {data.test_fold} of test_share {data.test_share}; count from 0"
+        text = (
+            f"there is no fold {data.test_fold} of test_share {data.test_share}; folds count from 0"
+        )
         yield Mix((f"{at}.test_fold", f"{at}.test_share"), text)
     yield from unread_mixes(data, data.source, at, source)
     shard = data.shard
@@ -159,7 +161,9 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
         text = f"deals or disturbs by class; add classes: 10 to {at}, as the job has it"
         yield Mix((f"{at}.partition", f"{at}.classes"), text)
     if shard.index >= shard.devices:
-        text = f"must be below shard.devices = {shard.devices}, got {shard.index}; count from 0"
+        text = (
+            f"must be below shard.devices = {shard.devices}, got {shard.index}; folds count from 0"
+        )
         yield Mix((f"{at}.index", f"{at}.devices"), text)
 
 

@@ -136,13 +136,13 @@ class EdgeSite(Block):
     cell: Cell = ""
     """Its cell of the fleet; empty: the fleet has no named cells."""
     state_dir: SitePath = Path("state/edge")
-    """Folder for keys, ledger, outbox and models; made at first start, one per device."""
+    """Folder for keys, ledger, outbox and models; created at the first start, one per device."""
     cloud_key_file: SitePath | None = Field(default=None, examples=["../site/keys/cloud.pub"])
     """The cloud's public Ed25519 key, where it is pinned; else `trust_file`."""
     proxy_key_file: SitePath | None = Field(default=None, examples=["../site/keys/proxy.pub"])
     """The proxy's public Ed25519 key, where it is pinned; else `trust_file`."""
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
-    """Delegations of the fleet's offline root, from `edgeveil trust`; newer ones come by wire."""
+    """Delegations of the fleet's offline root, from `edgeveil trust`; updated over the broker."""
     data: DataSource
     """The device's records."""
     policy: Policy = Policy()
@@ -180,7 +180,7 @@ class EdgeSite(Block):
             named = (plugin.family, plugin.name) == ("sources", self.data.source)
             if named and plugin.distribution not in allowed:
                 text = f"'{plugin.name}' is of plug-in {plugin.distribution}, which the owner does"
-                text += f" not allow; add what `edgeveil methods digest {plugin.name}` prints"
+                text += f" not allow; add the output of `edgeveil methods digest {plugin.name}`"
                 yield Mix(("data.source", "policy.allowed_plugins"), text)
         http, page = self.inference.http, self.page
         if http is not None and page is not None and http.port == page.port:

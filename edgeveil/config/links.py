@@ -110,7 +110,7 @@ class TcpListener(Block):
     """A TCP listener."""
 
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
-    """Address; the default is reachable from this machine alone."""
+    """Address; the default is reachable only from this machine."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port; 0: the usual one (cloud 8701, proxy 8702, predictions 8710, owner's page 8711)."""
 
@@ -185,7 +185,7 @@ def http_mixes(http: Http) -> Iterator[Mix]:
         yield Mix(("http.socket_group", "http.socket"), "is of a Unix socket; add http.socket")
     clients = http.clients
     if clients and (http.tls is None or http.tls.client_ca_file is None):
-        text = f"nobody vouches for their certificates; add {tls}"
+        text = f"no authority for their certificates is set; add {tls}"
         yield Mix(("http.clients", tls, "http.tls"), text)
     names = [one.name for one in clients]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
@@ -214,10 +214,10 @@ def broker_mixes(
     files = {"ca_file": link.ca_file, "cert_file": link.cert_file, "key_file": link.key_file}
     for key, path in files.items():
         if path is not None and not any(BrokerAddress.parse(url).tls for url in link.urls):
-            yield Mix((f"{at}.{key}", f"{at}.url"), "is of TLS alone; write mqtts:// or wss://")
+            yield Mix((f"{at}.{key}", f"{at}.url"), "is only for TLS; write mqtts:// or wss://")
     if (link.cert_file is None) != (link.key_file is None):
         given, other = ("key_file", "cert_file") if link.key_file else ("cert_file", "key_file")
-        text = f"a certificate and its private key come together; add {other}"
+        text = f"a certificate requires its private key and the reverse; add {other}"
         yield Mix((f"{at}.{given}", f"{at}.{other}"), text)
     if link.password_file is not None and link.username is None:
         yield Mix((f"{at}.password_file", f"{at}.username"), "needs a user name; add username")
@@ -227,4 +227,4 @@ def broker_mixes(
         if proxy is None or proxy.username is None:
             yield Mix(keys, "a password needs a user name; write http_proxy: http://user@host:port")
         elif proxy.password is not None:
-            yield Mix(keys, "http_proxy holds a password too; drop it there")
+            yield Mix(keys, "http_proxy also contains a password; remove it there")

@@ -85,11 +85,11 @@ class ProxySite(ProxyKeys):
     cell: Cell = ""
     """Its cell of the fleet; empty: the fleet has no named cells."""
     state_dir: SitePath = Path("state/proxy")
-    """Folder for keys, enrolled devices, cache and spool; made at first start."""
+    """Folder for keys, enrolled devices, cache and spool; created at the first start."""
     cloud_key_file: SitePath | None = Field(default=None, examples=["../site/keys/cloud.pub"])
     """The cloud's public Ed25519 key, where it is pinned; else `trust_file`."""
     trust_file: SitePath | None = Field(default=None, examples=["../site/trust.json"])
-    """Delegations of the fleet's offline root, from `edgeveil trust`; newer ones come by wire."""
+    """Delegations of the fleet's offline root, from `edgeveil trust`; updated over the broker."""
     devices_file: SitePath | None = Field(default=None, examples=["../site/devices.jsonl"])
     """Devices admitted and revoked by the fleet file, from `edgeveil site apply`."""
     claims: ClaimDeskSettings | None = None

@@ -77,12 +77,12 @@ def _policy_tree(tree: Tree, path: Path) -> tuple[Tree, Path] | None:
         return None
     if "policy" in block:
         at = ("edge", "policy")
-        text = "there is a policy in policy_file too; drop one of the two"
+        text = "policy_file also contains a policy; remove one of the two"
         raise problems_error(str(path), [*tree.problems, Problem(at, tree.line(at), text)])
     file = path.absolute().parent / Path(named).expanduser()
     if not file.exists():
-        fix = f"put it there or mount its disk, or change edge.policy_file of {path}"
-        raise SystemFault("the owner's policy is not there", where=str(file), fix=fix)
+        fix = f"create the file, mount its disk, or change edge.policy_file in {path}"
+        raise SystemFault("the owner's policy file is missing", where=str(file), fix=fix)
     found = parsed(read(file), str(file))
     if not isinstance(found.value, dict) or "policy" not in found.value:
         text = "not a policy file, its one top-level key must be policy"

@@ -93,7 +93,7 @@ def _nonce(position: int, *, last: bool) -> bytes:
 
 
 def _refused() -> CryptoError:
-    return CryptoError("the ciphertext was altered, cut or made for another context")
+    return CryptoError("the ciphertext was altered, cut off or made for another context")
 
 
 # --- commitments: AEAD alone does not bind a ciphertext to one key --------------------------

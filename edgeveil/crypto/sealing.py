@@ -46,7 +46,7 @@ def open_sealed(private: OpeningKey, info: bytes, ciphertext: bytes) -> bytes | 
 
 def unusable(public: SealingKey) -> CryptoError:
     what = f"nothing can be sealed to the key {public.fingerprint()}"
-    return CryptoError(what, fix="enrol the device again with a key that it made itself")
+    return CryptoError(what, fix="enrol the device again with its own key")
 
 
 TAG_BYTES = 8

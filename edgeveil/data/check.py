@@ -55,10 +55,10 @@ def check_records(
     )
     problems = [f"{count} {text}" for count, text in found if count]
     if wanted not in (None, shape):
-        text = f"a record has shape {shape}, the job wants {wanted}: nothing can be learned from it"
+        text = f"a record has shape {shape}, the job requires {wanted}: no record can be used"
         problems.insert(0, text)
     if not usable.any():
-        problems.append("no record is usable: this device would send noise alone")
+        problems.append("no record is usable: this device would upload only noise")
     return DataReport(
         records=len(y),
         training=len(training),

@@ -75,7 +75,7 @@ class Label(Block):
     number: Range | None = Field(default=None, examples=[[0, 100]], exclude_if=_empty)
     """In place of `classes`: public range of a number; clipped, and dropped if missing."""
     normal: LabelNames = Field(default=(), examples=[["ok"]], exclude_if=_empty)
-    """In place of both: learn normal records, which have one of these labels or none."""
+    """Instead of both: learn normal records, which have one of these labels or no label."""
     anomalous: LabelNames = Field(default=(), examples=[["leak", "stall"]], exclude_if=_empty)
     """With `normal`: labels of anomalies; others are dropped. Empty: all other labels."""
 
@@ -187,7 +187,7 @@ def schema_in(
         if math.prod(schema.input_shape) != math.prod(axis or 0 for axis in input_shape):
             raise ValueError("its records differ from the model's")
     except (ValueError, RecursionError) as error:
-        what = f"holds no schema that this version knows ({str(error)[:100]})"
+        what = f"holds no schema known to this version ({str(error)[:100]})"
         raise DataError(what, where=SCHEMA, fix="use an EdgeVeil of the model's version") from None
     return schema
 
@@ -229,7 +229,7 @@ def _labels(label: Label, at: str) -> Iterator[Mix]:
     if len(given) != 1:
         there = f"{' and '.join(given) or 'none'} {'are' if given else 'is'} given"
         fix = "write for example classes: [no, yes], number: [0, 100], or normal: [ok]"
-        text = f"a label is a class, a number or what is normal, and {there}; {fix}"
+        text = f"set one of classes, number and normal; {there}; {fix}"
         yield Mix((f"{at}.label.{(given or ['classes'])[0]}", f"{at}.label"), text)
     elif len(label.classes) == 1:
         text = "names only one class; name at least two"

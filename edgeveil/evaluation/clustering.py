@@ -46,7 +46,7 @@ def cluster_scores(
     scored = EVALUATIONS[eval_type]
     if uploads.ndim not in (2, 3) or 0 in uploads.shape[1:] or wanted < 1:
         what = f"cannot cluster shape {uploads.shape}, {wanted} wanted"
-        fix = "pass vectors of shape (uploads, classes) and want at least one"
+        fix = "pass vectors of shape (uploads, classes), at least one"
         raise DataError(what, where="unsupervised", fix=fix)
     values = uploads.astype(np.float64)
     values = values[:, None, :] if values.ndim == 2 else values

@@ -61,7 +61,7 @@ def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
     job, round_ = plan.job, plan.job.round
     if round_.mode == "sync":
         if "buffer" in round_.model_fields_set:
-            text = "is for buffered rounds alone; set round.mode: buffered, or leave it out"
+            text = "is only for buffered rounds; set round.mode: buffered, or leave it out"
             yield Mix(("round.buffer", "round.mode"), text)
         return
     least, asked, buffer = round_.min_batch, job.selection.devices, round_.buffer or 0
@@ -75,13 +75,13 @@ def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:
         text = "a late update is masked for a sum that is already closed; leave secure out"
         yield Mix(("round.mode", "aggregation.secure"), text)
     elif job.aggregation.name != "fedavg":
-        text = f"'{job.aggregation.name}' would take late updates for outliers; use fedavg"
+        text = f"'{job.aggregation.name}' would treat late updates as outliers; use fedavg"
         yield Mix(("round.mode", "aggregation.name"), text)
     if job.infer_every:
         text = "a late update has no inferences and would be recognised; leave the block out"
         yield Mix(("round.mode", "unsupervised"), text)
     if not trains_model(job.train.method):
-        text = f"what method '{job.train.method}' uploads is no change of a model; use for example"
+        text = f"uploads of method '{job.train.method}' are no change of a model; use for example"
         yield Mix(("round.mode", "train.method"), f"{text} sgd or dp_sgd")
     if any(getattr(entry, "composition", "") == "parallel" for entry in job.update):
         text = "composition: parallel hides values among all, late ones are weighed; use sequential"

@@ -79,13 +79,13 @@ def compile_canonical(raw: bytes) -> Plan:
     try:
         return compile_job(job)
     except (ImpossibleMixError, ValueError, RecursionError):
-        raise ProtocolError("bad_job", "not a job that this version knows") from None
+        raise ProtocolError("bad_job", "not a job of this version") from None
 
 
 def _privacy(job: Job) -> Iterator[Mix]:
     delta, bound = job.privacy.delta, 1 / job.data.nominal_records
     if delta >= bound:
-        text = f"{number(delta)} protects nobody; set for example {number(bound / 1000)}"
+        text = f"{number(delta)} gives no protection; set for example {number(bound / 1000)}"
         yield Mix(("privacy.delta", "data.nominal_records"), text)
     asked, federated = job.unsupervised, job.federated_evaluation
     every = asked.every_rounds if job.infer_every or job.cluster_every else 0
@@ -135,7 +135,7 @@ def _other_labels(job: Job) -> Mix:
     name = job.train.method if METHODS[job.train.method].anomaly or not job.model else ""
     key, what = ("train.method", f"method '{name}'") if name else ("model", "this model")
     if job.anomaly:
-        text = f"{what} learns what is normal; write for example normal: [ok] in place of classes"
+        text = f"{what} learns normal records; write for example normal: [ok] instead of classes"
         return Mix((key, "data.schema.label"), text)
     able = [f"train: {{method: {name}}}" for name in METHODS if METHODS[name].anomaly]
     able += [f"model: {{name: {name}}}" for name in MODELS if MODELS[name].anomaly]
@@ -192,7 +192,7 @@ def _evaluation(job: Job) -> Iterator[Mix]:
     for key in _evaluation_keys(job):
         block = key.partition(".")[0]
         if job.data.evaluation_share == 0:
-            text = f"devices keep no records apart for it; set for example 0.1, or drop {block}"
+            text = f"devices reserve no records for it; set for example 0.1, or remove {block}"
             yield Mix(("data.evaluation_share", key, "unsupervised.eval_type"), text)
         sums = key == "federated_evaluation" or job.cluster_every
         if sums and METHODS[job.train.method].learns_on == "nothing":
@@ -200,7 +200,7 @@ def _evaluation(job: Job) -> Iterator[Mix]:
             yield Mix((key, "unsupervised.upload", "train.method"), text)
     federated = job.federated_evaluation
     if federated is not None and federated.alarm_rate is not None and not job.anomaly:
-        text = "is of jobs that learn what is normal; drop it"
+        text = "is only for jobs with data.schema.label.normal; remove it"
         yield Mix(("federated_evaluation.alarm_rate", "train.method"), text)
     asked = job.unsupervised
     if (job.infer_every or job.cluster_every) and asked.of_all and asked.upload != "mean":
@@ -240,7 +240,7 @@ def _cluster_sums(job: Job) -> Iterator[Mix]:
     if job.unsupervised.epsilon is None:
         yield Mix((epsilon, upload), "upload: sums needs the ε of all sums; add for example 1")
     if job.encrypt != Encrypt():
-        text = f"with upload: sums there are no softmax uploads; use {epsilon} in its place"
+        text = f"with upload: sums there are no softmax uploads; use {epsilon} instead"
         yield Mix(("encrypt.privacy_eval_type", "encrypt", upload), text)
     cells = ClusterSums(job.data.classes).cells
     if cells > UPLOAD_VALUES:
@@ -363,7 +363,7 @@ def _secure(plan: Plan) -> Iterator[Mix]:
     yield from _groups(job)
     if not METHODS[method].summed:
         able = ", ".join(name for name in METHODS if METHODS[name].summed)
-        text = f"what method '{method}' uploads is no sum of integers; use {able}, or leave"
+        text = f"what method '{method}' uploads cannot be summed as integers; use {able}, or leave"
         yield Mix(("aggregation.secure", "train.method"), f"{text} secure out")
     elif shared and not (METHODS[method].shares or (stages and stages[-1].shares)):
         able = ", ".join(name for name in METHODS if METHODS[name].shares)
@@ -393,7 +393,7 @@ def _groups(job: Job) -> Iterator[Mix]:
         yield Mix(("aggregation.groups", "aggregation.name"), text)
     elif rule != "fedavg" and not (of_groups and groups > 1):
         way = "set aggregation.groups, " if of_groups else ""
-        text = f"'{rule}' looks at single ones, and secure sums show none; {way}use fedavg, or"
+        text = f"'{rule}' needs single updates, which secure sums hide; {way}use fedavg, or"
         keys = ("aggregation.secure", "aggregation.name", "aggregation.groups")
         yield Mix(keys, f"{text} leave secure out")
     if groups > 1 and job.round.min_batch < 2 * groups:

@@ -33,7 +33,7 @@ from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
 
 CANONICAL_BYTES = 1 << 16
-_UNKNOWN = "not a job that this version knows"
+_UNKNOWN = "not a job of this version"
 _SETTLED: dict[str, dict[str, Any]] = {  # as `BlockPart.settled`
     "privacy": {"stop": None},
     "unsupervised": {"labels": "argmax", "silhouette": "sklearn"},
@@ -122,16 +122,16 @@ class Privacy(Block):
     honest_share: float = Field(default=0.8, gt=0, le=1, exclude_if=omit_if_default(0.8))
     """Assumed honest share of a sum's uploads, for shared noise. With fewer, ε does not hold."""
     accept_unproven: bool = False
-    """Accept parts without a proven guarantee; reports then print none."""
+    """Accept parts without a proven guarantee; reports then print no ε."""
 
 
 class Selection(Block):
     """Which devices take part in a round."""
 
     devices: Annotated[int, Field(ge=1, le=10**6)] | Literal["all"] = "all"
-    """Devices wanted in each round, drawn uniformly; `all`: every enrolled one."""
+    """Devices of each round, drawn uniformly; `all`: all enrolled devices."""
     over_select: float = Field(default=1.0, ge=1, le=3)
-    """Ratio of selected to wanted devices, to make up for absent ones."""
+    """Ratio of selected to required devices, to compensate for absent ones."""
     min_devices: int = Field(default=1, ge=1, le=10**6)
     """Enrolled devices needed before the first round."""
 
@@ -149,7 +149,7 @@ class Round(Block):
     """Public seconds after which every answer is sent; unfinished work counts as no records.
     null: a tenth of deadline_s, at most 60."""
     quorum: float = Field(default=0.8, gt=0, le=1)
-    """Share of the wanted devices with uploads that closes the round early."""
+    """Share of the required devices whose uploads close the round early."""
     grace_s: float = Field(default=2.0, ge=0, le=3600)
     """Seconds for late uploads after the quorum; not for buffered rounds."""
     min_batch: int = Field(default=5, ge=1, le=10**6)
@@ -285,7 +285,7 @@ class Job(Block):
     federated_evaluation: FederatedEvaluationBlock | None = Field(
         default=None, exclude_if=omit_if_default(None), examples=[{"epsilon": 1}]
     )
-    """Figures on the devices' own evaluation records, noised; null: the cloud's test alone."""
+    """Figures on the devices' own evaluation records, noised; null: only the cloud's test."""
     release: ReleaseRollout = Field(
         default=ReleaseRollout(), exclude_if=omit_if_default(ReleaseRollout())
     )
@@ -331,7 +331,7 @@ class Job(Block):
 
     @property
     def learns(self) -> str:
-        kinds = {RMSE: "the label is a number", AUC: "the job learns what is normal"}
+        kinds = {RMSE: "the label is a number", AUC: "the job learns normal records"}
         return kinds.get(self.measure, "the job learns classes")
 
     @property

@@ -397,9 +397,9 @@ def the_graph_answers_for_each_record_alone(part: Any) -> str:
     alone = np.concatenate([graph.answers(x[k : k + 1], weights) for k in range(3)])
     if part.anomaly:
         if graph.output != SCORE or together.shape != (3, 1) or not (together >= 0).all():
-            return "what it gives are no scores"
+            return "its output is not a score"
     elif together.shape != (3, CLASSES) or not np.allclose(together.sum(axis=1), 1, atol=1e-4):
-        return "what it gives are no probabilities of the classes"
+        return "its output is not a probability of each class"
     return "" if np.allclose(together, alone, atol=1e-4) else "records of a batch mix"
 
 

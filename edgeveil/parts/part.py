@@ -121,9 +121,9 @@ class Part:
     family: ClassVar[str]
     """The folder's name, and the first half of an entry point's name."""
     key: ClassVar[str]
-    """The key of a job file that takes the name."""
+    """Key of a job file whose value is the name."""
     what: ClassVar[str]
-    """The family in the singular, as errors say it."""
+    """Singular of the family, for error messages."""
 
     source: str
     example: str
@@ -158,9 +158,9 @@ class BlockPart(Part):
 
 
 REMOVED = {
-    "features": {"patches": "feature map 'patches' is gone; use pictures, which learns more"},
-    "methods": {name: f"method '{name}' is gone; use dp_sgd" for name in ("gep", "rgp")},
-    "models": {"low_rank_head": "model 'low_rank_head' is gone; use mlp on the job's features"},
+    "features": {"patches": "feature map 'patches' was removed; use pictures"},
+    "methods": {name: f"method '{name}' was removed; use dp_sgd" for name in ("gep", "rgp")},
+    "models": {"low_rank_head": "model 'low_rank_head' was removed; use mlp on the job's features"},
 }
 """Names of earlier versions by family, with the replacement to use."""
 

@@ -281,7 +281,7 @@ def calibrated(
         high *= 2
         if high > LARGEST_MULTIPLIER:
             what = f"{sampled.what}: no noise that can be drawn on this grid meets"
-            fix = "sample fewer records a step, take fewer steps, or raise epsilon or delta"
+            fix = "sample fewer records per step, set fewer steps, or raise epsilon or delta"
             what = f"{what} ε = {epsilon_:g}, δ = {delta:g}"
             raise PrivacyError(what, where="privacy.epsilon", fix=fix)
     low = high / 2

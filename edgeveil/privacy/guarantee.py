@@ -114,7 +114,9 @@ def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
     if shared:
         colluding = "; ".join(f"{which} {colluding_text(one)}" for which, one in shared.items())
         honest = min(one["honest_devices"] for one in shared.values())
-        rows.append(("  assumes", f"{honest} honest devices per sum, cloud and proxy separate"))
+        rows.append(
+            ("  assumes", f"{honest} honest devices per sum, no collusion of cloud and proxy")
+        )
         rows.append(("  if all others collude", colluding))
     return rows
 
@@ -139,10 +141,8 @@ def guarantee_bounds(part: Mapping[str, Any]) -> tuple[str, ...]:
 def shared_text(part: Mapping[str, Any]) -> str:
     if "collusion_epsilon" not in part:
         return ""
-    honest = (
-        f"; with {part['honest_devices']} honest devices in each sum, and cloud and proxy apart"
-    )
-    return f"{honest}; if all others collude {colluding_text(part)}"
+    honest = f"; assumes {part['honest_devices']} honest devices per sum and no collusion of cloud"
+    return f"{honest} and proxy; if all others collude {colluding_text(part)}"
 
 
 def colluding_text(part: Mapping[str, Any]) -> str:

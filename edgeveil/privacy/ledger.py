@@ -94,7 +94,7 @@ class Receipt:
 
     def __post_init__(self) -> None:
         if self.token is not _MADE_BY_LEDGER:
-            raise PrivacyError("a receipt can only be made by the ledger")
+            raise PrivacyError("only the ledger makes receipts")
 
     def covers(self, payload: bytes) -> bool:
         """Return whether `payload` is exactly the one stored under this receipt."""
@@ -156,7 +156,7 @@ class Ledger:
             taken = sum(entry.is_open for entry in self._account().values())
             if known is None and limits.max_jobs is not None and taken >= limits.max_jobs:
                 what = f"the device takes part in {taken} jobs already, the owner allows"
-                fix = "it is taken up when one of them has ended; or raise it"
+                fix = "it starts when one of them has ended; or raise the limit"
                 what = f"{what} {limits.max_jobs} at once"
                 raise PrivacyError(what, where="policy.max_jobs", fix=fix)
             quote = self._checked(request, limits)
@@ -320,7 +320,7 @@ def read_ledger(path: Path) -> LedgerChain:
     """Check a whole ledger read-only and return its chain. Raises `UsageError` if there is none."""
     require_database(path)
     if not path.is_file() or path.stat().st_size == 0:
-        fix = "a device makes it at its first start"
+        fix = "a device creates it at its first start"
         raise UsageError("there is no ledger", where=str(path), fix=fix)
     file = _open(path)
     chain = LedgerChain(file, path)
@@ -346,7 +346,7 @@ def _open(path: Path) -> SqliteFile:
         version=_VERSION,
         secure_delete=True,  # a device's kept state has no noise
         keep_statements=False,  # payloads may be large
-        damaged_fix="restore it from a backup; a new file would forget what was spent",
+        damaged_fix="restore it from a backup; a new file would lose the spent budget",
     )
 
 

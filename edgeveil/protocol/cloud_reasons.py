@@ -94,7 +94,7 @@ MEMORY = "the machine's memory is used up"
 USED_UP = "the machine's processes, open files or memory are used up"
 STORE = "the cloud's store cannot be used"
 STALE_ROSTER = "the proxy's roster is stale"
-EARLIER = "the proxy or a device is of an earlier version, which knows no checks of single masks"
+EARLIER = "the proxy or a device is of an earlier version, without checks of single masks"
 BY_ITSELF = "the job then resumes by itself"
 ANEW = "cancel it and submit it anew"
 RESUME = "then: edgeveil job resume "
@@ -104,14 +104,14 @@ _LATE = (
     "a job submitted anew may give them more time (round.deadline_s) or attempts (round.retries)"
 )
 _AWAY = f"look at the devices (the proxy's /status counts those online); {_LATE}"
-_VOID = "see what the devices' consoles say"
+_VOID = "read the devices' consoles"
 _BEHIND = "a cloud with a new store may use outdated numbers: rotate its keys"
 _PROXY = "look at the proxy's log"
 # Substring of a reason -> advice; with BY_ITSELF the job resumes by itself. The first match counts.
 _ADVICE = {
     "cache_full": "cancel or resume paused jobs, wait for others to end, or raise the proxy's "
     "limits.cache_bytes",
-    "spool_full": "make room at the proxy, or raise its limits.spool_bytes",
+    "spool_full": "free some disk space at the proxy, or raise its limits.spool_bytes",
     "spool_too_small": "raise limits.spool_bytes at the proxy, or learn a smaller model",
     "closed_job": f"the proxy has closed this job: {ANEW}",
     "_below_floor": f"lower the proxy's min_batch_floor and resume the job, or {ANEW} with more "
@@ -125,7 +125,7 @@ _ADVICE = {
     "cloud the newest trust.json and the key of cloud-releases",
     "oversized_upload": "raise limits.upload_bytes at the proxy, or learn a smaller model",
     "oversized_": "raise limits.blob_bytes at the proxy, or learn a smaller model",
-    "forked_manifest": "cloud and proxy disagree on what was sent: look at both logs",
+    "forked_manifest": "cloud and proxy disagree on the sent data: read both logs",
     "refused the broadcast": _PROXY,
     SILENT: "see that the proxy runs (it does not start without the disk of its state folder) and "
     f"reaches its brokers; {BY_ITSELF}",
@@ -136,7 +136,7 @@ _ADVICE = {
     STALE_ROSTER: BY_ITSELF,  # the reason names the cause
     EARLIER: "bring it up to this version, or revoke the device (the proxy's page names it as "
     f"refused for earlier_version); {BY_ITSELF}",
-    STORE: f"make room on its disk, fix its permissions, or start its database server; {BY_ITSELF}",
+    STORE: f"free disk space, fix its permissions, or start its database server; {BY_ITSELF}",
     USED_UP: f"stop programs that use them, or raise the cloud's limits for them; {BY_ITSELF}",
     MEMORY: f"give the cloud more memory, or stop programs that use it; {BY_ITSELF}",
     "limits.spool_bytes is": "raise limits.spool_bytes at the cloud and start it again",
@@ -147,7 +147,7 @@ _ADVICE = {
     "below the minimum": _AWAY,
     "valid upload": f"{_VOID}; {_AWAY}",
     "no device answered": _AWAY,
-    DISK: f"make room in the cloud's state_dir, or fix its permissions; {BY_ITSELF}",
+    DISK: f"free some space in the cloud's state_dir, or fix its permissions; {BY_ITSELF}",
 }
 # Cause of declines -> advice.
 _BY_CAUSE = {
@@ -191,7 +191,7 @@ def all_declined(answers: RoundAnswers) -> str:
     """Return why a job ends that every selected device declined, with the next steps."""
     text = f"all {answers.declined} selected devices declined{_causes_text(answers.causes)}"
     if not answers.causes:
-        return f"{text}; each device's console, page and `edgeveil edge status` say why"
+        return f"{text}; the reason is in each device's console, page and `edgeveil edge status`"
     return f"{text}; {pause_advice(text)}"
 
 

@@ -404,7 +404,9 @@ class DeviceRound:
             return []
         self._step("opened")
         if self._settings.require_cover and not self.cover.on:
-            return self.uncovered(manifest, "policy.require_cover, and the proxy asks for no cover")
+            return self.uncovered(
+                manifest, "policy.require_cover is set, and the proxy sends no cover traffic"
+            )
         self._package = package
         return []
 

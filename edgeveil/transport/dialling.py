@@ -77,7 +77,7 @@ def _explain_proxy(error: Exception) -> tuple[str, str]:
     status = str(error).partition("Tunnel connection failed: ")[2]
     if status.startswith("407"):
         fix = "check the user in http_proxy, and http_proxy_password_file"
-        return "the HTTP proxy wants another user name or password", fix
+        return "the HTTP proxy refuses the user name or password", fix
     if status:
         fix = "let the proxy open tunnels to this host and port, or use a port that it allows (443)"
         return f"the HTTP proxy refuses the tunnel (HTTP {status[:3]})", fix
@@ -205,7 +205,7 @@ _REFUSALS = {
     ),
     136: ("the broker is not available", "look at the broker's log; try again later"),
     137: ("the broker is busy", "try again later, or raise the broker's limits"),
-    138: ("this client is banned", "ask the broker's operator"),
+    138: ("this client is banned", "contact the broker's operator"),
     151: ("the broker's quota is used up", "raise the broker's limits"),
     159: ("the broker refuses this rate of connections", "try again later"),
 }
@@ -225,7 +225,7 @@ def hung_up(address: BrokerAddress, cert_file: Path | None = None) -> BrokerErro
         shown = x509.load_pem_x509_certificate(Path(cert_file).read_bytes())
         begins, ends = shown.not_valid_before_utc, shown.not_valid_after_utc
         now = datetime.datetime.now(datetime.UTC)
-        fix = f"ask the site's operator for a new bundle ({cert_file})"
+        fix = f"get a new bundle from the site's operator ({cert_file})"
         why = "may be revoked, of an authority that the broker lacks, or early or late by its clock"
         if begins > now:
             why, fix = f"is not yet valid, but from {begins:%Y-%m-%d %H:%M} UTC on", _clock()
@@ -247,15 +247,15 @@ _FAULTS = {
         "check that this is an MQTT broker; {other_scheme}",
     ),
     # The broker refused MQTT 5 with a code and MQTT 3.1.1 without an answer.
-    "not_ready": ("an MQTT broker answers, but takes no connections yet", _WAIT),
-    "no_longer": ("the broker took connections before and takes none now", _WAIT),
+    "not_ready": ("an MQTT broker answers, but does not accept connections yet", _WAIT),
+    "no_longer": ("the broker accepted connections before and accepts none now", _WAIT),
     "no_suback": (
         "the broker took the connection and left our topics without an answer for "
         "{timeout_s:.0f} s",
         _WAIT,
     ),
     "hung_up_on_topics": (
-        "the broker took the connection and ended it when asked for our topics",
+        "the broker closed the connection at the subscription to our topics",
         "check the broker's access list; a cluster that is short of a node does so too",
     ),
     "subscription_refused": (
@@ -341,7 +341,7 @@ def clock_advice(error: ssl.SSLCertVerificationError) -> str:
 
 def _clock() -> str:
     now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    return f"set this machine's clock, which says {now} UTC"
+    return f"set this machine's clock, now {now} UTC"
 
 
 def _other_scheme(address: BrokerAddress) -> str:

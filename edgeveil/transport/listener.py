@@ -147,7 +147,7 @@ def _no_port(error: OSError, host: str, port: int) -> UsageError:
     what, fix = f"cannot listen ({error.strerror})", "check http.host and http.port"
     if error.errno in (errno.EADDRINUSE, errno.EACCES):
         taken = error.errno == errno.EADDRINUSE
-        what = f"port {port} is taken" if taken else f"port {port} needs more rights"
+        what = f"port {port} is in use" if taken else f"port {port} needs more rights"
         fix = "set another http.port (of a device's page: page.port), from 1024"
     return UsageError(what, where=place(host, port), fix=fix)
 

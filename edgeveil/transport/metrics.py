@@ -72,7 +72,7 @@ class StateDisk(Collector):
         with suppress(OSError):
             found = os.statvfs(self._state_dir)
             free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-            yield gauge("state_free_bytes", "Free for this process beside its state.", free)
+            yield gauge("state_free_bytes", "Free disk space for this process.", free)
             yield gauge("state_size_bytes", "Size of the file system of its state.", size)
 
 
@@ -103,7 +103,9 @@ class Linked(Collector):
         text = "Messages that the broker of this hop has not acknowledged."
         yield gauge("link_unacknowledged_messages", text, waiting, "hop")
         connections = [([hop], s.connections) for hop, s in hops]
-        yield counter("link_connections", "Connections made to a broker.", connections, "hop")
+        yield counter(
+            "link_connections", "Connections to a broker since the start.", connections, "hop"
+        )
         moved = [([hop, way], s.bytes[way]) for hop, s in hops for way in ("in", "out")]
         yield counter("bytes", "Payload bytes moved over a hop.", moved, "hop", "direction")
 

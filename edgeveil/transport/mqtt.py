@@ -313,7 +313,7 @@ class MqttConnection(asyncio.Protocol):
                 self._subacks[number].set_result(codes)
         elif kind == packets.DISCONNECT:
             code = body[0] if body else 0
-            self.end(f"broker says: {packets.REASONS.get(code, code)}")
+            self.end(f"reason of the broker: {packets.REASONS.get(code, code)}")
         elif kind != packets.PINGRESP:
             raise ProtocolError("malformed")
 
@@ -357,7 +357,7 @@ class MqttConnection(asyncio.Protocol):
             settings = self._settings
             most = max(settings.window_bytes, settings.packet_bytes) + _ANSWERS_BYTES
             if self._transport.get_write_buffer_size() > most:
-                self.end("the broker asks for answers and does not read them")
+                self.end("the broker requests answers and does not read them")
 
     def _acknowledge(self) -> None:
         while self._taken and not self._held_back:

@@ -85,7 +85,7 @@ class OwnFolder:
 def key_gone(key: Path, make: str = "") -> SystemFault:
     """Return the error of a party with a lost key; `make`: the command for a new party."""
     new = f"; for a new party: {make}" if make else ""
-    what = "the key that the fleet knows this party by is gone, and none is made in its place"
+    what = "the key under which the fleet knows this party is missing and not created again"
     fix = f"mount the disk of its state folder, or put the key back from a backup{new}"
     return SystemFault(what, where=str(key), fix=fix)
 
@@ -134,7 +134,7 @@ def own_audit_log(state_dir: Path, role: str) -> OwnAuditLog:
 def peer_key(path: Path, party: str) -> VerifyKey:
     """Load the pinned public key of another party. Raises SystemFault if missing."""
     if not path.is_file():
-        what = f"the public key of {party} is not there"
+        what = f"the public key of {party} is missing"
         fix = f"copy {party}'s .pub file to this place"
         raise SystemFault(what, where=str(path), fix=fix)
     return VerifyKey.load(path)

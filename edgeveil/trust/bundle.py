@@ -22,7 +22,7 @@ FORMAT = "edgeveil-trust-1"
 BUNDLE_BYTES = 4 << 20
 STATE_FILE = "trust.json"
 WARN = timedelta(days=30)  # before a document expires
-_HOLD_FIX = "ask the keeper of the root for trust.json again"
+_HOLD_FIX = "get trust.json again from the administrator of the root"
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class TrustedMetadata:
     def problem(self, now: datetime) -> str:
         """Return why no key is trusted at `now`, or ""."""
         if self.delegated is None:
-            return "the root's delegations are not there"
+            return "the root's delegations are missing"
         for what, ends in (("root", self.root_expires), ("delegations", self.delegated.expires)):
             if ends <= now:
                 return f"the trust {what} expired on {ends:%Y-%m-%d}"
@@ -198,7 +198,9 @@ class TrustedMetadata:
             after = _role_keys(found)
             for name, role in _role_keys(current).items():
                 if name not in after or after[name].epoch < role.epoch:
-                    raise TrustError("metadata_rollback", f"the epoch of {name} goes back")
+                    raise TrustError(
+                        "metadata_rollback", f"the epoch of {name} is older than before"
+                    )
         _check_time("delegations", found.expires, now)
         self.delegated, self.document = found, raw
         return True
@@ -213,7 +215,7 @@ def make_root(
     """Return an unsigned root. Raises TrustError if there are fewer keys than the threshold."""
     if not 1 <= threshold <= len(set(keys)):
         what = f"{threshold} of {len(set(keys))} root keys cannot sign"
-        fix = "ask for 1 or more, and at most as many as there are keys"
+        fix = "set 1 or more, and at most the number of keys"
         raise TrustError("bad_threshold", what, fix=fix)
     root = Root(version=version, expires=expires, consistent_snapshot=False)
     for name in sorted(TOP_LEVEL_ROLE_NAMES):

@@ -23,7 +23,7 @@ from edgeveil.trust.metadata import CELL, Delegated, RoleKey, TrustError
 FILE_BYTES = 64 << 20
 _KEYS = {"sealing", "cell", "epoch", "number", "signature"}
 _BOUND = 2**31  # of epochs and numbers
-_FIX = "make it again: edgeveil site apply"
+_FIX = "create it again: edgeveil site apply"
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def check_own_cell(trust: StoredTrust, cell: str, key: VerifyKey) -> None:
     if theirs not in (None, cell):
         from edgeveil.trust.metadata import TrustError
 
-        what = f"this proxy's key is of cell '{theirs}', and its site file says '{cell}'"
+        what = f"this proxy's key is of cell '{theirs}', its site file has '{cell}'"
         fix = "correct cell, or install the bundle of this cell's proxy"
         raise TrustError("another_cell", what, fix=fix)
 

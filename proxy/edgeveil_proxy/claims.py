@@ -126,7 +126,7 @@ class ClaimBook:
         with self._file.transaction() as db:
             done = db.execute(query, (name,))
         if not done.rowcount:
-            fix = "see edgeveil proxy devices; a device is taken out by its id"
+            fix = "see edgeveil proxy devices; revoke a device by its id"
             raise ClaimBookError(f"there is no {which} of '{name[:64]}'", fix=fix)
 
     def disapprove(self, device: str) -> None:

@@ -19,7 +19,7 @@ from edgeveil.trust.moves import Move
 from edgeveil_proxy.registry import NOTE_CHARACTERS, MovedDevice, Registry
 
 FILE_BYTES = 256 << 20
-_FIX = "make it again: edgeveil site apply"
+_FIX = "create it again: edgeveil site apply"
 _KEYS = {"enrolment", "note", "revoked"}
 
 

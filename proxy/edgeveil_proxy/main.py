@@ -213,7 +213,7 @@ class ProxyMetrics(Collector):
         self._proxy = proxy
         self._rounds = Count(
             "edgeveil_rounds",
-            "Rounds by how far they came: opened, closed with a batch, delivered to the cloud.",
+            "Rounds by progress: opened, closed with a batch, delivered to the cloud.",
             ["result"],
             registry=metrics.registry,
         )
@@ -251,11 +251,11 @@ class ProxyMetrics(Collector):
             "spool_bytes", "Disk held by uploads and batches.", machine.rounds.spooled_bytes
         )
         yield gauge("cache_bytes", "Disk held by broadcasts.", machine.broadcasts.cached_bytes)
-        text = "Bytes that devices were asked for and that have not come yet."
+        text = "Requested bytes of uploads that have not arrived yet."
         yield gauge("credit_bytes", text, machine.uploads.credit.granted_bytes)
-        yield gauge("open_rounds", "Rounds that take uploads.", len(machine.rounds.open))
+        yield gauge("open_rounds", "Rounds open for uploads.", len(machine.rounds.open))
         at = machine.at
-        yield gauge("current_round", "Round opened last; 0: none.", at.round if at else 0)
+        yield gauge("current_round", "Newest round; 0: no round yet.", at.round if at else 0)
 
 
 class AloneInCell:
@@ -285,7 +285,7 @@ class AloneInCell:
         raise UsageError(
             f"another process runs as the proxy of {named}, at the same broker",
             where=self._topic,
-            fix="stop one of the two: there is one proxy in a cell, and no standby beside it"
+            fix="stop one of the two: a cell has one proxy and no standby"
             " (docs/operations.md, When a proxy is lost)",
         )
 

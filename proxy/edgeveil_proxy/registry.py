@@ -190,11 +190,11 @@ class Registry:
         ).fetchall()
         for known, known_sealing, active in rows:
             if known != device:
-                fix = "enrol the device again with keys that it made itself"
+                fix = "enrol the device again with its own keys"
                 raise EnrolmentError(f"device {known} has this sealing key already", fix=fix)
             if known_sealing != sealing:
                 fix = "restore the device's keys, or enrol it anew with a new state_dir"
-                what = f"device {device} is known with another sealing key"
+                what = f"device {device} is enrolled with another sealing key"
                 raise EnrolmentError(what, fix=fix)
             if active:
                 return False
@@ -246,7 +246,7 @@ class Registry:
         """Revoke a device; return False if it was. Raises EnrolmentError if unknown."""
         out = self.revoke_many([device_id])
         if device_id not in self._entries:
-            what = f"there is no device '{device_id[:64]}'"
+            what = f"no device '{device_id[:64]}'"
             raise EnrolmentError(what, fix="see edgeveil proxy devices")
         return bool(out)
 

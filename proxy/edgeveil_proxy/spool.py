@@ -217,7 +217,7 @@ class Spool:
             raise StorageError(
                 f"the spool's files cannot be used: {error.strerror}",
                 where=str(error.filename or self._files.folder),
-                fix="check its disk for room, and the rights of this user there",
+                fix="check its free disk space and this user's permissions",
             ) from error
 
     def keep(self, task: broadcasts.KeepBroadcast) -> rounds.KeptBroadcast:

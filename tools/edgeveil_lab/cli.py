@@ -33,27 +33,27 @@ def _add_reproduce(commands: Subparsers) -> None:
     made = command(
         commands,
         "reproduce",
-        "run a paper's experiment, its figures beside ours",
+        "run a paper's experiment and compare its figures with ours",
         about=(
             "Simulates the rows of a paper's table or figure and writes reproduction.md, .json,\n"
             ".png and .svg to DIR: the paper's figure, ours, privacy as claimed and as proven,\n"
             "seconds. Completed runs are kept: the same command continues. Without NAME: lists\n"
-            "the experiments. Rows without files of their data set are left out."
+            "the experiments. Rows whose data set is missing are left out."
         ),
         examples=(
             "edgeveil reproduce laplace-inference\n"
             "edgeveil reproduce delm-table3 --data DIR --seeds 1 --only fm_1_class fm_2_class"
         ),
     )
-    made.add_argument("name", nargs="?", metavar="NAME", help="an experiment; none: list them")
+    made.add_argument("name", nargs="?", metavar="NAME", help="an experiment; default: list them")
     text = "folder of the data set's files, or of such folders"
     made.add_argument("--data", type=Path, metavar="DIR", help=text)
     made.add_argument("--seeds", type=int, metavar="N", help="runs of each row; 3, or 1 if quick")
     made.add_argument("--rounds", type=int, metavar="N", help="play at most N rounds of each row")
     text = "simulate on a Ray cluster, or with `local` on a Ray started for the run"
     made.add_argument("--ray", metavar="HOST:PORT", help=text)
-    made.add_argument("--quick", action="store_true", help="few rounds on digits, in minutes")
-    made.add_argument("--only", nargs="+", default=(), metavar="ROW", help="these rows alone")
+    made.add_argument("--quick", action="store_true", help="few rounds on digits, a few minutes")
+    made.add_argument("--only", nargs="+", default=(), metavar="ROW", help="run only these rows")
     made.add_argument("--out", type=Path, metavar="DIR", help="default out/reproduce/NAME")
     made.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
     made.set_defaults(handler=_reproduce)
@@ -87,7 +87,7 @@ def _add_load(commands: Subparsers) -> None:
     load.later = _add_load_options
     load.add_argument("--json", action="store_true", help="print the result as JSON")
     load.add_argument(
-        "--make-fleet", type=Path, metavar="FILE", help="only write keys for so many devices"
+        "--make-fleet", type=Path, metavar="FILE", help="only write the keys of --devices devices"
     )
     load.set_defaults(handler=_loadtest)
 
@@ -119,9 +119,9 @@ def _add_capacity(commands: Subparsers) -> None:
         "capacity",
         "simulate a fleet of any size and report each party's load",
         about=(
-            "Plays the real cloud and proxy, with their stores, in virtual time; the devices that\n"
-            "a round selects are real too, all others only receive. No broker runs and nothing\n"
-            "is encrypted. Reports the busiest party of each phase."
+            "Simulates a fleet in virtual time: cloud, proxy, stores and selected devices\n"
+            "run the real code, all other devices only receive. There is no broker and no\n"
+            "encryption. Reports the busiest party of each phase."
         ),
         examples="edgeveil capacity --devices 1000,10000,100000 --out out/capacity",
     )
@@ -158,17 +158,17 @@ def _add_privacy(commands: Subparsers) -> None:
         "audit",
         "attack every privacy mechanism",
         about=(
-            "Prints the claimed ε beside the ε that counts of a mechanism's outputs prove. Exit\n"
-            "code 1 if a proven claim fails; a sound one does with probability 1e-6 in all.\n"
-            "`finds ε ≥` is the true ε that a test would have found with probability 0.99."
+            "Attacks each mechanism and compares its claimed ε with the lower bound on ε that its\n"
+            "outputs prove. Exit code 1 if a proven claim fails (false alarm: probability 1e-6).\n"
+            "`finds ε ≥`: smallest true ε that the attack finds with probability 0.99."
         ),
         examples="edgeveil audit --quick\nedgeveil audit --mechanism fm --runs 200000 --json",
     )
-    audit.add_argument("--quick", action="store_true", help="fewer runs, some minutes")
+    audit.add_argument("--quick", action="store_true", help="fewer runs, a few minutes")
     audit.add_argument(
-        "--runs", type=int, metavar="N", help="runs a side; of the slowest attacks a part"
+        "--runs", type=int, metavar="N", help="runs per side; fewer for the slowest attacks"
     )
-    audit.add_argument("--mechanism", default="", metavar="NAME", help="attack this one alone")
+    audit.add_argument("--mechanism", default="", metavar="NAME", help="attack only this mechanism")
     audit.add_argument("--json", action="store_true", help="print JSON, progress to stderr")
     audit.set_defaults(handler=_audit)
     attack = command(
@@ -176,9 +176,9 @@ def _add_privacy(commands: Subparsers) -> None:
         "attack",
         "attack a recorded job",
         about=(
-            "Reads what the cloud saw of a job (edgeveil run --record), rebuilds records from\n"
-            "uploads (DLG, iDLG, cosine similarity) and infers membership, with the recorded\n"
-            "noise and without. Writes pictures and attack.json to DIR."
+            "Attacks the recording of `edgeveil run --record`: reconstructs records from uploads\n"
+            "(DLG, iDLG, cosine similarity) and infers membership, with the recorded noise and\n"
+            "without. Writes pictures and attack.json to DIR."
         ),
         examples=(
             "edgeveil run configs/jobs/attack_demo.yaml --record --out out/attack\n"
@@ -187,7 +187,7 @@ def _add_privacy(commands: Subparsers) -> None:
     )
     attack.add_argument("recording", type=Path, metavar="RECORDING", help="folder of a recording")
     attack.add_argument("--out", type=Path, metavar="DIR", help="default: RECORDING/attack")
-    attack.add_argument("--json", action="store_true", help="print attack.json, progress to stderr")
+    attack.add_argument("--json", action="store_true", help="print attack.json; progress to stderr")
     attack.set_defaults(handler=_attack)
 
 

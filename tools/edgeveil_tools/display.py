@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeveil.evaluation.figures import baseline_text, leading_text
+from edgeveil.privacy.guarantee import up
 from edgeveil.units import byte_text, seconds_text
-from edgeveil_tools.local.run_log import RunProgress, epsilon_by_plan
+from edgeveil_tools.local.run_log import RunProgress, planned_epsilon
 
 _REFRESH_PER_S = 4
 
@@ -98,4 +99,7 @@ class RunDisplay(LiveDisplay):
         name, value = view.leading
         found = f"{name} {'–' if value is None else leading_text(name, value)}"
         baseline = baseline_text(name, value, view.figures) if value is not None else ""
-        return going, [found], [epsilon_by_plan(view)], [baseline] if baseline else []
+        epsilon = [planned_epsilon(view)]
+        if view.collusion_epsilon is not None:
+            epsilon.append(f"training {up(view.collusion_epsilon, 3)} if all others collude")
+        return going, [found], epsilon, [baseline] if baseline else []

@@ -33,17 +33,13 @@ from edgeveil.units import byte_text, seconds_text
 
 _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # events that end a run
 Status = Literal["completed", "failed"]
-SIMULATED = (
-    "simulated with seeded noise: this run protects nobody; ε is what a real run of the job costs"
-)
+SIMULATED = "simulated with seeded noise, protects nobody; ε is the cost of a real run of the job"
 UNPROTECTED = (
-    "computed from the run's own records without any protection: no guarantee covers it, not for"
-    " passing on"
+    "computed from the run's own records without noise: no guarantee covers it; do not publish it"
 )
 MEASURED_ON = {
     True: "the published set's test records",
-    False: "records held back from the run's own: exact figures of these, which no guarantee"
-    " covers",
+    False: "test records held back from the run's own: exact figures that no guarantee covers",
 }
 LIBRARIES = ("numpy", "torch", "onnxruntime", "cryptography")
 _SCORES = ("eval_type", "score", "reason", "used", "wanted", "labels")
@@ -342,15 +338,16 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     found += [("after the shuffle", str(ShuffleCredit(**c))) for c in result.get("shuffle", ())]
     after = f" after {counted(len(phases), 'preparation round')}" * bool(phases)
     why = "; " * bool(result["reason"]) + result["reason"]
+    sent = f", {byte_text(sum(hops.values()))}" * bool(hops)
     found.append(("progress", f"{counted(len(rounds), 'round')}{after}{why}"))
-    found.append(("uploads", f"{uploads} from {result['devices']} devices"))
-    found.append(("bytes", byte_text(sum(hops.values())) if hops else ""))
+    found.append(("uploads", f"{uploads} from {result['devices']} devices{sent}"))
     if engine := result.get("engine"):
         workers = engine["workers"]
         shown = f", {counted(workers, 'worker')}" if workers else ""
         found.append(("engine", f"{engine['name']}{shown}"))
-    found.append(("memory, peak", byte_text(result["memory_peak_bytes"] or 0)))
-    return [row for row in (*found, ("time", seconds_text(result["seconds"]))) if row[1]]
+    memory = byte_text(result["memory_peak_bytes"] or 0)
+    found.append(("time", f"{seconds_text(result['seconds'])}, {memory} of memory"))
+    return [row for row in found if row[1]]
 
 
 def reference_of(reference: Mapping[str, Any]) -> float | None:

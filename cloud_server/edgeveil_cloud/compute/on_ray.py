@@ -106,7 +106,7 @@ class RayTasks:
             return WorkerRefusal(
                 f"no machine of the Ray cluster opened some uploads in {ROOM_S:g} s",
                 "cloud.compute.workers",
-                "ask for fewer workers, add machines, or see what else keeps them busy",
+                "set fewer workers, add machines, or stop other work on them",
             )
         except self._ray.exceptions.RayError as error:
             return SliceFailure(type(error).__name__)

@@ -35,7 +35,7 @@ LOG = logging.getLogger("edgeveil.cloud")
 TRIES = 3  # of one slice
 _NO_START = (
     "cloud.compute",
-    "see what it wrote to the console, or set engine: local and workers: 0",
+    "read its output on the console, or set engine: local and workers: 0",
 )
 _BY_OTHERS = ("SIGKILL", "SIGTERM")  # out of memory, or killed: the next one may live
 _END_S = 1.0
@@ -267,7 +267,7 @@ class _Work:
             raise ComputeError(
                 f"some uploads could not be opened in {TRIES} tries, the last ended with {why}",
                 where="cloud.compute",
-                fix="where memory ran out ask for fewer workers, or workers: 0",
+                fix="if memory ran out set fewer workers, or workers: 0",
             )
         self._waiting.append(number)
 

@@ -36,17 +36,22 @@ class CloudFacts:
         rows = [
             [
                 _name(cell),
-                "connected" if one.connected else "away",
+                "connected" if one.connected else "not connected",
                 *map(str, (one.connections, one.unacknowledged)),
                 *map(byte_text, (one.bytes["in"], one.bytes["out"])),
             ]
             for cell, one in self._sessions.items()
         ]
         away = [_name(cell) for cell, one in self._sessions.items() if not one.connected]
-        notes = [paragraph(f"The broker of {one} is away: see broker.url.", "bad") for one in away]
+        notes = [
+            paragraph(
+                f"No connection to the broker of {one}: check broker.url and the broker.", "bad"
+            )
+            for one in away
+        ]
         counts = [f"{count} {why.replace('_', ' ')}" for why, count in refused.items() if count]
-        head = ["cell", "state", "connections made", "unacknowledged", "in", "out"]
-        after = paragraph(f"Messages refused since the start: {', '.join(counts) or 'none'}.")
+        head = ["cell", "state", "connections", "unacknowledged", "in", "out"]
+        after = paragraph(f"Refused messages since the start: {', '.join(counts) or 'none'}.")
         parts = [table("Links", head, rows, text=[1])]
         return section("links", "Links to brokers", parts, before=notes, after=[after])
 
@@ -55,9 +60,9 @@ class CloudFacts:
         whole = shutil.disk_usage(folder)
         own = byte_text(sum(one.stat().st_size for one in folder.glob("**/*") if one.is_file()))
         free, total = byte_text(whole.free), byte_text(whole.total)
-        text = f"{free} free of {total}, {own} are the cloud's own."
+        text = f"{free} free of {total}; the cloud uses {own}."
         short = whole.free / whole.total < SHORT
-        text += " Make room: rounds are refused and jobs pause once it is full." * short
+        text += " Free some space: if the disk is full, rounds are refused and jobs pause." * short
         before = [paragraph(text, "bad" if short else "")]
         return section("disk", "Disk of the state folder", [], before=before)
 
@@ -72,15 +77,13 @@ class CloudFacts:
             if at is None:
                 notes.append(paragraph(f"{name}: the file cannot be read as PEM.", "bad"))
             elif at <= now_s:
-                notes.append(paragraph(f"{name} has ended: renew it now.", "bad"))
+                notes.append(paragraph(f"{name} has expired: renew it now.", "bad"))
             elif at < now_s + SOON_S:
-                notes.append(paragraph(f"{name} ends soon: renew it.", "warn"))
+                notes.append(paragraph(f"{name} expires soon: renew it.", "warn"))
         if not found:
-            notes.append(
-                paragraph("Nothing has an end: the cloud's file names neither TLS nor a root.")
-            )
+            notes.append(paragraph("None: the cloud's site file sets neither TLS nor a root."))
         rows = [[name, "unknown" if at is None else _when(at)] for name, at in found]
-        parts = [table("What ends when", ["what", "ends"], rows, text=[1])] if rows else []
+        parts = [table("Expiry", ["certificate or key", "expires"], rows, text=[1])] if rows else []
         return section("endings", "Certificates and trust", parts, before=notes)
 
     def _certificates(self) -> list[tuple[str, Path]]:
@@ -110,23 +113,23 @@ def devices(store: Store) -> Json:
     problems = {one.cell: store.roster_problem(one.cell) for one in found}
     before = [paragraph(f"{_name(cell)}: {why}.", "bad") for cell, why in problems.items() if why]
     after = [
-        "Which devices are online the cloud does not know: the proxies' pages name them. It knows"
-        " public keys, and no names."
+        "The cloud has only the devices' public keys; the proxies' pages list devices that are"
+        " offline."
     ]
     if not any(one.enrolled for one in found):
-        admit = "at the proxy edgeveil proxy admit --config proxy.yaml"
-        after.insert(0, f"No device is enrolled yet. Where devices ask for it, {admit}")
+        admit = "at the proxy: edgeveil proxy admit --config proxy.yaml"
+        after.insert(0, f"No device is enrolled yet; admit devices {admit}")
     rows = [
-        [_name(one.cell), str(one.enrolled), _when(one.expires_s) if one.expires_s else "no end"]
+        [_name(one.cell), str(one.enrolled), _when(one.expires_s) if one.expires_s else "never"]
         for one in found
     ]
-    head = ["cell", "enrolled", "roster counts until"]
+    head = ["cell", "enrolled", "roster valid until"]
     parts = [table("Devices by cell", head, rows)] if rows else []
     return section("devices", "Devices", parts, before=before, after=list(map(paragraph, after)))
 
 
 def _name(cell: str) -> str:
-    return cell or "(one, without a name)"
+    return cell or "(unnamed)"
 
 
 def _when(at_s: float) -> str:

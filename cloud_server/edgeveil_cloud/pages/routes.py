@@ -75,7 +75,9 @@ class PageRoutes:
 
     async def log_in(self, request: Request) -> Response:
         if not request.is_same_origin:
-            return refusal(403, "this came from another site's page", "log in at the cloud's own")
+            return refusal(
+                403, "the request came from another site's page", "log in on the cloud's page"
+            )
         form = parse_qs(request.content.decode("utf-8", "replace"))
         token = form.get("token", [""])[0].strip()
         # A valid token is accepted even after failures from the same address.
@@ -85,11 +87,13 @@ class PageRoutes:
             problem = f"Too many wrong tokens. Try again in {wait_s:.0f} s."
             return _login_page(problem, 429, {"Retry-After": str(int(wait_s) + 1)})
         self._tries.failed(request.peer)
-        return _login_page("This token is none of the cloud's. It is the text of the file.", 401)
+        return _login_page("Wrong token. Enter the whole text of the token's file.", 401)
 
     async def log_out(self, request: Request) -> Response:
         if not request.is_same_origin or request.headers.get(OWN_PAGE) != "1":
-            return refusal(403, "this came from another site's page", "log out at the cloud's own")
+            return refusal(
+                403, "the request came from another site's page", "log out on the cloud's page"
+            )
         return Response.of_json({}, headers={"Set-Cookie": self._guard.log_out(request)})
 
     async def file(self, request: Request) -> Response:

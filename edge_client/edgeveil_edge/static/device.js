@@ -2,14 +2,14 @@
 (function (ev) {
   const $ = (id) => document.getElementById(id);
   const CONDITIONS = {
-    charging: () => "on external power", battery_not_low: () => "battery not low", idle: () => "nobody uses the box",
-    unmetered: () => "on a network that is not paid by the byte", storage_not_low: () => "room on the disk",
-    max_temperature_celsius: (v) => `not hotter than ${v} °C`, max_load: (v) => `load per core at most ${v}`,
-    between: (v) => `between ${v.join(" or ")}`, command: (v) => `${v} says yes`,
+    charging: () => "external power", battery_not_low: () => "battery not low", idle: () => "no user activity",
+    unmetered: () => "unmetered network", storage_not_low: () => "free disk space",
+    max_temperature_celsius: (v) => `temperature at most ${v} °C`, max_load: (v) => `load per core at most ${v}`,
+    between: (v) => `between ${v.join(" or ")}`, command: (v) => `${v} succeeds`,
   };
   const AT_WORK = {
-    idle: "waits for a round", fetching: "fetches a round", opening: "opens a round", working: "computes its answer",
-    uploading: "sends its answer", answered: "has answered",
+    idle: "waiting for a round", fetching: "downloading a round", opening: "decrypting a round", working: "computing the answer",
+    uploading: "uploading the answer", answered: "answered",
   };
   let state = null, end = null;
 
@@ -84,7 +84,7 @@
   }
 
   function worded(one) {
-    const spent = one.proven ? `spent ${ev.up(one.spent)}` : "spent: no proven guarantee";
+    const spent = one.proven ? `spent ${ev.up(one.spent)}` : "spent without a proven guarantee";
     const reserved = one.reserved > one.limit * 1e-9 ? `, reserved for open jobs ${ev.up(one.reserved)}` : "";
     return `${spent}${reserved}, left ${down(one.left)} of ${down(one.limit)}`;
   }
@@ -100,11 +100,11 @@
   }
 
   function budget(s) {
-    if (!s.ledger.intact) return ev.el("p", { class: "bad" }, "Not known: the ledger is not as this device wrote it.");
+    if (!s.ledger.intact) return ev.el("p", { class: "bad" }, "Unknown: the ledger was altered.");
     const all = limits(s);
     return [
-      ev.el("p", { class: "soft" }, `Of the data set ${s.data}, over its whole life, against your policy; the ledger's ${s.ledger.links} ${s.ledger.links === 1 ? "link is" : "links are"} intact.`),
-      s.next_refusal ? ev.el("p", { class: "warn" }, `One more job like the newest would be declined: ${s.next_refusal.why}`) : null,
+      ev.el("p", { class: "soft" }, `Data set ${s.data}, all jobs since the first, and the limits of your policy. All ${s.ledger.links} entries of the ledger are intact.`),
+      s.next_refusal ? ev.el("p", { class: "warn" }, `Another job like the newest one would be declined: ${s.next_refusal.why}`) : null,
       all.map(gauge),
       ev.el("div", { class: "key" }, ev.el("span", { class: "k-spent" }, "spent"), ev.el("span", { class: "k-reserved" }, "reserved for open jobs"), ev.el("span", { class: "k-rest" }, "left")),
     ];
@@ -121,19 +121,19 @@
       ev.el("summary", {}, ev.el("strong", {}, name || `job ${short}`), ev.el("span", { class: `badge ${badge[0]}` }, badge[1]),
         ev.el("span", { class: "cost" }, `training: ${guarantee(one.training)}`), ev.el("span", { class: "cost" }, `inference: ${guarantee(one.inference)}`)),
       ev.el("div", { class: "inside" },
-        one.elsewhere ? ev.el("p", { class: "bad" }, "A copy of this device answered it: all that it reserved counts.") : null,
-        work ? ev.el("p", {}, `Now: ${AT_WORK[work.state] || work.state}${work.round === null ? "" : `, round ${work.round}`}; last counted round: ${work.last_counted_round === null ? "none yet" : work.last_counted_round}.`) : null,
-        ev.el("p", {}, ev.el("strong", {}, "It asked for "), `training: ${guarantee(one.reserved.training)}; inference: ${guarantee(one.reserved.inference)}.`),
+        one.elsewhere ? ev.el("p", { class: "bad" }, "A copy of this device answered this job, so its whole reservation counts as spent.") : null,
+        work ? ev.el("p", {}, `Now: ${AT_WORK[work.state] || work.state}${work.round === null ? "" : `, round ${work.round}`}; last accepted round: ${work.last_counted_round === null ? "none yet" : work.last_counted_round}.`) : null,
+        ev.el("p", {}, ev.el("strong", {}, "Reserved at its start: "), `training: ${guarantee(one.reserved.training)}; inference: ${guarantee(one.reserved.inference)}.`),
         ev.el("p", { class: "soft small" }, "Job ", ev.el("code", {}, one.job || "unknown")),
-        rows.length ? ev.table(["Round", "Released", "Mechanism", "Times", "For", "Guarantee"], rows, { caption: `What was released for ${name || short}`, text: [1, 2, 4, 5] }) : ev.el("p", { class: "soft" }, "Nothing was released for it.")));
+        rows.length ? ev.table(["Round", "Released", "Mechanism", "Times", "Purpose", "Guarantee"], rows, { caption: `Releases for ${name || short}`, text: [1, 2, 4, 5] }) : ev.el("p", { class: "soft" }, "Nothing was released for this job.")));
   }
 
   function jobs(s) {
     const all = (s.spent.jobs || []).slice().reverse();
-    if (!s.ledger.intact) return ev.el("p", { class: "bad" }, "Not known.");
-    if (!all.length) return ev.el("p", { class: "soft" }, "No job has asked yet that the policy allows.");
+    if (!s.ledger.intact) return ev.el("p", { class: "bad" }, "Unknown.");
+    if (!all.length) return ev.el("p", { class: "soft" }, "No accepted job yet.");
     return [
-      ev.el("p", { class: "soft" }, `Takes part in ${s.jobs.length} of at most ${s.max_jobs} jobs; the newest first.`),
+      ev.el("p", { class: "soft" }, `Open jobs: ${s.jobs.length} of at most ${s.max_jobs}. Newest first.`),
       all.map((one) => job(one, s)),
     ];
   }
@@ -141,31 +141,31 @@
   // --- conditions, release ---
 
   function declined(all) {
-    if (!all.length) return ev.el("p", { class: "soft" }, "No round was declined.");
+    if (!all.length) return ev.el("p", { class: "soft" }, "None.");
     const rows = all.map((one) => [ev.time(one.time_s), one.job || one.job_id.slice(0, 12), one.round, one.cause, one.why]);
-    return ev.table(["When", "Job", "Round", "Cause", "Why"], rows, { caption: "Rounds that this device declined, the newest of each job and cause", text: [0, 1, 3, 4] });
+    return ev.table(["Time", "Job", "Round", "Cause", "Reason"], rows, { caption: "Declined rounds, the newest of each job and cause", text: [0, 1, 3, 4] });
   }
 
   function conditions(s) {
     const unmet = Object.fromEntries(s.waiting_for.map((text) => [text.split(":")[0], text.slice(text.indexOf(":") + 1).trim()]));
     const wanted = Object.entries(s.wanted), others = s.waiting_for.filter((text) => !(text.split(":")[0] in s.wanted));
-    if (!wanted.length && !others.length) return ev.el("p", { class: "soft" }, "None is set: the box always has time.");
+    if (!wanted.length && !others.length) return ev.el("p", { class: "soft" }, "None: the device always takes part.");
     const item = (met, text, why) => ev.el("li", {}, ev.el("span", { class: `mark ${met ? "good" : "bad"}`, "aria-hidden": "true" }, met ? "✓" : "✗"),
       ev.el("span", {}, text), ev.el("strong", { class: met ? "good" : "bad" }, met ? " · met" : ` · not met${why ? `: ${why}` : ""}`));
     return [
-      ev.el("p", { class: "soft" }, `As they were looked at last; the device comes or goes at most once in ${ev.seconds(s.interval_s)}.`),
+      ev.el("p", { class: "soft" }, `At the last check. The device connects or disconnects at most once in ${ev.seconds(s.interval_s)}.`),
       ev.el("ul", { class: "checks" }, wanted.map(([key, value]) => item(!(key in unmet), (CONDITIONS[key] || (() => key))(value), unmet[key])), others.map((text) => item(false, text, ""))),
     ];
   }
 
   function release(r) {
-    if (!r) return ev.el("p", { class: "soft" }, "None yet: it comes when a job is completed.");
+    if (!r) return ev.el("p", { class: "soft" }, "None yet: the first arrives when a job completes.");
     if (r.problem) return ev.el("p", { class: "bad" }, `The release in use ${r.problem}.`);
     return [
-      r.stale ? ev.el("p", { class: "bad" }, "Stale: the cloud has not renewed it in time, so a newer one may be withheld.") : null,
-      ev.el("dl", {}, ev.el("dt", {}, "Version"), ev.el("dd", {}, r.version), ev.el("dt", {}, "Made by job"), ev.el("dd", {}, r.job),
+      r.stale ? ev.el("p", { class: "bad" }, "Stale: the cloud has not confirmed it in time; a newer release may have been withheld.") : null,
+      ev.el("dl", {}, ev.el("dt", {}, "Version"), ev.el("dd", {}, r.version), ev.el("dt", {}, "Job"), ev.el("dd", {}, r.job),
         ev.el("dt", {}, "Installed"), ev.el("dd", {}, ev.time(r.installed_s)),
-        r.expires_s ? [ev.el("dt", {}, "Good until"), ev.el("dd", {}, ev.time(r.expires_s))] : null,
+        r.expires_s ? [ev.el("dt", {}, "Valid until"), ev.el("dd", {}, ev.time(r.expires_s))] : null,
         ev.el("dt", {}, "SHA-256 of the model"), ev.el("dd", {}, ev.el("code", {}, r.digest))),
     ];
   }
@@ -175,7 +175,7 @@
     const earlier = (state && state.release && state.release.earlier) || [], before = earlier[earlier.length - 1];
     $("rollback").hidden = !before;
     $("rollback-no").hidden = !before || !sure;
-    $("rollback").textContent = sure ? `Yes, go back to ${before}` : `Go back to ${before}`;
+    $("rollback").textContent = sure ? `Confirm: return to ${before}` : `Return to ${before}`;
   }
 
   // --- the whole ---
@@ -192,8 +192,8 @@
       ev.el("span", { class: `badge ${kind}` }, s.state),
       s.state === "waiting" ? ` for ${s.waiting_for.join("; ")}` : "",
       ev.el("span", { class: s.connected ? "soft" : "bad" }, s.connected ? " · connected to the broker" : " · not connected to the broker"),
-      ev.el("span", { class: "soft" }, s.last_counted_round === null ? " · no round has counted it yet" : ` · counted last in round ${s.last_counted_round}`),
-      newest ? ev.el("a", { class: "warn", href: "#declined-part" }, ` · declined last for ${newest.cause}, ${ev.time(newest.time_s)}`) : "",
+      ev.el("span", { class: "soft" }, s.last_counted_round === null ? " · no accepted answer yet" : ` · last accepted answer in round ${s.last_counted_round}`),
+      newest ? ev.el("a", { class: "warn", href: "#declined-part" }, ` · last declined (${newest.cause}) ${ev.time(newest.time_s)}`) : "",
     ]);
     const paused = s.state === "paused";
     if ($("pause").hidden !== paused || $("resume").hidden === paused) {
@@ -202,9 +202,9 @@
       $("resume").hidden = !paused;
       if (focused) (paused ? $("resume") : $("pause")).focus();
     }
-    $("pause-note").textContent = paused ? "Rounds are declined until you resume, over restarts too." : "Declines rounds from the next one on.";
+    $("pause-note").textContent = paused ? "Rounds are declined until you resume, also after a restart." : "Declines rounds from the next one on.";
     ev.paint($("problems"), [s.problems, s.ledger.intact || s.ledger], () => [
-      s.ledger.intact ? null : ev.el("p", {}, ev.el("strong", { class: "bad" }, "The ledger is broken: "), `${s.ledger.what}${s.ledger.where ? ` (${s.ledger.where})` : ""}. ${s.ledger.fix}`),
+      s.ledger.intact ? null : ev.el("p", {}, ev.el("strong", { class: "bad" }, "The ledger was altered: "), `${s.ledger.what}${s.ledger.where ? ` (${s.ledger.where})` : ""}. ${s.ledger.fix}`),
       s.problems.map((one) => ev.el("p", { class: "bad" }, one)),
     ]);
     ev.paint($("budget"), [s.spent, s.policy, s.ledger, s.next_refusal], () => budget(s));
@@ -215,7 +215,7 @@
     ev.paint($("conditions"), [s.wanted, s.waiting_for, s.interval_s], () => conditions(s));
     ev.paint($("release"), s.release, release);
     showRollback();
-    ev.paint($("about"), [s.device, s.role, s.cell], () => [`Device `, ev.el("code", {}, s.device), ` · ${s.role === "infer" ? "evaluates alone" : "trains and evaluates"}${s.cell ? ` · cell ${s.cell}` : ""} · its name stays on this box`]);
+    ev.paint($("about"), [s.device, s.role, s.cell], () => [`Device `, ev.el("code", {}, s.device), ` · ${s.role === "infer" ? "evaluates only" : "trains and evaluates"}${s.cell ? ` · cell ${s.cell}` : ""} · its name never leaves this box`]);
     if (first && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
   }
 
@@ -238,7 +238,7 @@
     $("rollback-said").textContent = "";
     if (!sure) { sure = true; showRollback(); return; }
     sure = false;
-    try { await change("rollback"); $("rollback-said").textContent = "It is in use from now on."; } catch (error) { $("rollback-said").textContent = said(error); }
+    try { await change("rollback"); $("rollback-said").textContent = "Now in use."; } catch (error) { $("rollback-said").textContent = said(error); }
     showRollback();
   });
   $("rollback-no").addEventListener("click", () => { sure = false; showRollback(); $("rollback").focus(); });

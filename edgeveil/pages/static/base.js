@@ -103,7 +103,7 @@ var EdgeVeil = window.EdgeVeil || {};
     let source = null, timer = 0;
     const tell = (there) => {
       if (!element) return;
-      element.textContent = there ? "live" : "no connection, trying again";
+      element.textContent = there ? "live" : "no connection, reconnecting";
       element.classList.toggle("away", !there);
     };
     const open = () => {

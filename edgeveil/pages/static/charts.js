@@ -166,7 +166,7 @@
     });
     box.addEventListener("blur", () => legend.removeAttribute("aria-live"));
 
-    const name = () => box.setAttribute("aria-label", `${part.label}: a chart; arrow keys read its values`);
+    const name = () => box.setAttribute("aria-label", `${part.label}: a chart; arrow keys show its values`);
     const frame = framed(() => part.label, holder, () => [
       [part.x_name, ...part.series.map((one) => one.name)],
       part.x.map((x, k) => [place(part, x), ...part.series.map((one) => valueText(one, k))]),
@@ -211,7 +211,7 @@
   }, (part) => [["", "value"], part.rows.map((one) => [one[0], one[2]]), { caption: part.label, text: [0] }]);
 
   const heat = (first) => drawn(first, (part, width) => {
-    const columns = part.columns.length, rows = part.rows.length, top = part.top.length ? 64 : 0;
+    const columns = part.columns.length, rows = part.rows.length, top = part.top.length ? 88 : 0;
     const left = Math.max(26, widest(part.rows) - 6) + 16, foot = 40, few = rows * columns <= 400;
     const cell = Math.min((width - left) / columns, few ? 44 : 1e9), high = few ? Math.min(cell, 34) : Math.max(5, Math.min(16, 260 / rows));
     const most = Math.max(1, ...part.values.flat()), tallest = Math.max(1, ...part.top);
@@ -225,8 +225,12 @@
         few && cell >= 8 * String(value).length + 6 && value
           ? words(x + cell / 2, y + high / 2 + 4, String(value), { "text-anchor": "middle", "pointer-events": "none", class: share > 0.55 ? "on" : "" }) : null];
     }));
-    const above = part.top.map((value, c) => titled("rect", { x: left + c * cell, y: top - 8 - (52 * value) / tallest, width: Math.max(0.5, cell * 0.92), height: (52 * value) / tallest, fill: colour(c) },
-      `${part.column_name} ${part.columns[c]}: ${value.toLocaleString("en")} in all`));
+    const above = part.top.map((value, c) => {
+      const x = left + c * cell, y = top - 8 - (52 * value) / tallest;
+      return [titled("rect", { x, y, width: Math.max(0.5, cell * 0.92), height: (52 * value) / tallest, fill: colour(c) }, `${part.column_name} ${part.columns[c]}: ${value.toLocaleString("en")} in total`),
+        few && cell >= 8 * String(value).length + 2 ? words(x + cell * 0.46, y - 3, String(value), { "text-anchor": "middle" }) : null];
+    });
+    if (top) above.push(words(left, 11, `total, at most ${tallest.toLocaleString("en")}`, { class: "soft" }));
     const every = (count, size, need) => Math.max(1, Math.ceil((count * need) / (count * size)));
     const across = every(columns, cell, 10 + 8 * Math.max(...part.columns.map((one) => one.length))), down = every(rows, high, 14);
     return drawing(width, top + rows * high + foot, `${part.label}; the values are in the table`,

@@ -39,7 +39,7 @@
       ev.show(list, part.rows.slice(0, count).map(line));
       more.hidden = count >= part.rows.length;
       older.hidden = !part.before || !more.hidden;
-      older.textContent = `${part.before.toLocaleString("en")} older ones are not shown here.`;
+      older.textContent = `${part.before.toLocaleString("en")} older events are not shown.`;
     }
     draw();
     return { node: ev.el("div", {}, list, more, older), update: (next) => { part = next; draw(); } };

@@ -243,8 +243,8 @@ PARTS = (
     _proven(
         name="ldp_pca",
         source="Cao et al. 2023 (DELM), comparison LDP-PCA",
-        reveals="nothing beside what is learned on the basis",
-        summary="Each device takes the basis of its own noised covariance.",
+        reveals="nothing except the model learned on the basis",
+        summary="Each device uses the basis of its own noised covariance.",
         example="features: [{name: identity}, {name: ldp_pca, keep: 0.5}]",
     ),
     FeaturePart(
@@ -252,9 +252,9 @@ PARTS = (
         parameters=PcaParameters,
         source="Cao et al. 2023 (DELM), comparison local PCA",
         needs="to be the last of the features; privacy.accept_unproven",
-        reveals="the un-noised basis, through what is learned on it",
+        reveals="the basis without noise, through the model learned on it",
         privacy="claimed",
-        summary="Each device takes its own basis, without noise.",
+        summary="Each device uses its own basis, without noise.",
         example="features: [{name: identity}, {name: local_pca, keep: 0.5}]",
     ),
 )

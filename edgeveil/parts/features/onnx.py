@@ -154,7 +154,7 @@ def read_backbone(path: Path) -> bytes:
     except OSError as error:
         fix = "check the path"
         if path.stem in CACHED and path == cached_backbone(path.stem):
-            fix = f"make it with `edgeveil backbone {path.stem}`"
+            fix = f"create it with `edgeveil backbone {path.stem}`"
         raise DataError(
             f"cannot be read ({error.strerror or error})", where=str(path), fix=fix
         ) from error
@@ -288,7 +288,7 @@ def check_batches(backbone: bytes) -> None:
     size = np.abs(wanted).max(initial=1.0)
     if found.shape != wanted.shape or not np.allclose(found / size, wanted / size, atol=_TOLERANCE):
         raise DataError(
-            "gives several records other features than each alone",
+            "gives a batch other features than its single records",
             where="backbone",
             fix="export it with a free batch axis, and reshape by -1 and not by 1",
         )

@@ -37,7 +37,7 @@ def check_own_code(network: Network, parameters: Any) -> None:
         raise _refused(
             "cannot be differentiated",
             error,
-            "let every weight lead to the logits by torch's steps",
+            "compute the logits from every weight with torch operations",
         ) from error
     if not by_record:
         return

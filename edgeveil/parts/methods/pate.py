@@ -171,7 +171,7 @@ def refusals(
     found: list[tuple[tuple[str, ...], str]] = []
     public = parameters.public
     if public is None:
-        why = "devices vote on a public set, and none is named; add `public: {file: records.npz}`"
+        why = "devices vote on a public set; add `public: {file: records.npz}`"
         found.append((("train.public", "train.method"), why))
     elif public.input_form != context.input_shape:
         form, shape = list(public.input_form), list(context.input_shape)

@@ -222,7 +222,7 @@ class AdapterParameters(PartBlock):
     """The `adapters` of a `model` block; all of it is public."""
 
     rank: int = Field(default=4, ge=0, le=1024)
-    """r: rows of A and columns of B. 0: no adapters, the head alone is trained."""
+    """r: rows of A and columns of B. 0: no adapters, only the head is trained."""
     alpha: float = Field(default=8.0, gt=0, le=1e6, allow_inf_nan=False)
     """α: an adapted weight is W + (α/r)·B·A."""
     targets: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
@@ -259,9 +259,7 @@ class ModelParameters(PartBlock):
     @model_validator(mode="after")
     def _based(self) -> Self:
         if self.adapters is not None and self.state_dict is None:
-            raise ValueError(
-                "adapters need frozen weights and none are named; add state_dict: FILE"
-            )
+            raise ValueError("adapters need frozen weights; add state_dict: FILE")
         return self
 
 
@@ -282,7 +280,7 @@ _MOST_HEADER_BYTES = 1 << 22  # JSON takes many times its size in memory
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *_TORCH)
 _MOST_NAMES = 5  # in one error text
-_SAVE = "save the weights alone: torch.save(model.state_dict(), FILE)"
+_SAVE = "save only the weights: torch.save(model.state_dict(), FILE)"
 _FLOAT = "save model.float()'s"
 _NUMPY = {"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"}
 

@@ -114,7 +114,7 @@ class Module(Layer):
         module = loaded(self.parameters.function)
         here = tuple((name, tuple(value.shape)) for name, value in module.named_parameters())
         if here != self.parameters.weights:
-            raise self.refused("has other weights here than the job says", "install one version")
+            raise self.refused("has other weights here than in the job", "install one version")
         return module
 
     def refused(self, what: str, fix: str = "correct the function") -> DataError:
@@ -142,7 +142,7 @@ class PythonNetwork(Network):
                     raise layer.refused("gave no arrays") from error
                 wanted = dict(layer.parameters.weights)
                 if {one: array.shape for one, array in found.items()} != wanted:
-                    raise layer.refused("gave other weights than it said it has")
+                    raise layer.refused("returned other weights than it declares")
                 first.update({f"{name}.{one}": found[one] for one in wanted})
         return first
 

@@ -47,14 +47,14 @@ def load_records(source: str, origin: Origin | None = None) -> Records:
         raise DataError(
             f"cannot be read ({error.strerror or type(error).__name__})",
             where=str(error.filename or chosen.path or source),
-            fix="see that the file is there and may be read",
+            fix="check that the file exists and is readable",
         ) from error
     changed = next((path for path, state in before.items() if after.get(path) != state), None)
     if changed is not None:
         raise DataError(
             "was changed while it was read",
             where=str(changed),
-            fix="let nothing write to it meanwhile, or write another file and rename it",
+            fix="do not write to it during a read; write another file and rename it",
         )
     return records
 

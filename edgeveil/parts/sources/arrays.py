@@ -154,7 +154,7 @@ def given_records(found: object, where: str, max_bytes: int = MAX_BYTES) -> Reco
         raise DataError("did not return (x, y)", where=where, fix="return two arrays")
     if any(isinstance(part, list | tuple) for part in found):
         raise DataError(
-            "returned a list, whose form would follow from its records",
+            "returned a list; return two arrays",
             where=where,
             fix="return two arrays, numpy.asarray(x, numpy.float32) and numpy.asarray(y)",
         )

@@ -93,7 +93,7 @@ def read_mnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
 
 def read_emnist(files: tuple[Path, ...], max_bytes: int = MAX_BYTES) -> Records:
     """Return EMNIST Balanced (Cohen et al. 2017), 47 classes, rows and columns swapped back."""
-    fix = "take the files of the split `balanced`"
+    fix = "use the files of the split `balanced`"
     records = _read_half(files, max_bytes, EMNIST_CLASSES, "EMNIST Balanced", fix)
     return Records(np.ascontiguousarray(records.x.swapaxes(1, 2)), records.y)
 
@@ -129,7 +129,7 @@ def _read_cifar(
 ) -> Records:
     """Return records x (n, 3, 32, 32) float32 in 0..255; `labels` bytes precede the pixels."""
     size = labels + math.prod(SHAPE)
-    fix = f"copy the file again, or take it from the binary version of {name}"
+    fix = f"copy the file again, or use the binary version of {name}"
     counts = []
     for file in files:
         count, rest = divmod(file.stat().st_size, size)
@@ -165,7 +165,7 @@ PARTS = (
         read=read_idx,
         place="file",
         reads=("labels_path",),
-        demands={"labels_path": "idx keeps labels in a file of their own; add labels_path"},
+        demands={"labels_path": "idx stores labels in a separate file; add labels_path"},
         source="the user's own data",
         needs="a file of the user's and one of labels",
         summary="Arrays in the format of MNIST.",

@@ -66,7 +66,7 @@ def _read(origin: Origin) -> tuple[Records, list[str]]:
     x = np.full((len(listed), *shape), np.nan, np.float32)
     faults = []
     for record, (file, label) in zip(x, listed, strict=True):
-        fault = _into(record, file, form) if label >= 0 else "its folder is none of the classes"
+        fault = _into(record, file, form) if label >= 0 else "its folder is not one of the classes"
         if fault:
             faults.append(f"{file}: {fault}")
     y = np.array([label for _, label in listed], np.int64)

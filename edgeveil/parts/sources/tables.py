@@ -242,7 +242,7 @@ def _require_names(cells: list[str], where: str) -> None:
 def _require_no_number(cells: list[str], where: str) -> None:
     if any(cell and _number(cell) is not None for cell in cells):
         raise DataError(
-            "should name the columns, as data.header says, and holds a number: it may be a record",
+            "should name the columns (data.header) but contains a number: it may be a record",
             where=where,
             fix=f"{_SET_HEADER}; no column may be called by a number",
         )

@@ -7,21 +7,21 @@
   ];
   const PARTS = {
     edge_broker: "no link to the edge broker", cloud_broker: "no link to the cloud broker",
-    machine: "a step takes too long", store: "its disk takes nothing",
-    trust: "others do not believe it, or it cannot tell whom to believe",
-    devices_file: "the plan's devices cannot be taken up",
+    machine: "a step takes too long", store: "the disk cannot be written",
+    trust: "its key is not certified, or its trust.json is missing or expired",
+    devices_file: "the devices file of the site cannot be read",
   };
   const WARNINGS = {
-    fleet_offline: "half of the fleet or more is offline: see the devices below",
-    rounds_declined: "most devices declined the newest round: their owners' pages and edgeveil edge status say why",
-    plain_http: "this page is sent unencrypted: set http.tls, or listen on 127.0.0.1",
+    fleet_offline: "at least half of the fleet is offline: see Offline devices",
+    rounds_declined: "most devices declined the newest round: see the devices' pages or edgeveil edge status",
+    plain_http: "this page is not encrypted: set http.tls, or listen on 127.0.0.1",
   };
   const OF_FLEET = ["fleet_offline", "rounds_declined"]; // warnings about the fleet, not the proxy
   const REASONS = {
-    rate: "faster than a device may send", cooling_down: "dropped in a cool-down", forged: "signature is not the sender's",
-    malformed: "no message of the protocol", unknown_signer: "signer is not admitted", unknown_version: "of an unknown version",
-    wrong_size: "not of the size that the round asks for", late: "after the round closed", replayed: "received before",
-    oversized: "larger than a packet may be", oversized_blob: "larger than an upload may be",
+    rate: "above the rate limit of a device", cooling_down: "dropped during a cool-down", forged: "not signed by the sender",
+    malformed: "not a message of the protocol", unknown_signer: "signer is not admitted", unknown_version: "unknown protocol version",
+    wrong_size: "another size than the round requires", late: "after the round closed", replayed: "received before",
+    oversized: "packet is too large", oversized_blob: "upload is too large",
   };
   const $ = (id) => document.getElementById(id);
   const history = []; // [ms, bytes by hop]
@@ -43,18 +43,18 @@
     const held = s.rounds.reduce((all, one) => all + one.uploads, 0);
     return [
       card("Devices online", s.online, `of ${s.enrolled} admitted`),
-      s.round.declined ? card("Declined, newest round", `${s.round.declined} of ${s.round.selected}`, Object.entries(s.round.causes || {}).filter(([, n]) => n).map(([why, n]) => `${n} for ${why}`).join(", ")) : null,
-      card("Open rounds", s.rounds.length, s.round.index === undefined ? "none yet" : `round ${s.round.index} came last`),
-      card("Uploads in them", held, "a count alone"),
-      card("Refused", total(s.refused), count(s.cooling_down, "device cools", "devices cool") + " down"),
+      s.round.declined ? card("Declined, newest round", `${s.round.declined} of ${s.round.selected}`, Object.entries(s.round.causes || {}).filter(([, n]) => n).map(([why, n]) => `${n} ${why}`).join(", ")) : null,
+      card("Open rounds", s.rounds.length, s.round.index === undefined ? "none yet" : `newest: round ${s.round.index}`),
+      card("Uploads", held, "in open rounds"),
+      card("Refused messages", total(s.refused), count(s.cooling_down, "device") + " cooling down"),
     ];
   }
 
   function round(one) {
     const left_s = one.ends_s === null ? null : one.ends_s - Date.now() / 1000;
-    const ends = left_s === null ? "" : left_s > 0 ? ` · closes in ${ev.seconds(left_s)} at the latest` : " · closes now";
+    const ends = left_s === null ? "" : left_s > 0 ? ` · closes in at most ${ev.seconds(left_s)}` : " · closes now";
     const again = one.attempt > 1 ? `, attempt ${one.attempt}` : "";
-    const causes = Object.entries(one.causes).filter(([, n]) => n).map(([why, n]) => `${n} for ${why}`).join(", ");
+    const causes = Object.entries(one.causes).filter(([, n]) => n).map(([why, n]) => `${n} ${why}`).join(", ");
     const text = `${count(one.uploads, "upload")}, ${one.declined} declined${causes ? ` (${causes})` : ""}, of ${one.selected} selected${ends}`;
     return meter(`Round ${one.index}${again} (${one.phase})`, one.uploads + one.declined, one.selected, text);
   }
@@ -62,13 +62,13 @@
   const link = ([hop, one]) => ev.el("div", {},
     ev.el("h3", {}, ev.el("span", { class: one.connected ? "dot" : "dot down", "aria-hidden": "true" }), hop === "edge" ? "Edge broker, to the devices" : "Cloud broker, to the cloud"),
     ev.el("p", { class: one.connected ? null : "bad" }, `${one.connected ? "connected" : "not connected"} since ${ev.time(one.since_s)}`),
-    ev.el("p", { class: "soft small" }, `${count(one.connections, "connection")} made, ${count(one.unacknowledged, "message")} not acknowledged`));
+    ev.el("p", { class: "soft small" }, `${count(one.connections, "connection")} since the start, ${count(one.unacknowledged, "message")} not acknowledged`));
 
   function rooms(all, floor) {
-    const names = { spool: "Spool: uploads and batches", cache: "Cache: broadcasts", credit: "Credit: uploads on their way" };
+    const names = { spool: "Spool: uploads and batches", cache: "Cache: broadcasts", credit: "Credit: uploads in flight" };
     return [
       Object.entries(all).map(([key, [held, most]]) => meter(names[key], held, most, `${ev.bytes(held)} of ${ev.bytes(most)}`)),
-      ev.el("p", { class: "soft small" }, `No batch of fewer than ${floor} uploads ever leaves.`),
+      ev.el("p", { class: "soft small" }, `A batch has at least ${floor} uploads.`),
     ];
   }
 
@@ -79,29 +79,29 @@
   }
 
   function devices(told) {
-    if (told === null) return ev.el("p", { class: "soft" }, "Shown on the proxy's own machine only: open this page there, by http://127.0.0.1 and its port.");
+    if (told === null) return ev.el("p", { class: "soft" }, "Shown only on the proxy's machine: open this page there at http://127.0.0.1 and its port.");
     if (!told.length) return ev.el("p", { class: "soft" }, "None.");
     return ev.table(["Device", "Admitted", "Refused", "Reasons", "State"], told.map((one) => [
       one.device, one.enrolled ? "yes" : "no", total(one.refused),
       Object.entries(one.refused).map(([why, n]) => `${why} ${n}`).join(", "),
-      one.cooling_down_s > 0 ? ev.el("span", { class: "bad" }, `cools down, ${ev.seconds(one.cooling_down_s)} left`) : "heard",
+      one.cooling_down_s > 0 ? ev.el("span", { class: "bad" }, `cooling down, ${ev.seconds(one.cooling_down_s)} left`) : "accepted",
     ]), { caption: "Devices whose messages were refused", text: [1, 3, 4] });
   }
 
   function offline(told) {
     if (told === undefined) return devices(null);
-    if (told === null) return ev.el("p", { class: "soft" }, "Not known yet: devices have their time to come.");
+    if (told === null) return ev.el("p", { class: "soft" }, "Unknown until devices have had time to connect.");
     if (!told.length) return ev.el("p", { class: "soft" }, "None.");
-    return ev.table(["Device", "Last seen"], told.map((one) => [one.device, one.seen_at === null ? "not since this proxy began" : ev.time(one.seen_at)]), { caption: "Admitted devices that are offline, those away for longest first", text: [0, 1] });
+    return ev.table(["Device", "Last seen"], told.map((one) => [one.device, one.seen_at === null ? "not since this proxy started" : ev.time(one.seen_at)]), { caption: "Admitted devices that are offline, longest absence first", text: [0, 1] });
   }
 
   function ends(all) {
     const rows = Object.entries(all).sort((a, b) => a[1] - b[1]).map(([what, end_s]) => {
       const left_s = end_s - Date.now() / 1000, days = left_s / 86400;
-      const text = left_s <= 0 ? "has ended" : days < 1 ? `in ${ev.seconds(left_s)}` : `in ${Math.floor(days)} days`;
+      const text = left_s <= 0 ? "expired" : days < 1 ? `in ${ev.seconds(left_s)}` : `in ${Math.floor(days)} days`;
       return [what, ev.time(end_s), ev.el("span", { class: days < 14 ? "bad" : null }, text)];
     });
-    return ev.table(["What", "Ends at", ""], rows, { caption: "When certificates and trust end", text: [1, 2] });
+    return ev.table(["Certificate or key", "Expires", "Remaining"], rows, { caption: "Expiry of certificates and trust", text: [1, 2] });
   }
 
   function charts() {
@@ -114,7 +114,7 @@
       const rate = points.length ? points[points.length - 1][1] : 0, most = Math.max(...points.map((p) => p[1]), 1);
       const said = `${ev.bytes(rate)}/s now, ${ev.bytes(most)}/s at most`;
       return ev.el("div", {}, ev.el("h3", {}, name),
-        ev.el("p", { class: "number" }, `${ev.bytes(rate)}/s`, ev.el("span", { class: "soft" }, ` · ${ev.bytes(state.bytes[key])} since its start`)),
+        ev.el("p", { class: "number" }, `${ev.bytes(rate)}/s`, ev.el("span", { class: "soft" }, ` · ${ev.bytes(state.bytes[key])} since the start`)),
         ev.chart({ points, span: [from, now], top: most, topText: `${ev.bytes(most)}/s`, leftText: `${ev.seconds(Math.round((now - from) / 60000) * 60)} ago`, rightText: "now", label: `${name}: ${said}` }));
     });
   }
@@ -145,8 +145,8 @@
       s.failing.length
         ? ev.el("span", { class: "badge bad" }, "degraded")
         : s.warnings.some((one) => OF_FLEET.includes(one))
-          ? ev.el("span", { class: "badge warn" }, "look at the fleet")
-          : ev.el("span", { class: "badge good" }, "all well"),
+          ? ev.el("span", { class: "badge warn" }, "check the fleet")
+          : ev.el("span", { class: "badge good" }, "healthy"),
       s.failing.length ? ` ${s.failing.map((part) => PARTS[part] || part).join("; ")}` : "",
       s.cover ? ev.el("span", { class: "soft" }, " · cover traffic: all devices answer every round") : "",
       s.warnings.map((one) => ev.el("span", { class: "warn" }, ` · ${WARNINGS[one] || one}`)),

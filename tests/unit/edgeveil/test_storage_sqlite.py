@@ -107,6 +107,6 @@ def test_what_no_step_leads_to_is_refused_unread(path, version, steps):
     if version == 1:
         versioned(path, 3, STEPS).close()
     content = path.read_bytes()
-    with pytest.raises(StorageError, match=rf"has version \d, this program knows {version}"):
+    with pytest.raises(StorageError, match=rf"has version \d, this program supports {version}"):
         versioned(path, version, steps)
     assert path.read_bytes() == content

@@ -122,7 +122,7 @@ def test_a_run_learns_from_a_file_and_says_which_records_it_drops(tmp_path, reco
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["final"]["accuracy"] > 0.5
     told = said.getvalue().replace("\n", "")
-    assert f"Records, for your eyes: {tmp_path / 'own.csv'}:62: 2 columns" in told
+    assert f"Records (not public): {tmp_path / 'own.csv'}:62: 2 columns" in told
 
 
 @pytest.mark.parametrize("reference", [None, True])
@@ -135,12 +135,12 @@ def test_exact_figures_of_own_records_are_there_only_if_asked_for_and_labelled(
     page = json.dumps(thawed((out / "report.html").read_text()))
     told = " ".join(said.getvalue().split())
     assert bool(result["reference"]["rounds"]) == bool(reference)
-    assert ("Who holds what" in page) == bool(reference)
-    label = "no guarantee covers it, not for passing on"
+    assert ("Records by device" in page) == bool(reference)
+    label = "no guarantee covers it"
     for where in (result["reference"]["note"], told, page):
         assert (label in where) == bool(reference)
     for where in (result["final"]["measured_on"], told, page):
-        assert "exact figures of these, which no guarantee" in where
+        assert "exact figures that no guarantee covers" in where
 
 
 def spoilt(change):

@@ -105,7 +105,7 @@ class LoadOptions(Block):
     key: SitePath | None = None
     """PEM file of that certificate's private key."""
     secure: bool = False
-    """Secure sums: devices mask their uploads, the cloud sees the sum of each round alone."""
+    """Secure sums: devices mask their uploads, the cloud sees only the sum of each round."""
     compare: Literal["raw"] | None = None
     """`raw`: afterwards carry the same bytes through a bare relay, and print the ratio."""
     out: SitePath | None = None

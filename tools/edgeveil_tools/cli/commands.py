@@ -45,7 +45,7 @@ _CLOUD = (
 )
 _YES_NO = argparse.BooleanOptionalAction
 _REPEATED = {"action": "append", "default": []}
-_TRACK = arg("--track WHERE", "log to mlflow:URI or tensorboard:DIR too", **_REPEATED)
+_TRACK = arg("--track WHERE", "also log to mlflow:URI or tensorboard:DIR", **_REPEATED)
 _PASSPHRASE = [
     arg(
         "--passphrase-file FILE",
@@ -81,14 +81,14 @@ COMMANDS = (
         arg("--label COLUMN", "column of the label; default: a guess"),
         about="""Writes a commented job, records (CSV, or PNG for images) and a README to DIR.
         Existing files are kept. --from drafts a job from your own records: review its lists
-        and ranges, which may reveal a record.
+        and ranges, because they may reveal a record.
         edgeveil init --from people.csv --label income --out people""",
     ),
     row(
         "check",
         "check files or this machine; estimate accuracy and cost of a job",
         "cli.learning:check",
-        arg("files FILE", "file to check; without one: this machine", Path, nargs="*"),
+        arg("files FILE", "file to check; default: check this machine", Path, nargs="*"),
         arg("--schema", "print the JSON Schema of a kind of file", choices=_KINDS),
         arg("--estimate", "simulate jobs to estimate accuracy and cost"),
         arg("--devices N", "devices to simulate", int),
@@ -98,9 +98,9 @@ COMMANDS = (
         rehearsed on made-up records, within the limits of a given cloud.yaml; a device's site
         file is checked on the device, with its records as each given job reads them. Records
         are checked against each given job; without a job they are drafted as a `data` block.
-        Policies, fleet files, backbones, weights and bundles are checked too. Python code that
-        a job names runs here with your rights: read it first. Exit code 2: a file is wrong, 4:
-        records are, 1: this machine is. --estimate spends no budget.
+        It also checks policies, fleet files, backbones, weights and bundles. Python code that
+        a job names runs here with your rights: read it first. Exit code 2: error in a file, 4:
+        in records, 1: on this machine. --estimate spends no budget.
         edgeveil check --schema job > job.schema.json
         edgeveil check edge.yaml job.yaml
         edgeveil check job.yaml --estimate --devices 200 --seeds 5""",
@@ -113,21 +113,21 @@ COMMANDS = (
         arg("--out DIR", "folder for results; default out/JOB", Path),
         arg("--broker", "broker to start", choices=("auto", "amqtt", "mosquitto")),
         arg("--devices N", "number of devices", int),
-        arg("--workers N", "processes that host them", int),
+        arg("--workers N", "processes that host the devices", int),
         arg("--seed N", "seed of the partition; in a simulation also of the noise", int),
-        arg("--simulate", "run in memory; default: as the job sets", action=_YES_NO),
-        arg("--seeds N", "run with N seeds, from --seed on", int),
-        arg("--sweep KEY=A,B", "run with each of these values of a job key", **_REPEATED),
-        arg("--ray HOST:PORT", "simulate on a Ray cluster; `local` starts one here"),
+        arg("--simulate", "run in memory; default: local_run.simulate of the job", action=_YES_NO),
+        arg("--seeds N", "run once for each of N seeds, starting at --seed", int),
+        arg("--sweep KEY=A,B", "run once for each of these values of a job key", **_REPEATED),
+        arg("--ray HOST:PORT", "simulate on a Ray cluster; `local` starts one on this machine"),
         arg("--accept-unprotected", "run a job without proven privacy", default=None),
         arg("--data PATH", "file of records, or folder of pictures or of a published set", Path),
         arg(
             "--reference", "also train without noise; default: for a published set", action=_YES_NO
         ),
         _TRACK,
-        arg("--record", "keep the cloud's view, for edgeveil attack"),
-        arg("--keep", "keep keys, ledgers and stores too"),
-        arg("--force", "overwrite a result in DIR"),
+        arg("--record", "record everything the cloud sees, for edgeveil attack"),
+        arg("--keep", "also keep keys, ledgers and stores"),
+        arg("--force", "overwrite an earlier result in DIR"),
         about="""Starts two brokers, a cloud, a proxy and devices on this machine, runs the job over
         MQTT and writes result, events, model and report to DIR. --simulate runs the rounds in
         memory: no broker, no encryption, exactly repeatable. --seeds and --sweep run the job
@@ -140,7 +140,7 @@ COMMANDS = (
         "redraw a run's page, or compare runs",
         "cli.learning:report",
         arg("folders DIR", "folder of a run, or of several", Path, nargs="+"),
-        arg("--out FILE", "the page; default DIR/report.html or comparison.html", Path),
+        arg("--out FILE", "file of the page; default DIR/report.html or comparison.html", Path),
         about="""Redraws report.html of one run from the files in its DIR. For several runs it
         writes one page that compares them: accuracy by round, accuracy with both guarantees,
         and settings that differ. Runs that differ only in their seed form one row.
@@ -154,9 +154,9 @@ COMMANDS = (
         arg("input FILE", "file of records", Path, nargs="?"),
         arg("--rollback", "return to the previous release"),
         arg("--personal", "use this box's own model of `edge personalise`"),
-        about="""Prints label and probability of each record. Of a device's state folder the
-        release in use is taken. A model of a job with data.schema reads tables and pictures as
-        its devices do and prints names; others take numbers.""",
+        about="""Prints label and probability of each record. For a device's state folder it uses
+        the release in use. A model of a job with data.schema reads the same tables and pictures
+        as the devices and prints class names; other models read arrays of numbers.""",
     ),
     row(
         "methods",
@@ -173,11 +173,11 @@ COMMANDS = (
         "train a public encoder, as a frozen backbone",
         "cli.learning:backbone",
         arg("what WHAT", choices=("digits",)),
-        arg("--out FILE", "the ONNX file; default: the user's cache", Path),
+        arg("--out FILE", "ONNX file to write; default: in the user's cache", Path),
         arg("--force", "train again and overwrite the file"),
         arg("--seed N", "default 0", int, default=0),
-        about="""Trains on public images of digits (28 x 28) for some minutes. Jobs name it
-        `file: digits`.""",
+        about="""Trains an encoder on public images of digits (28 x 28) in some minutes. A job uses
+        it by `file: digits`.""",
     ),
     row(
         "job",
@@ -201,13 +201,13 @@ COMMANDS = (
         "job show",
         "list all jobs, or show or follow one",
         "cli.jobs:show_command",
-        arg("id ID", "a job's id; without one all jobs are listed", nargs="?"),
+        arg("id ID", "a job's id; default: list all jobs", nargs="?"),
         arg("--watch", "follow the job to its end"),
         _TRACK,
         *_CLOUD,
-        about="""Shows status and release of a job. Of repeated attempts and of a pause, it
-        counts uploads, declines, late devices and refused segments; of the release, the
-        devices' reports. --watch --json prints one event a line and the job last.
+        about="""Shows status and release of a job: uploads, declined rounds, late devices and
+        refused segments of repeated attempts and of a pause, and the devices' reports on the
+        release. --watch --json prints one event per line and the job last.
         edgeveil job show quickstart-1a2b3c4d --watch --track mlflow:http://mlflow:5000""",
     ),
     row(
@@ -216,7 +216,7 @@ COMMANDS = (
         "cli.jobs:change",
         _ID,
         *_CLOUD,
-        about="The job resumes at its round. `job show` prints why it paused.",
+        about="Resumes a paused job at its round. `job show` prints why it paused.",
     ),
     row("job cancel", "cancel a job that has not ended", "cli.jobs:change", _ID, *_CLOUD),
     row(
@@ -226,7 +226,7 @@ COMMANDS = (
         _ID,
         arg("--out FILE", "FILE.onnx or FILE.safetensors; default ID.onnx", Path),
         *_CLOUD,
-        about="As ONNX for every ONNX runtime, or as .safetensors, the weights alone.",
+        about="Downloads the model as ONNX, for any ONNX runtime, or its weights as .safetensors.",
     ),
     row(
         "job release",
@@ -235,25 +235,25 @@ COMMANDS = (
         _ID,
         arg("change", choices=("promote", "withdraw")),
         *_CLOUD,
-        about="""promote: to all devices now, whatever its canary reports. withdraw: all devices
-        return to the previous release.""",
+        about="""promote: send the release to all devices now, without waiting for its canary.
+        withdraw: return all devices to the previous release.""",
     ),
     row(
         "broker",
         "run an MQTT broker",
         "cli.parties:broker",
         _CONFIG,
-        about="Runs mosquitto where it is installed, else the embedded amqtt, until Ctrl-C.",
+        about="Runs mosquitto if it is installed, otherwise the embedded amqtt, until Ctrl-C.",
     ),
     row(
         "cloud",
         "run the cloud",
         "cli.parties:cloud",
         _CONFIG,
-        arg("--accept-registry", "accept the next roster, of any registry"),
+        arg("--accept-registry", "accept the next roster, from any registry"),
         about="""Runs jobs until Ctrl-C. Submit them with `edgeveil job submit`. --accept-registry
-        is for a site without a root, whose proxy has rebuilt its registry: check first that no
-        revoked device is in it. Then resume the paused jobs.""",
+        is for a site without a root whose proxy has rebuilt its registry: first check that it
+        lists no revoked device, afterwards resume the paused jobs.""",
     ),
     row(
         "proxy",
@@ -270,12 +270,12 @@ COMMANDS = (
         arg("names FILE|NAME", "enrolment file, or name of a waiting claim", nargs="+"),
         arg("--note TEXT", "note on these devices", default=""),
         arg("--again", "also admit revoked devices"),
-        arg("--claim", "make claims for these names, replacing unused ones"),
+        arg("--claim", "create claims for these names and replace unused ones"),
         arg("--valid-h HOURS", "validity of an unused claim, default 72", float, default=72.0),
         arg("--out FILE", "file for `name,claim` lines (0600); default: standard output", Path),
-        about="""A running proxy notices them within two seconds. Give a claim to one unprepared
-        box, in the file that claim.claim_file of its site file names: at its first start the
-        box is admitted under the claim's name, or waits until you admit that name.
+        about="""Admits devices, also while the proxy runs. A claim is for one device without an
+        enrolment: copy it to claim.claim_file of the device's site file. At its first start the
+        device is admitted under the claim's name, or waits until you admit that name.
         edgeveil proxy admit --config proxy.yaml --claim ward-7 ward-8 --out claims.csv""",
     ),
     row(
@@ -284,9 +284,9 @@ COMMANDS = (
         "cli.parties:devices",
         _PART_CONFIG,
         arg("--all", "also list revoked devices"),
-        about="""If the proxy runs, it also lists devices whose messages it refused. The lineage
-        distinguishes this registry from a rebuilt one (`edgeveil trust rotate DIR registry
-        LINEAGE`).""",
+        about="""Lists the registry and, if the proxy runs, devices whose messages it refused. The
+        lineage distinguishes this registry from a rebuilt one (`edgeveil trust rotate DIR
+        registry LINEAGE`).""",
     ),
     row(
         "proxy revoke",
@@ -308,18 +308,18 @@ COMMANDS = (
         "show the status of the running device",
         "cli.parties:control",
         _PART_CONFIG,
-        arg("--page", "print only an address that opens its page"),
-        about="""The address of --page logs in a browser on this box, once and within a minute, if
-        the site file has `page`; from another machine forward the port with ssh -L.""",
+        arg("--page", "print a one-time address of its page"),
+        about="""With --page, if the site file has `page`, prints an address that logs a browser on
+        this box in, once within a minute; from another machine forward the port with ssh -L.""",
     ),
     row(
         "edge pause",
         "pause or resume the running device",
         "cli.parties:control",
         _PART_CONFIG,
-        arg("--end", "resume, at its next change of presence"),
-        about="""The device declines rounds at once and leaves at its next change of presence; a
-        computed answer is still sent. The pause persists over restarts, until --end.""",
+        arg("--end", "end the pause, at the next change of presence"),
+        about="""The device declines new rounds at once, sends an answer that is already computed
+        and disconnects at its next change of presence. The pause survives restarts.""",
     ),
     row(
         "edge personalise",
@@ -327,7 +327,7 @@ COMMANDS = (
         "cli.parties:personalise",
         _PART_CONFIG,
         about="""Trains the release's last layer on this box's training records, without noise, and
-        compares both on its evaluation records. Model and figures stay in the state folder.
+        compares both models on its evaluation records. The result stays in the state folder.
         edgeveil predict --personal site/state/edge-1 records.npz""",
     ),
     row(
@@ -336,15 +336,15 @@ COMMANDS = (
         "probe:command",
         _CONFIG,
         arg("--live", "report only problems that a restart would fix"),
-        about="""Asks the process whether its loop runs, its links are up and its state folder is
+        about="""Checks that the process responds, its links are up and its state folder is
         writable. For a liveness probe use --live.""",
     ),
     row(
         "site",
         "plan a fleet, and make a bundle for each party",
-        about="""One folder plans a fleet: fleet.yaml describes it, and each party gets a bundle
-        with its own files only. Apply again after every change of fleet.yaml: owners'
-        policies, ledgers and keys stay as they are.
+        about="""fleet.yaml in the site's folder describes a fleet; `apply` makes a bundle for each
+        party with only its own files. Apply again after every change of fleet.yaml: owners'
+        policies, ledgers and keys are kept.
         edgeveil site init clinics --host broker.example.org --devices 20
         edgeveil site apply clinics
         edgeveil site install clinics/bundles/box-0001 /var/lib/edgeveil/box-0001""",
@@ -363,10 +363,10 @@ COMMANDS = (
     ),
     row(
         "site apply",
-        "make the bundles of the fleet file",
+        "make a bundle for each party of the fleet file",
         "cli.fleet:apply",
         _DIR,
-        arg("--dry-run", "print changes, write nothing"),
+        arg("--dry-run", "print changes without writing"),
         _PASSPHRASE,
     ),
     row(
@@ -374,10 +374,10 @@ COMMANDS = (
         "revoke a device permanently, and apply",
         "cli.fleet:revoke",
         _DIR,
-        arg("name NAME", "name or id"),
+        arg("name NAME", "name or id of the device"),
         _PASSPHRASE,
-        about="""Its certificate or account becomes invalid, and the proxy drops it: hand over the
-        bundles of the edge broker and the proxy. Its record stays.""",
+        about="""Invalidates the device's certificate or account and removes it from the proxy, once
+        the new bundles of edge broker and proxy are installed. Its record is kept.""",
     ),
     row(
         "site rotate",
@@ -385,13 +385,12 @@ COMMANDS = (
         "cli.fleet:rotate",
         _DIR,
         arg("what WHAT", choices=("edge-authority", "cloud-authority", "claims-authority")),
-        arg("--finish", "second step"),
-        arg("--cell CELL", "cell with its own broker or claims", default=""),
+        arg("--finish", "second step: drop the old authority"),
+        arg("--cell CELL", "cell that has its own broker or claims", default=""),
         _PASSPHRASE,
-        about="""In two steps: after the first both authorities are valid, and every client's next
-        bundle has a certificate of the new one. Once all are installed, the brokers' first,
-        --finish drops the old one. Boxes enrolled by a claim get a certificate of the new
-        claims-authority within a week.""",
+        about="""First step: both authorities are valid and clients' next bundles have certificates
+        of the new one; install the bundles, the brokers' first. Second step: --finish. Devices
+        enrolled by a claim get a certificate of the new authority within a week.""",
     ),
     row("site status", "list all parties and their certificates", "cli.fleet:status", _DIR),
     row(
@@ -401,8 +400,8 @@ COMMANDS = (
         arg("bundle BUNDLE", "folder of the bundle", Path),
         arg("to FOLDER", "folder to install to", Path),
         arg("--site FINGERPRINT", "expected site key, for a first installation"),
-        about="""The whole bundle is checked before the first file is written. Keys, ledger and the
-        owner's policy are never overwritten.
+        about="""Checks the whole bundle before writing a file. Never overwrites keys, the ledger
+        or the owner's policy.
         edgeveil site install box-0001 /var/lib/edgeveil/box-0001 --site 1a2b3c4d5e6f7081""",
     ),
     row(
@@ -410,8 +409,8 @@ COMMANDS = (
         "write service files for installed bundles",
         "cli.fleet:deploy",
         arg("target TARGET", choices=("systemd", "compose", "kubernetes", "containers")),
-        arg("bundles BUNDLE", "", Path, nargs="*"),
-        arg("--out DIR", "", Path, required=True),
+        arg("bundles BUNDLE", "folder of an installed bundle", Path, nargs="*"),
+        arg("--out DIR", "folder for the files", Path, required=True),
         arg("--tag TAG", "tag of the images; default: the version of edgeveil", default=""),
         about="""systemd: hardened units and a daily check. compose: services, read-only except for
         their state. kubernetes: a kustomization under the restricted profile. containers: the
@@ -421,9 +420,9 @@ COMMANDS = (
     row(
         "trust",
         "manage the offline root, which certifies cloud and proxy",
-        about="""The root's keys lie on an offline machine. They sign the keys of the cloud and the
-        proxy, with an expiry. Every party gets trust.json; after a change hand it to cloud and
-        proxy, from which devices get it.
+        about="""The root's keys are kept on an offline machine. They sign the keys of cloud and
+        proxy, with an expiry. Every party has trust.json; after a change copy it to cloud and
+        proxy, which send it to the devices.
         edgeveil trust rotate root cloud-jobs cloud-next.pub""",
     ),
     row(
@@ -431,10 +430,12 @@ COMMANDS = (
         "make a root and its first delegations",
         "cli.trust:init",
         _ROOT,
-        arg("--cloud-jobs KEY.pub", "", Path, required=True),
-        arg("--cloud-releases KEY.pub", "", Path, required=True),
-        arg("--proxy-rosters KEY.pub", "", Path, required=True),
-        arg("--site KEY.pub", "key that moves devices: site.pub of edgeveil site", Path),
+        arg("--cloud-jobs KEY.pub", "key that signs jobs", Path, required=True),
+        arg("--cloud-releases KEY.pub", "key that signs releases", Path, required=True),
+        arg("--proxy-rosters KEY.pub", "key that signs rosters", Path, required=True),
+        arg(
+            "--site KEY.pub", "key that signs moves of devices: site.pub of the site's folder", Path
+        ),
         *_NEW_ROOT,
         about="""edgeveil trust init root --keys 3 --threshold 2 --cloud-jobs cloud.pub \\
             --cloud-releases releases.pub --proxy-rosters proxy.pub""",
@@ -453,15 +454,15 @@ COMMANDS = (
         arg("what WHAT", choices=(*_ROLES, "registry", "root")),
         arg("value VALUE", "KEY.pub, none, or a registry's lineage", nargs="?"),
         arg("--cell NAME", "cell; default: the unnamed one", default=""),
-        arg("--without FINGERPRINT", "lost key that the root leaves out"),
+        arg("--without FINGERPRINT", "lost key to remove from the root"),
         *_NEW_ROOT,
         about="""  cloud-jobs, cloud-releases, proxy-rosters, site   KEY.pub replaces the role's
-                             key, which becomes invalid: sequence numbers restart.
-                             `edgeveil keys --next` makes the next key at its party.
-                             `none` revokes the key at once, before there is a new one
+                             key, which becomes invalid; its sequence numbers restart.
+                             `edgeveil keys --next` makes the new key at its party.
+                             `none` revokes the key before there is a new one
           registry           the lineage of a rebuilt registry, from `proxy devices`
-          root               new keys, or with --without the remaining ones: as many of
-                             them as must sign leave out a lost one
+          root               new root keys; --without removes a lost one, signed by
+                             a threshold of the remaining keys
         edgeveil trust rotate root cloud-jobs cloud-next.pub
         edgeveil trust rotate root registry 5f0c…""",
     ),
@@ -472,23 +473,24 @@ COMMANDS = (
         _ROOT,
         arg("--renew", "extend the validity of root and delegations"),
         *_SIGNING,
-        about="""If the keys are on several machines: copy the folder without keys/ to each, and
-        sign there. The changes are printed first.""",
+        about="""Prints the changes, then signs them. If the keys are on several machines, copy the
+        folder without keys/ to each and sign there.""",
     ),
     row(
         "keys",
         "make a party's keys, tokens or enrolment",
         "cli.parties:keys",
         _CONFIG,
-        arg("--next", "make the successors of the keys or the token"),
+        arg("--next", "make the next keys, or the next token"),
         arg("--token", "make a token of the cloud", choices=("read", "submit", "admin")),
         arg("--out FILE", "file for a device's enrolment; default: standard output", Path),
-        about="""Cloud or proxy: prints the files of the public keys that the root certifies; with
-        --next their successors, valid once the root names them (`edgeveil trust rotate`).
-        --token read: jobs, status, metrics; submit: also submit, cancel, resume, fetch; admin:
-        everything. With --next a running cloud refuses the old token at once. Device: prints
-        the enrolment; hand it to the proxy's operator by a way that cannot be forged. --next,
-        with the device stopped, makes a new sealing key; identity, ledger and admission stay.
+        about="""Cloud or proxy: prints the files of its public keys for the root; --next makes the
+        next keys, valid once the root names them (`edgeveil trust rotate`).
+        Cloud: --token makes a token. read: jobs, status, metrics; submit: also submit, cancel,
+        resume, fetch; admin: everything. With --next the old token is refused at once.
+        Device: prints the enrolment; give it to the proxy's operator in a way that cannot be
+        forged. --next, with the device stopped, makes a new sealing key; identity, ledger and
+        admission are kept.
         edgeveil keys --config configs/edge.yaml --out enrolment.json""",
     ),
     row(
@@ -496,9 +498,9 @@ COMMANDS = (
         "archive the state of a cloud, proxy or device",
         "cli.parties:backup",
         _CONFIG,
-        arg("--out ARCHIVE", "", Path, required=True),
-        about="""The process may be running. The archive holds secret keys: store it as safely as
-        them. A store on PostgreSQL is not included: use pg_dump.
+        arg("--out ARCHIVE", "file to write", Path, required=True),
+        about="""Archives the state folder; the process may be running. The archive contains secret
+        keys: protect it like them. It excludes a store on PostgreSQL: use pg_dump.
         edgeveil backup --config edge.yaml --out box-0001.backup""",
     ),
     row(
@@ -506,16 +508,16 @@ COMMANDS = (
         "restore a state folder from an archive",
         "cli.parties:restore",
         _CONFIG,
-        arg("--from ARCHIVE", "", Path, dest="archive", required=True),
+        arg("--from ARCHIVE", "archive of edgeveil backup", Path, dest="archive", required=True),
         arg("--replace", "replace the existing state, kept as …-before-restore-N"),
         [
-            arg("--nothing-since", "without a ledger: the device answered nothing since"),
-            arg("--ask-proxy", "without a ledger: the proxy knows the device's answers"),
+            arg("--nothing-since", "without a ledger: no answer since the backup"),
+            arg("--ask-proxy", "without a ledger: get the answers since from the proxy"),
         ],
-        about="""Stop the process first. A device never gets an older ledger than the one in place.
-        On an empty disk --ask-proxy counts the answers that its proxy saw since the backup as
-        spent; after a change of proxy the owner vouches that there were none. A proxy's
-        registry gets a new lineage (edgeveil trust rotate DIR registry).
+        about="""Stop the process first. An existing ledger is never replaced by an older one.
+        Without a ledger --ask-proxy counts as spent all answers that the proxy received since
+        the backup; if the proxy is another one, --nothing-since confirms that there were none.
+        A proxy's registry gets a new lineage (`edgeveil trust rotate DIR registry LINEAGE`).
         edgeveil restore --config edge.yaml --from box-0001.backup --ask-proxy""",
     ),
     row(
@@ -523,8 +525,8 @@ COMMANDS = (
         "show a device's spent budget, and verify its ledger",
         "cli.ledger:show",
         arg("place PLACE", "edge site file, or a device's state folder", Path),
-        about="""Lists releases and prices, and with a site file the budget left by its policy. Exit
-        code 5 at a broken link. The device may be running.""",
+        about="""Verifies the ledger and lists releases, prices and, with a site file, the remaining
+        budget. Exit code 5: the ledger was altered. The device may be running.""",
     ),
     row(
         "log",
@@ -532,8 +534,8 @@ COMMANDS = (
         "cli.parties:log",
         arg("place PLACE", "site file of a cloud or proxy, a site's folder or the root's", Path),
         arg("--key FINGERPRINT", "fingerprint of a site's key, as printed by apply"),
-        about="""Lines are chained and signed, and written before each change; a changed, removed
-        or moved line is reported. `what` holds no secrets and no names of devices.
+        about="""Lines are signed, chained and written before each change; a changed, removed or
+        moved line is reported. They contain no secrets and no names of devices.
         edgeveil log clinics --key 1a2b3c4d5e6f7081""",
     ),
 )

@@ -58,7 +58,7 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
     largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
     if largest >= classes and not job.anomaly:
         what = f"has the label {largest}, data.classes is {classes}"
-        fix = f"correct the labels, which count from 0, or write classes: {largest + 1}"
+        fix = f"correct the labels, which folds count from 0, or write classes: {largest + 1}"
         raise DataError(what, where=_first(data, classes, schema), fix=fix)
     report = check_records(pool, test, **form_of(job))
     if not report.usable:

@@ -176,7 +176,7 @@ def play(
     loaded, settings = local_job(job, overrides)
     published = is_published(loaded, settings)
     notes = check_data(loaded, settings)
-    _report_step(listener, "playing the job on made-up records")
+    _report_step(listener, "rehearsing the job on made-up records")
     # Device processes rehearse their own half before pricing: this process needs no torch.
     path = None if isinstance(job, Job) else Path(job)
     limits = replace(usual_limits(), batch_bytes=1 << 62)  # the site is sized for its uploads
@@ -205,7 +205,7 @@ def play(
         for note in log.plan.notes:
             log.note(f"Privacy: {note}")
         for note in notes:
-            log.note(f"Records{'' if published else ', for your eyes'}: {note}")
+            log.note(f"Records{'' if published else ' (not public)'}: {note}")
         if track:
             plain = {
                 **loaded.model_dump(mode="json"),
@@ -243,7 +243,7 @@ def play(
             draw_report(result, log.record.events, shown)
     finally:
         if log.tracking is not None:
-            log.doing("handing over to tracking")
+            log.doing("sending results to trackers")
             for line in _tracked(log.tracking, result, interrupted=interrupted):
                 log.note(line)
     if failure is not None and not isinstance(failure, JobFailed | BrokerError | KeyboardInterrupt):
@@ -279,14 +279,14 @@ def _report_step(listener: Listener, what: str) -> None:
 def require_unused(out: Path, *, force: bool = False) -> None:
     """Raise UsageError if the folder holds a result, or a job.yaml that no run wrote."""
     if (out / "job.yaml").exists() and not (out / "events.jsonl").exists():
-        what = "holds a job.yaml that a run would write over"
+        what = "holds a job.yaml that a run would overwrite"
         raise UsageError(what, where=str(out), fix="name another folder")
     if force or not (out / "result.json").exists():
         return
     others = (out.with_name(f"{out.name}-{number}") for number in count(2))
     fresh = f"--out {next(one for one in others if not one.exists())}"
-    fix = f"name another folder ({fresh}), or write over it with --force"
-    raise UsageError("holds a result already", where=str(out), fix=fix)
+    fix = f"name another folder ({fresh}), or overwrite it with --force"
+    raise UsageError("already holds a result", where=str(out), fix=fix)
 
 
 def prepare(out: Path) -> None:
@@ -338,7 +338,7 @@ def run_local(
     with display:
         result, failure = play(path, out, overrides, listener=display, **how)
     if isinstance(failure, KeyboardInterrupt):
-        display.note(f"Interrupted; what there is so far is in {out}")
+        display.note(f"Interrupted; partial results are in {out}")
         return INTERRUPTED
     if failure is not None:
         raise failure
@@ -347,8 +347,8 @@ def run_local(
         print(json.dumps(plain, allow_nan=False), flush=True)
     if not brief:
         display.lines(summary(result.content))
-        display.note(f"Files: {out}/ with {', '.join(FILES)}")
-        display.note(f"Look at {result.report}")
+        display.note(f"Files in {out}: {', '.join(FILES)}")
+        display.note(f"Report: {result.report}")
         own = local_job(path, overrides)[1].data.path
         records = "RECORDS" if own is None else os.path.relpath(own)
         display.note(f"Next: edgeveil predict {result.model} {records}")

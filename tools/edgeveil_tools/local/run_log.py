@@ -89,16 +89,14 @@ class RunStopped(EdgeVeilError):  # noqa: N818 - the state's name
     """The run was stopped before its job ended."""
 
 
-def epsilon_by_plan(view: RunProgress) -> str:
-    """Return both ε so far as text, per training's unit, inference's unit if it differs."""
+def planned_epsilon(view: RunProgress) -> str:
+    """Return both planned ε so far as text, per training's unit, inference's if it differs."""
     spent, unit = view.inference_epsilon, view.inference_unit
     if view.inference_record_epsilon is not None:
         spent, unit = view.inference_record_epsilon, "record"
     training, inference = ("–" if e is None else up(e, 3) for e in (view.training_epsilon, spent))
-    if view.collusion_epsilon is not None:
-        training += f" ({up(view.collusion_epsilon, 3)} if all others collude)"
     other = f" per {unit}" if spent and unit != view.training_unit else ""
-    return f"ε by plan, per {view.training_unit}: training {training}, inference {inference}{other}"
+    return f"planned ε per {view.training_unit}: training {training}, inference {inference}{other}"
 
 
 class RunLog:
@@ -157,7 +155,7 @@ class RunLog:
         elif event["type"] == "exchange_committed":
             self._committed(data)
         elif event["type"] == "round_repeated":
-            self.doing(f"{view.doing} again: {data.get('why', '')}")
+            self.doing(f"{view.doing} repeated: {data.get('why', '')}")
 
     def _committed(self, data: Mapping[str, Any]) -> None:
         view, record, quote = self.view, self.record, self._whole
@@ -175,8 +173,8 @@ class RunLog:
         view.training_unit, view.inference_unit = quote.training.unit, quote.inference.unit
         if lost := data.get("discarded"):
             self.note(
-                f"round {view.committed}: {lost['uploads']} uploads do not count, {lost['why']}; "
-                f"it cost each device {lost['price']['training']} all the same"
+                f"round {view.committed}: {lost['uploads']} uploads refused, {lost['why']}; "
+                f"each device has still spent {lost['price']['training']}"
             )
         parts = [f"{view.uploads} answered"]
         if view.declined:
@@ -186,9 +184,9 @@ class RunLog:
             parts += [view.federated] * bool(view.federated)
         name, value = view.leading
         if value is not None:
-            of = " by the cloud's test" if view.evaluating else ""
+            of = " on the cloud's test records" if view.evaluating else ""
             parts.append(f"{name} {leading_text(name, value, view.figures)}{of}")
-        parts.append(epsilon_by_plan(view))
+        parts.append(planned_epsilon(view))
         self._notify("committed", f"{view.doing}: {', '.join(parts)}")
 
     def require_completed(self, job: str, declined: str = "") -> None:

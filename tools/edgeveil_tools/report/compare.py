@@ -44,11 +44,11 @@ _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "olive", "indigo"
 _OF_RUN = ("devices", "infer_only", "broker", "simulated")
 _NO_DIFFERENCE = ("local_run.seed", "local_run.workers", "local_run.ray_address")
 _COSTS = (
-    "Each figure stands beside both guarantees, each with its δ, unit and status; neither ε alone"
-    " is “the” ε. Only guarantees of the same unit can be compared."
+    "Each figure has two guarantees, for training and inference; neither ε alone is the total. Only"
+    " guarantees of the same unit can be compared."
 )
-_SIMULATED = "A simulated run protects nobody: its ε is what a real run of the job costs."
-_DIFFER = "Settings that are not the same in all of them, from job.yaml and result.json."
+_SIMULATED = "A simulated run protects nobody: its ε is the cost of a real run of the job."
+_DIFFER = "Settings that differ between the runs, from job.yaml and result.json."
 _HEAD = ("run", "seeds", "status", "", "without noise", "training", "inference", "rounds", "time")
 
 
@@ -166,7 +166,7 @@ def _settings(result: Result) -> dict[str, str]:
     except FileNotFoundError:
         return {**found, "folder": str(result.folder)}
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError("is no YAML", where=str(path), fix="take it away") from error
+        raise DataError("is not valid YAML", where=str(path), fix="remove it") from error
     plain = job if isinstance(job, dict) else {}
     return {**{key: str(value) or "–" for key, value in flat(plain)}, **found}
 
@@ -203,7 +203,7 @@ def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
     apart = _differing(rows)
     head = ["setting", *(row.name for row in rows)]
     settings = table_part("Settings that differ", head, [[k, *of] for k, of in apart], text=[0])
-    text = _DIFFER if apart else "The runs have the same settings, as far as their folders show."
+    text = _DIFFER if apart else "No setting in job.yaml and result.json differs."
     simulated = any(row.plain["simulated"] for row in rows)
     notes = [paragraph(_COSTS), paragraph(_SIMULATED, "warn") if simulated else None]
     if own := [row.name for row in rows if row.plain["measured_on"] != MEASURED_ON[True]]:

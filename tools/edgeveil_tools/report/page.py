@@ -33,7 +33,7 @@ def draw_report(
     if dealing is not None and dealing[0].data.target is None:
         published = result.content["final"]["measured_on"] == MEASURED_ON[True]
         held = held_section(holdings(*dealing), published)
-    fix = "make room on the disk and run again; result.json and the model are there"
+    fix = "free some disk space, then run edgeveil report on this folder"
     with writing(result.report, fix):
         write_report(result.content, events, result.report, held)
 
@@ -119,15 +119,14 @@ def held_section(held: Holdings, published: bool) -> Json:
     what, were = ("public data set", "was") if published else ("records", "were")
     count, poor = len(held.low_quality), ""
     if count:
-        poor = f" The {count} devices in red hold records of low quality, under the wrong classes"
-        poor += " they carry."
+        poor = f" The {count} devices in red have low-quality records, with wrong classes."
     text = (
-        f"How the {what} of this run {were} dealt: {held.kind}.{poor} In a real fleet nobody could"
-        " draw this: what a device holds never leaves it."
+        f"How the {what} of this run {were} assigned to devices: {held.kind}.{poor} A real fleet"
+        " cannot show this, because records never leave their device."
     )
-    warning = f"The exact counts of each device's records, {UNPROTECTED}."
+    warning = f"Exact counts, {UNPROTECTED}."
     before = [paragraph(text), None if published else paragraph(warning, "bad")]
-    return section(HELD, "Who holds what", [holdings_picture(held)], before=before)
+    return section(HELD, "Records by device", [holdings_picture(held)], before=before)
 
 
 def holdings_picture(held: Holdings) -> Json:

@@ -12,9 +12,9 @@
   };
 
   cloud.progressText = function (row) {
-    if (!row.exchanges) return row.status === "queued" ? "not begun" : "";
+    if (!row.exchanges) return row.status === "queued" ? "not started" : "";
     if (row.round) return `round ${row.round} of ${row.rounds}`;
-    return row.exchange ? `preparing, ${row.exchange} of ${row.exchanges} rounds` : "not begun";
+    return row.exchange ? `preparing, ${row.exchange} of ${row.exchanges} rounds` : "not started";
   };
 
   cloud.progress = (row) => [

@@ -23,9 +23,9 @@
   }
 
   const GROUPS = [
-    ["running", "Running", "Nothing runs now.", (a, b) => a.started_at - b.started_at],
-    ["waiting", "Waiting", "Nothing waits.", (a, b) => a.submitted_at - b.submitted_at],
-    ["ended", "Ended", "Nothing has ended yet.", (a, b) => b.ended_at - a.ended_at],
+    ["running", "Running", "None.", (a, b) => a.started_at - b.started_at],
+    ["waiting", "Waiting", "None.", (a, b) => a.submitted_at - b.submitted_at],
+    ["ended", "Ended", "None yet.", (a, b) => b.ended_at - a.ended_at],
   ];
 
   cloud.views.jobs = {
@@ -101,16 +101,16 @@
       }
 
       async function cancel() {
-        if (await cloud.sure(`Cancel ${job}?`, "It ends for good, without a model. What devices have released so far is spent.", "Cancel the job", "Keep it"))
+        if (await cloud.sure(`Cancel ${job}?`, "The job ends without a model and cannot be resumed. The budget that devices have spent stays spent.", "Cancel the job", "Keep the job"))
           await act("cancel", "the job is cancelled");
       }
 
       const actions = (row) => !cloud.maySubmit ? [] : [
-        row.status === "paused" ? el("button", { class: "main", on: { click: () => act("resume", "the job goes on") } }, "Resume") : null,
+        row.status === "paused" ? el("button", { class: "main", on: { click: () => act("resume", "the job is resumed") } }, "Resume") : null,
         cloud.group(row) === "ended" ? null : el("button", { on: { click: cancel } }, "Cancel …"),
         row.status === "completed" ? [
-          el("a", { class: "button", href: `${path}/model.onnx`, download: true }, "Fetch the model (ONNX)"),
-          el("a", { class: "button", href: `${path}/model.safetensors`, download: true }, "Fetch its weights")] : null,
+          el("a", { class: "button", href: `${path}/model.onnx`, download: true }, "Download the model (ONNX)"),
+          el("a", { class: "button", href: `${path}/model.safetensors`, download: true }, "Download the weights")] : null,
       ];
 
       async function refresh() {
@@ -148,7 +148,7 @@
 
       ev.show(main, el("div", { class: "row" }, el("a", { class: "back", href: "#/jobs" }, "← All jobs"), does), told, shown);
       if (cloud.rows.has(job)) update();
-      else ev.show(shown, el("h1", { tabindex: -1 }, "No such job"), el("p", {}, "The cloud knows no job of this id: it was mistyped, or the store is another one."));
+      else ev.show(shown, el("h1", { tabindex: -1 }, "No such job"), el("p", {}, "The cloud has no job with this id: check the id, and that this is the right cloud."));
       return { update, close() { closed = true; clearTimeout(timer); } };
     },
   };

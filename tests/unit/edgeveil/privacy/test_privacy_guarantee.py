@@ -49,7 +49,7 @@ def test_what_is_printed_tells_of_collusion_and_no_number_for_what_is_claimed():
         ("guarantees", "whole job"),
         ("  training", "ε = 8 per device, δ = 1e-05"),
         ("  inference", "no proven guarantee"),
-        ("  assumes", "20 honest devices per sum, cloud and proxy separate"),
+        ("  assumes", "20 honest devices per sum, no collusion of cloud and proxy"),
         ("  if all others collude", "training ε = 30 per device; per record ε = 70"),
     ]
     assert guarantee_bounds(claimed) == ("no proven guarantee",)
