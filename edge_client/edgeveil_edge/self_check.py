@@ -107,6 +107,6 @@ def _data(site: EdgeSite, read_records: bool, asked: JobData | None) -> Iterator
             if asked is not None or not source_part(site.data.source).by_schema:
                 yield error
                 return
-            by_schema = "where only a job's data.schema may read it: name the job's file too"
+            by_schema = "where only a job's data.schema may read it: add the job's file"
             fix = f"{error.fix}; {by_schema}" if error.fix else by_schema
             yield UsageError(error.what, where=error.where, fix=fix)

@@ -40,7 +40,7 @@ class Column(Block):
     name: ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1, max_length=4096)] = (
         Field(examples=["age"])
     )
-    """The column's name, or a list of the names of several columns that are read alike."""
+    """The column's name, or a list of the names of several columns with the same range."""
     number: Range | None = Field(default=None, examples=[[17, 90]], exclude_if=_empty)
     """Public range of a number, mapped to [-1, 1]; values are clipped, missing ones become 0."""
     bins: tuple[Finite, ...] = Field(

@@ -156,7 +156,7 @@ class Ledger:
             taken = sum(entry.is_open for entry in self._account().values())
             if known is None and limits.max_jobs is not None and taken >= limits.max_jobs:
                 what = f"the device takes part in {taken} jobs already, the owner allows"
-                fix = "it starts when one of them has ended; or raise the limit"
+                fix = "it starts when one of them has ended; or raise it"
                 what = f"{what} {limits.max_jobs} at once"
                 raise PrivacyError(what, where="policy.max_jobs", fix=fix)
             quote = self._checked(request, limits)

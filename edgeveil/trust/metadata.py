@@ -198,9 +198,7 @@ class TrustedMetadata:
             after = _role_keys(found)
             for name, role in _role_keys(current).items():
                 if name not in after or after[name].epoch < role.epoch:
-                    raise TrustError(
-                        "metadata_rollback", f"the epoch of {name} is older than before"
-                    )
+                    raise TrustError("metadata_rollback", f"the epoch of {name} goes back")
         _check_time("delegations", found.expires, now)
         self.delegated, self.document = found, raw
         return True

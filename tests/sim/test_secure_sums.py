@@ -205,7 +205,7 @@ def test_a_proxy_that_gives_wrong_masks_ends_the_job_and_nothing_is_committed(tm
 
     fleet.proxy.host.perform = off_by_one
     assert fleet.finish(done) == "failed"
-    assert "do not fit what devices uploaded" in fleet.store.job(done).reason
+    assert "do not match the uploads" in fleet.store.job(done).reason
     assert fleet.store.rounds(done) == ()
 
 

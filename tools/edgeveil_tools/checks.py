@@ -85,8 +85,8 @@ def command(args: argparse.Namespace) -> int:
     checked = {path: _checked(path, limits, records, show=args.show) for path in yaml_files}
     jobs = [one.plan.job for one in checked.values() if one.plan is not None]
     if args.estimate and not (jobs or any(one.problems for one in checked.values())):
-        fix = "name the job's file too"
-        raise UsageError("no job is named to estimate", where="--estimate", fix=fix)
+        fix = "add the job's file"
+        raise UsageError("no job to estimate", where="--estimate", fix=fix)
     for one in checked.values():
         if one.site is not None:
             _check_device(one, one.site, jobs)
@@ -434,8 +434,8 @@ def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[s
     held, most = len(training) + len(evaluation), site.policy.max_records
     if held > most:
         problems.append(
-            f"these are {held} records, policy.max_records lets the box hold {most}: the others are"
-            " left out, and one record more or less then changes two"
+            f"{held} records exceed policy.max_records, {most}: the rest is left out, and adding or"
+            " removing one record then changes two"
         )
     about, by_class = "" if started else "about ", sorted(report.histogram.items())
     lines = [
@@ -446,5 +446,5 @@ def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[s
         by = ", ".join(f"{'none' if label < 0 else label}: {n}" for label, n in by_class)
         lines.append(f"usable records by class: {by or 'none'}")
     if report.not_learned:
-        lines.append(f"{report.not_learned} of them are labelled anomalous: not learned from")
+        lines.append(f"{report.not_learned} of them are labelled anomalous: not trained on")
     return lines, problems

@@ -172,7 +172,7 @@ class Cloud:
         path = Path(out) if out is not None else Path(f"{job}.onnx")
         kind = path.suffix.removeprefix(".")
         if kind not in MODEL_KINDS:
-            fix = "end it in .onnx (for edgeveil predict) or .safetensors (weights alone)"
+            fix = "end it in .onnx (for edgeveil predict) or .safetensors (only weights)"
             raise UsageError(f"a model is no '{path.suffix}' file", where="--out", fix=fix)
         content = self.model(job, kind)
         with writing(path, "name a file that you may write to with --out"):
@@ -296,7 +296,7 @@ class Cloud:
         wanted = proof(token, nonce).encode()
         given = (one.encode("utf-8", "replace") for one in proofs if isinstance(one, str))
         if not any(hmac.compare_digest(one, wanted) for one in given):
-            what = "the server does not know the token, which was not sent"
+            what = "the server has no such token; it was not sent"
             fix = "pass a token file of this cloud's state_dir; or something else holds the port"
             raise UsageError(what, where=self.url, fix=fix)
 
@@ -390,7 +390,7 @@ def _token(token: str | Path) -> str:
             raise UsageError("is no token of a cloud", where="token", fix="pass its http.token")
         return token.strip()
     if not token.is_file():
-        fix = "name a file *.token in the cloud's state_dir; its first start makes them"
+        fix = "name a file *.token in the cloud's state_dir, created at its first start"
         raise UsageError("no such token file", where=str(token), fix=fix)
     return read_token(token)
 

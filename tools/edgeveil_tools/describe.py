@@ -74,10 +74,10 @@ def _of_table(path: Path, label: str | None, devices: int | None) -> Iterator[st
     elif chosen.numeric:
         yield f"      number: {_ends(chosen.span)}   # {OF_NUMBER}: its range"
     else:
-        remark = f"{len(chosen.texts)} different texts: name the classes"
+        remark = f"{len(chosen.texts)} different texts: list the classes"
         yield f'      classes: ["no", "yes"]   # {remark}'
     if not named:
-        yield "    # the file has no line that names its columns: these names are made up"
+        yield "    # the file has no header: these names are made up"
         yield from _wrapped("    header: ", names)
     if missing := sorted({text for look in looks for text in look.gaps}):
         yield from _wrapped("    missing: ", missing)
@@ -90,7 +90,7 @@ def _of_table(path: Path, label: str | None, devices: int | None) -> Iterator[st
         elif len(columns := [look.name for look in alike]) == 1:
             yield f"    - {{name: {_text(columns[0])}, number: {_ends(span)}}}"
         else:
-            remark = f"{len(columns)} columns that are read alike"
+            remark = f"{len(columns)} columns with the same range"
             yield f"    - number: {_ends(span)}   # {remark}"
             yield from _wrapped("      name: ", columns)
 
@@ -146,7 +146,7 @@ def _of_pictures(folder: Path, devices: int | None) -> Iterator[str]:
     height, width = sizes.most_common(1)[0][0]
     yield from _head(folder, sizes.total(), devices)
     yield from _wrapped("    label: {classes: ", classes, end="}")
-    remark = f"   # {len(sizes)} sizes are there: all are scaled to this one" * (len(sizes) > 1)
+    remark = f"   # {len(sizes)} sizes: all are scaled to this one" * (len(sizes) > 1)
     yield f"    image: {{size: [{height}, {width}], channels: {3 if coloured else 1}}}{remark}"
 
 
@@ -157,14 +157,13 @@ def _head(path: Path, records: int, devices: int | None) -> Iterator[str]:
         step = int(10 ** max(0, len(str(each)) - 2))
         nominal = each // step * step
     yield f"# Drafted by `edgeveil` from {path.name}."
-    yield "# This is your own look at your own records: a list or a range that only records say can"
-    yield "# tell of a single one of them, and a job is public. Judge each, write what is known"
-    yield "# without looking, then set origin to public."
+    yield "# A job is public, and a list or range taken from records can reveal one. Replace"
+    yield "# each value that you know only from the records, then set origin: public."
     yield "data:"
     yield f"  source: {_text(path.stem)}"
     yield f"  nominal_records: {nominal}   # public: about as many as each device has"
     yield "  schema:"
-    yield "    origin: own_records   # a job with this is refused"
+    yield "    origin: own_records   # refused in a job"
 
 
 def _step(width: float) -> float:

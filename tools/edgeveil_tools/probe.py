@@ -45,7 +45,7 @@ def command(args: argparse.Namespace) -> int:
     found = site_values(str(args.config))
     if found is None:
         load_site(args.config)  # raises the reason
-        raise UsageError("names no state_dir or port", where=str(args.config), fix="write it")
+        raise UsageError("has no state_dir or port", where=str(args.config), fix="write it")
     problem = problem_of(*found, live=args.live)
     if not args.json:
         return print_problem(problem)
@@ -89,7 +89,7 @@ def _listens(host: str, port: int) -> str | None:
     try:
         socket.create_connection((_EVERYWHERE.get(host, host), port), TIMEOUT_S).close()
     except OSError as error:
-        return f"nobody listens on port {port}: {error.strerror or error}"
+        return f"no process listens on port {port}: {error.strerror or error}"
     return None
 
 
@@ -105,7 +105,7 @@ def _answers(state_dir: str, live: bool) -> str | None:
         return f"does not answer: {error}"
     if alive if live else status == "ok":
         return None
-    return "not well: " + ", ".join(f"{part} ({why})" for part, why in parts.items())
+    return "degraded: " + ", ".join(f"{part} ({why})" for part, why in parts.items())
 
 
 def _reply(state_dir: str) -> bytes:

@@ -75,9 +75,9 @@ def prospect(
     job, run = local_job(path, Overrides(devices=devices, simulate=True))
     if job.measure != ACCURACY:
         raise UsageError(
-            f"{job.learns}, and records are made up for classes alone",
+            f"{job.learns}, and an estimate supports only classes",
             where=f"{path}: data.schema.label",
-            fix=f"see what it comes to: edgeveil run {path} --simulate --reference",
+            fix=f"simulate it on your records: edgeveil run {path} --simulate --reference",
         )
     plan = compile_job(job).with_artifacts(read_artifacts(job))
     rehearse(plan, path)
@@ -162,7 +162,7 @@ def stand_in(job: Job, run: LocalRun) -> StandIn:
             x = (x + chance.normal(0, spread, x.shape)).astype(np.float32)
         return Records(x, pool.y[chosen])
 
-    origin = f"the public records of {job.data.source}, drawn again and again for large fleets"
+    origin = f"the public records of {job.data.source}, repeated for large fleets"
     return StandIn(draw, Records(test.x[:TEST_RECORDS], test.y[:TEST_RECORDS]), origin)
 
 
@@ -197,8 +197,8 @@ def _made_up(job: Job) -> StandIn:
         right = _nearest_mean_accuracy(seen, test)
         least, most = (noise, most) if right > MADE_UP_ACCURACY else (least, noise)
     origin = (
-        "made-up records of the job's form, of which the nearest mean of a class is right for"
-        f" about {MADE_UP_ACCURACY:.0%}: your own may be easier or harder"
+        "made-up records of the job's form, which the nearest class mean classifies with accuracy"
+        f" {MADE_UP_ACCURACY:.0%}; your own records may be easier or harder"
     )
     test = draw(TEST_RECORDS, np.random.default_rng(21), least)
     return StandIn(lambda n, chance: draw(n, chance, least), test, origin)
@@ -240,7 +240,7 @@ def _wave(shape: Sequence[int], chance: np.random.Generator) -> NDArray[np.float
 
 def verdict(found: Prospect, plan: Plan) -> list[str]:
     if found.failure:
-        return [f"The job fails even in a simulation: {found.failure}"]
+        return [f"The job fails in simulation: {found.failure}"]
     gain, epsilon = found.gain, plan.job.privacy.epsilon
     at = f" at ε = {epsilon:g}" if epsilon is not None and plan.adds_noise else ""
     reached = (
@@ -249,7 +249,7 @@ def verdict(found: Prospect, plan: Plan) -> list[str]:
     )
     if gain is None:
         return [f"{reached}."]
-    share = f"{max(gain, 0.0):.0%} of what there is to learn"
+    share = f"{max(gain, 0.0):.0%} of the gain without noise"
     lines = [f"{reached} and learning without noise {_text(found.without_noise)}: {share}."]
     if gain >= USEFUL:
         return lines
@@ -275,11 +275,11 @@ def prospect_lines(found: Prospect) -> Iterator[str]:
         yield f"  without noise       {_text(found.without_noise)}"
     traffic = found.round
     yield (
-        f"{traffic['rounds']:.0f} rounds after {traffic['preparatory']:.0f} preparatory ones;"
-        f" in each a device uploads at most {byte_text(traffic['upload_bytes'])}"
+        f"{traffic['rounds']:.0f} rounds after {traffic['preparatory']:.0f} preparation rounds;"
+        f" at most {byte_text(traffic['upload_bytes'])} per upload"
     )
     took = seconds_text(round(found.seconds))
-    yield f"Simulated in {took}; nothing was spent, no device was asked."
+    yield f"Simulated in {took}, without spending budget."
 
 
 def _text(accuracy: float | None) -> str:

@@ -82,7 +82,7 @@ def test_a_claimed_method_gets_no_epsilon_anywhere():
             one["data"]["epsilon"] = {"training": 77.25, "inference": 0.0}
     said = json.dumps(job_view(facts, events), ensure_ascii=False)
     assert "77.25" not in said
-    assert "no proven guarantee" in said and "no ε is stated" in said
+    assert "no proven guarantee" in said and "no ε is printed" in said
 
 
 def test_events_may_come_one_by_one_or_twice(planned):

@@ -91,7 +91,7 @@ def test_nothing_is_sealed_without_the_ledgers_receipt_for_these_tensors(device)
     assert isinstance(resealed(receipt, payload, sealed), SealedAnswer)
     with pytest.raises(PrivacyError, match="other tensors"):
         resealed(receipt, pack_tensors({"centre": np.zeros(4, np.int64)}), sealed)
-    with pytest.raises(PrivacyError, match="only be made by the ledger"):
+    with pytest.raises(PrivacyError, match="only the ledger makes receipts"):
         Receipt("bench", HEX, CENTRE, (), receipt.payload_sha256, object())
 
 

@@ -110,8 +110,8 @@ def single_uploads(recording: Recording, members: Records) -> tuple[RocCurve, ..
     scores = [_candidate_scores(device, e, recording.broadcast(e), inside, outside) for e in rounds]
     return (
         *(_blind(recording, noise) for noise in (False, True)),
-        informed("knows all but the record, one upload", scores[first : first + 1]),
-        informed("knows all but the record, whole job", scores),
+        informed("knows all other records, one upload", scores[first : first + 1]),
+        informed("knows all other records, whole job", scores),
     )
 
 

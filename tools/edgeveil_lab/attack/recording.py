@@ -114,7 +114,9 @@ def why_not(job: Job) -> str:
     if backbone_digests(job.features):
         return "a recording holds no backbone, so features cannot be computed"
     if job.data.evaluation_share:
-        return "devices kept data.evaluation_share of their records apart, by keys that are gone"
+        return (
+            "devices reserved data.evaluation_share of their records, by keys that no longer exist"
+        )
     return ""
 
 

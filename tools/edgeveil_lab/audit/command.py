@@ -265,7 +265,7 @@ def show(
     console.print(
         f"{len(findings)} tests, one error in a million allowed over all of them,"
         f" and {len(kept)} guards;",
-        f"[red]{failed} failed[/red]" if failed else "[green]every proven claim stands[/green]",
+        f"[red]{failed} failed[/red]" if failed else "[green]no proven claim fails[/green]",
     )
 
 

@@ -85,8 +85,8 @@ def waits_for(phase: Mapping[str, Any]) -> dict[str, Any]:
 
 def fleet_table(fleet: Mapping[str, Any]) -> Table:
     shape = fleet["shape"]
-    title = f"{shape['devices']:,} devices, {shape['selected']:,} of them asked a round"
-    heads = ("processor: cloud, proxy", "edge broker out", "each device hears", "most is")
+    title = f"{shape['devices']:,} devices, {shape['selected']:,} selected per round"
+    heads = ("processor: cloud, proxy", "edge broker out", "each device receives", "most is")
     table = Table("", *heads, title=title)
     for name, phase in fleet["phases"].items():
         parties, wait = phase["parties"], phase["waits_for"]

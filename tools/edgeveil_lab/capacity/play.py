@@ -354,7 +354,7 @@ class FleetPlay(MemoryNet):
 
     def _until(self, done: Callable[[], bool]) -> None:
         if not self.run(done, _LATEST_S):
-            raise JobFailed("the fleet makes no more progress")
+            raise JobFailed("the fleet makes no progress")
 
     def _connect(self) -> None:
         for node in self.nodes.values():

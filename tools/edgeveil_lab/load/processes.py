@@ -192,7 +192,7 @@ _STARTED, _PEAK = "process_start_time_seconds", "edgeveil_peak_resident_memory_b
 def page(url: str | None, token_file: Path | None = None) -> ProcessFigures:
     """Return the figures of the process at this HTTP address; raises OSError if unavailable."""
     if url is None:
-        raise OSError("its HTTP address is not known: name it with --proxy-http URL")
+        raise OSError("its HTTP address is unknown: set it with --proxy-http URL")
     if token_file is None:
         return figures(get_text(url, "/metrics", _WAIT_S))
     return figures(Cloud(url, token_file, insecure_http=True).metrics())

@@ -104,7 +104,7 @@ def drifts(series: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return each process's memory growth in MiB an hour, by least squares, and a verdict.
 
     The standard error is over means of ten blocks, since memory samples are correlated; the verdict
-    at two of these is `flat`, `grows` or `too short to tell`."""
+    at two of these is `flat`, `grows` or `too short to measure`."""
     found = {}
     for name in dict.fromkeys(name for sample in series for name in sample["rss_bytes"]):
         points = [(s["t_s"], s["rss_bytes"][name]) for s in series if name in s["rss_bytes"]]
@@ -118,7 +118,7 @@ def drifts(series: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         )
         (slope, _), [[variance, _], _] = np.polyfit(x, y, 1, cov=True)
         error = math.sqrt(variance)
-        verdict = "grows" if slope > 2 * error else "too short to tell"
+        verdict = "grows" if slope > 2 * error else "too short to measure"
         if slope + 2 * error <= FLAT_MIB_PER_HOUR:
             verdict = "flat"
         growth = {"mib_per_hour": round(slope, 2), "error": round(error, 2)}
@@ -356,7 +356,7 @@ def _costs(
         },
         "mb_per_s_down": rate(down_bytes / 1e6, seconds),
         "unknown": [
-            f"processor time and memory of {name} are not known in full: {why}"
+            f"processor time and memory of {name} are incomplete: {why}"
             for name, why in watch.troubles().items()
             if peak[name] is None or (len(marks) > 1 and name not in spent)
         ],

@@ -42,17 +42,17 @@ class LoadOptions(Block):
     devices: Count = 200
     """Simulated devices, each with its own keys and connection."""
     selected: Count | None = Field(default=None, examples=[50])
-    """Devices that a round asks, drawn anew each time; none: all."""
+    """Devices selected in each round; none: all."""
     rounds: int = Field(default=3, ge=0, le=1000)
     """Rounds to play; 0: the devices connect and are held."""
     minutes: float | None = Field(default=None, gt=0, le=10080, examples=[30])
-    """Play rounds for so many minutes, however many they are; takes the place of `rounds`."""
+    """Play rounds for so many minutes, instead of `rounds`."""
     payload_bytes: FloatBytes = 65536
     """Bytes of noise that one device uploads in a round, a multiple of 4."""
     package_bytes: FloatBytes = 4096
     """Bytes of the model that the cloud broadcasts each round, a multiple of 4."""
     rate_per_s: float | None = Field(default=None, gt=0, le=1_000_000, examples=[500])
-    """Connections opened a second; none: as fast as the broker takes them."""
+    """Connections opened a second; none: as fast as the broker accepts them."""
     interval_s: float = Field(default=0, ge=0, le=86400)
     """Seconds from the start of one round to the start of the next, at least; 0: at once."""
     hold_s: float = Field(default=0, ge=0, le=86400)
@@ -62,13 +62,13 @@ class LoadOptions(Block):
     quorum: float = Field(default=1.0, gt=0, le=1)
     """Share of the devices whose uploads close a round early."""
     grace_s: float = Field(default=2.0, ge=0, le=3600)
-    """Seconds that a round waits for late uploads once the quorum is there."""
+    """Seconds that a round waits for late uploads after the quorum."""
     drop: Fraction = 0.0
-    """Share of the devices that go away in the middle of each round, and come back."""
+    """Share of the devices that disconnect during each round and reconnect."""
     reconnect_storm: bool = False
     """Cut all connections at once in the middle of each round."""
     qos: Literal[0, 1] = 1
-    """MQTT quality of service of what the devices send."""
+    """MQTT quality of service of the devices' messages."""
     protocol: Literal[5, 4] = 5
     """MQTT version: 5, or 4 for 3.1.1."""
     packet_bytes: PacketBytes = 65536
@@ -91,9 +91,9 @@ class LoadOptions(Block):
     keys: SitePath | None = None
     """Folder with the running site's `cloud.pub` and `proxy.pub`."""
     site: SitePath | None = None
-    """Folder of a running site that `edgeveil site init --local` made on this machine."""
+    """Folder of a running site of `edgeveil site init --local` on this machine."""
     user: str | None = Field(default=None, min_length=1, max_length=128)
-    """One broker account for all devices, where the broker gives none to each."""
+    """One broker account for all devices, if they have no own accounts."""
     password_file: SitePath | None = None
     """File whose first line is the password of `user`."""
     tls: bool = False
@@ -154,7 +154,7 @@ def _mixes(options: LoadOptions) -> Iterator[Mix]:
     if options.asked > options.devices:
         yield Mix(("selected", "devices"), "must not exceed devices; select fewer")
     if options.rounds == 0 and options.minutes is None and not options.hold_s:
-        text = "without rounds there is nothing to measure but held connections; set hold_s"
+        text = "without rounds only held connections are measured; set hold_s"
         yield Mix(("rounds", "hold_s"), text)
     if options.cells > 1 and options.devices < MIN_BATCH * options.cells:
         text = f"each cell needs {MIN_BATCH} devices; play more devices or fewer cells"
@@ -173,7 +173,7 @@ def _mixes(options: LoadOptions) -> Iterator[Mix]:
     if options.broker is not None and options.broker.startswith("ws"):
         yield Mix(("broker",), "a load test opens plain MQTT connections; name an mqtt:// listener")
     if (options.cert is None) != (options.key is None):
-        yield Mix(("cert", "key"), "a certificate and its key go together; give both or none")
+        yield Mix(("cert", "key"), "a certificate requires its key and the reverse; set both")
     if "user" in given and options.starts_site:
         text = "a broker that the test starts gives each device its account; leave user out"
         yield Mix(("user", "broker", "site"), text)

@@ -104,7 +104,7 @@ class LoadSession:
         self.measured.connecting_s = totals.connecting_s()
         self.measured.connects = totals.counts["connects"]
         self._phase = "greeting"
-        problem = "the cloud does not know all devices"
+        problem = "not all devices are enrolled at the cloud"
         await self._until(self._all_known, _ROSTER_S + slowest_s, problem)
 
     def _all_known(self) -> bool:

@@ -48,7 +48,7 @@ from edgeveil_tools.site.provision import (
 
 FORMAT = "edgeveil-fleet-1"
 _FILE_BYTES = 1 << 30
-_MAKE = "make one with edgeveil loadtest --make-fleet"
+_MAKE = "create it with edgeveil loadtest --make-fleet"
 
 
 class FleetMember(msgspec.Struct, frozen=True, array_like=True):
@@ -294,9 +294,9 @@ def running_target(options: LoadOptions) -> tuple[TargetSite, LoadFleet]:
         fleet = LoadFleet.load(file)
     if len(fleet.members) < options.devices:
         raise UsageError(
-            f"holds {len(fleet.members)} devices, {options.devices} are asked for",
+            f"holds {len(fleet.members)} devices, {options.devices} are required",
             where=str(options.fleet or options.site),
-            fix="make a larger one with edgeveil loadtest --make-fleet",
+            fix="create a larger one with edgeveil loadtest --make-fleet",
         )
     return target, LoadFleet(fleet.members[: options.devices])
 

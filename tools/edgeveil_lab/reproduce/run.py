@@ -217,17 +217,17 @@ def reproduce(name: str, wanted: ReproductionOptions, folder: Path = FOLDER) -> 
     left_out = {one.source: lacking[one.source] for one in chosen if one.source in lacking}
     if left_out and (wanted.only or not able):
         raise UsageError(
-            f"the files of {', '.join(left_out)} are not there",
+            f"the files of {', '.join(left_out)} are missing",
             where="--data",
             fix="name the folder with " + "; or with ".join(left_out.values()),
         )
     for files in left_out.values():
-        print(f"left out, for want of files: {files}", file=stream)
+        print(f"left out, files are missing: {files}", file=stream)
     played = [(trial, *_prepared(trial, wanted)) for trial in able]
     failures: list[str] = []
     for run in (run for _, runs, _ in played for run in runs):
         if run_one(run, stream, failures, reference=False) == INTERRUPTED:
-            print("edgeveil: interrupted; the same command goes on", file=sys.stderr)
+            print("edgeveil: interrupted; the same command continues", file=sys.stderr)
             return INTERRUPTED
     made = {one[0].name: rows_of(experiment, *one) for one in played}
     kept = kept_rows(wanted.out, name, wanted.quick)

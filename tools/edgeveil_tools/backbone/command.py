@@ -43,7 +43,7 @@ def train(
             report(f"training the public encoder of {NAME}: {10 * reported} %")
 
     if path.exists() and not force:
-        raise UsageError("is there already", where=str(path), fix="train again with --force")
+        raise UsageError("already exists", where=str(path), fix="train again with --force")
     report(f"training the public encoder of {NAME}, once, some minutes: {path}")
     graph = onnx_encoder(train_encoder(STEPS, DRAWINGS, seed, on_progress))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ def init(args: argparse.Namespace) -> int:
     )
     with writing(folder, "name a folder that you may write to"):
         if folder.exists() and any(folder.iterdir()):
-            fix = f"name a new folder; a site that is there: edgeveil site apply {folder}"
+            fix = f"name a new folder; for an existing site: edgeveil site apply {folder}"
             raise UsageError("is not empty", where=str(folder), fix=fix)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / FLEET_FILE).write_text(text, "utf-8")
@@ -94,21 +94,21 @@ def _change_lines(changes: list[PartyChange]) -> Iterator[str]:
         for line in difference.splitlines():
             yield f"    {line}"
     if any(change.what == "unplanned" for change in changes):
-        yield "Parties no longer in the fleet file stay: remove them with edgeveil site revoke."
+        yield "Parties no longer in the fleet file are kept: remove them with edgeveil site revoke."
 
 
 def _applied(args: argparse.Namespace, site: FleetSite, changes: list[PartyChange]) -> int:
     lines = list(_change_lines(changes))
     if site.awaits_root:
         lines += [
-            "\nThe root has to sign what the file adds, with the missing keys; then apply again:",
-            f"edgeveil trust sign {site.folder / 'trust'}. Parties of a further cell wait for it.",
+            "\nThe root must sign the additions with its missing keys; then apply again:",
+            f"edgeveil trust sign {site.folder / 'trust'}. Parties of a new cell need this.",
         ]
     if any(change.what in ("new", "changed", "renewed") for change in changes):
         lines += [
-            f"\nHand each party its folder of {site.bundles}, whose COMMANDS.md lists the steps.",
-            f"They are signed by {site.fingerprint} (--site at a first installation).",
-            "Then take the bundles away: new parties' keys are in them, and nowhere else.",
+            f"\nGive each party its folder of {site.bundles}; its COMMANDS.md lists the steps.",
+            f"The bundles' signing key is {site.fingerprint} (--site at a first installation).",
+            "Then delete the bundles here: they contain the only copy of new parties' keys.",
         ]
     facts = {"bundles": str(site.bundles), "awaits_root": bool(site.awaits_root)}
     return answer(args, lines, {"changes": [vars(one) for one in changes], **facts})
@@ -135,7 +135,7 @@ def status(args: argparse.Namespace) -> int:
         state = f"revoked {one.revoked[:10]}" if one.revoked else "active"
         shown = f"certificate until {ends[:10]}" if ends else ""
         table.append((*(text or "" for text in row.values()), state, shown))
-    lines = columns(table) if rows else ["nothing was applied yet: edgeveil site apply DIR"]
+    lines = columns(table) if rows else ["no bundles yet: edgeveil site apply DIR"]
     return answer(args, lines, {"parties": rows})
 
 
@@ -143,7 +143,7 @@ def install(args: argparse.Namespace) -> int:
     done = put(args.bundle, args.to, site=args.site)
     bundle = done.inventory
     wrote = f"{len(done.changed)} file{'s' * (len(done.changed) != 1)} written"
-    kept = f", {len(done.kept)} of its own kept" if done.kept else ""
+    kept = f", {len(done.kept)} existing kept" if done.kept else ""
     lines = [
         f"{bundle.name} of fleet {bundle.fleet} is in {args.to}: {wrote}{kept}. Start it:",
         f"  edgeveil {bundle.party} --config {args.to / 'edgeveil.yaml'}",
@@ -154,10 +154,10 @@ def install(args: argparse.Namespace) -> int:
 
 
 _THEN = {
-    "containers": "with a wheel and constraints.txt beside it, as its first lines say",
+    "containers": "with a wheel and constraints.txt in its folder, follow its first lines",
     "systemd": "in {out}, as root: sh install.sh NAME...",
-    "compose": "with the bundles beside it: docker compose -f {out}/compose.yaml up -d",
-    "kubernetes": "with the bundles beside it: kubectl apply -k {out}",
+    "compose": "with the bundles in its folder: docker compose -f {out}/compose.yaml up -d",
+    "kubernetes": "with the bundles in its folder: kubectl apply -k {out}",
 }
 
 

@@ -33,7 +33,7 @@ _REPORTED = {
 def show_command(args: argparse.Namespace) -> int:
     if args.track and not args.watch:
         fix = "add --watch"
-        raise UsageError("tracks only a job that is followed", where="--track", fix=fix)
+        raise UsageError("requires --watch", where="--track", fix=fix)
     if args.id is None and args.watch:
         raise UsageError("follows a single job", where="--watch", fix="name its ID")
     if args.watch:
@@ -152,7 +152,7 @@ def _epsilons(job: Mapping[str, Any]) -> list[str]:
 
     training = job["privacy"]["training"]
     if training["status"] != "proven":
-        return ["none proven"] * 2
+        return ["no proven ε"] * 2
     found = (training["epsilon"], training["collusion_epsilon"])
     return ["not bounded" if epsilon is None else up(epsilon) for epsilon in found]
 
@@ -183,7 +183,7 @@ def _release_lines(release: Mapping[str, Any]) -> Iterator[str]:
     if release["reason"]:
         yield f"{'why':10}{release['reason']}"
     if release["expires_at"] is not None:
-        yield f"{'good until':10} {_time(release['expires_at'])}"
+        yield f"{'valid until':12} {_time(release['expires_at'])}"
     for reached, counts in sorted(release["reports"].items(), reverse=True):
         asked = f" of {release['canary']}" if reached == "canary" else ""
         yield f"{reached:10}{sum(counts.values())}{asked} reported: {_counted(counts)}"
@@ -234,7 +234,7 @@ def _reason(cloud: Cloud, job: Mapping[str, Any]) -> str:
 
 
 def _waiting(data: Mapping[str, Any]) -> str:
-    return f"waits for devices: {data['enrolled']} are enrolled, it asks for {data['wanted']}"
+    return f"waits for devices: {data['enrolled']} of {data['wanted']} are enrolled"
 
 
 def _round_line(record: Mapping[str, Any]) -> str:

@@ -110,13 +110,13 @@ def _prediction_lines(found: Predictions) -> Iterator[str]:
             name = row.get("name", f"class {row['label']}")
             yield printable(f"{at}  {name}  probability {row['probability']:.3f}")
     if found.accuracy is not None:
-        yield f"right: {found.accuracy:.4f} of the records that have a label; {found.baseline}"
+        yield f"accuracy: {found.accuracy:.4f} on the records that have a label; {found.baseline}"
     if found.scores is not None:
         if found.errors is not None:
             area = share_text(found.errors["auc"])
             yield f"AUC {area}, {figures_text(found.errors)} on the records that have a label"
         if not found.alarms:
-            yield "no threshold is known: the scores rank records, the most unusual first"
+            yield "no threshold: the scores only rank records, the most unusual first"
     elif found.errors is not None:
         rmse = leading_text(RMSE, found.errors["rmse"], found.errors)
         errors = f"MAE {found.errors['mae']:.4g}, RMSE {rmse}"

@@ -37,18 +37,18 @@ def _lines(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> Iterat
     from edgeveil.privacy.policy import INFER
     from edgeveil_edge.spending import guarantees, kinds, left
 
-    yield f"{path}: {book.links} links, intact"
+    yield f"{path}: {book.links} entries, intact"
     for name, account in book.accounts.items():
         yield f"\n{name}"
         yield f"  spent on training:  {spent(account)}"
         yield f"  spent on inference: {spent(account, purpose=INFER)}"
         if name in policies:
             rest = ", ".join(f"{k} {down(v)}" for k, v in left(account, policies[name]).items())
-            yield f"  left by the policy: {rest}"
+            yield f"  remaining by the policy: {rest}"
         for job, entry in account.items():
             state = "open" if entry.is_open else "closed"
             if entry.elsewhere:
-                state = "answered by a copy of this device: all that it reserved counts"
+                state = "answered by a copy of this device: the whole reservation counts"
             prices = ", ".join(f"{k} {v}" for k, v in guarantees(entry.spent))
             yield f"\n  job {job or 'unknown'} ({state}): {prices}"
             rows = [[str(row[key]) for key in _KEYS] for row in kinds(entry)]

@@ -92,13 +92,13 @@ def _standing(found: Mapping[str, Any]) -> Iterator[str]:
     counted, budget = found["last_counted_round"], found["budget"]
     yield f"{found['name']}: {found['state']}{waiting}"
     yield f"connected: {'yes' if found['connected'] else 'no'}"
-    yield f"last counted round: {'none yet' if counted is None else counted}"
-    yield f"takes part in: {len(found['jobs'])} of at most {found['max_jobs']} jobs"
+    yield f"last accepted round: {'none yet' if counted is None else counted}"
+    yield f"open jobs: {len(found['jobs'])} of at most {found['max_jobs']}"
     for job in found["jobs"]:
         last = job["last_counted_round"]
         yield (
             f"  job {job['job'][:12]}: {job['state']}, round {job['round'] or '-'};"
-            f" last counted: {'none yet' if last is None else last}"
+            f" last accepted: {'none yet' if last is None else last}"
         )
     yield f"release in use: {found['release'] or 'none yet'}"
     for purpose in ("training", "inference"):
@@ -109,11 +109,11 @@ def _standing(found: Mapping[str, Any]) -> Iterator[str]:
             shown = "no proven guarantee" if epsilon is None else f"ε = {epsilon:.4g}"
             yield f"{purpose}: {shown} spent"
     if budget["next_refusal"]:
-        yield f"one more job like the newest would be declined: {budget['next_refusal']['why']}"
+        yield f"another job like the newest one would be declined: {budget['next_refusal']['why']}"
     for one in found["refused_lately"]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["time_s"]))
         job = printable(one["job"] or one["job_id"][:12])
-        yield f"declined for {one['cause']}, {at}: job {job}, round {one['round']}: {one['why']}"
+        yield f"declined ({one['cause']}) {at}: job {job}, round {one['round']}: {one['why']}"
 
 
 # --- keys, logs, backups ---
@@ -123,9 +123,9 @@ def keys(args: argparse.Namespace) -> int:
     site = load_site(args.config)
     role, state_dir = role_of(site), getattr(site, "state_dir", None)
     if args.token and role != "cloud":
-        raise UsageError("is only of a cloud", where="--token", fix="name the cloud's site file")
+        raise UsageError("is only for a cloud", where="--token", fix="name the cloud's site file")
     if args.out and role != "edge":
-        raise UsageError("is only of a device", where="--out", fix="leave it out")
+        raise UsageError("is only for a device", where="--out", fix="leave it out")
     if role == "edge":
         return _device_keys(args)
     if state_dir is None:
@@ -203,7 +203,7 @@ def log(args: argparse.Namespace) -> int:
     for one in entries:
         what = ", ".join(f"{key} {value}" for key, value in one["what"].items())
         lines.append(f"{one['number']:>4}  {one['time']}  {one['action']:<8} {what}".rstrip())
-    return answer(args, lines or ["nothing was done yet"], {"entries": entries})
+    return answer(args, lines or ["no actions yet"], {"entries": entries})
 
 
 def _audit_entries(place: Path, key: str | None) -> Iterable[Mapping[str, Any]]:
@@ -223,7 +223,7 @@ def _audit_entries(place: Path, key: str | None) -> Iterable[Mapping[str, Any]]:
     role, state_dir = role_of(site), getattr(site, "state_dir", None)
     if state_dir is None or role == "edge":
         fix = "name a cloud's or proxy's site file, a site's folder or the root's"
-        raise UsageError("keeps no log of administrators", where=str(place), fix=fix)
+        raise UsageError("has no log of administrators", where=str(place), fix=fix)
     return own_audit_log(state_dir, role).read() if (state_dir / AUDIT_FILE).exists() else ()
 
 
@@ -240,12 +240,12 @@ def restore(args: argparse.Namespace) -> int:
 
     vouched, site = args.nothing_since or args.ask_proxy, load_site(args.config)
     done = put_back(site, args.archive, replace=args.replace, vouched=vouched)
-    lines = [f"{done.role} {done.owner} is as it was at {done.made}"]
+    lines = [f"restored {done.role} {done.owner} to its state of {done.made}"]
     if done.role == "proxy":
         lines += [
-            "Revoke again all devices revoked since, then let the root vouch for its registry:",
-            "edgeveil trust rotate DIR registry LINEAGE, as `edgeveil proxy devices` prints it.",
-            "Jobs under masks that were under way pause or fail: submit them anew.",
+            "Revoke again all devices revoked since, then certify the registry at the root:",
+            "edgeveil trust rotate DIR registry LINEAGE, the lineage of `edgeveil proxy devices`.",
+            "Running jobs with secure sums pause or fail: submit them again.",
         ]
     return answer(args, lines, {"role": done.role, "owner": done.owner, "made": str(done.made)})
 
@@ -269,7 +269,7 @@ def admit(args: argparse.Namespace) -> int:
         for enrolment in enrolments:
             log.append("admit", {"device": enrolment.device_id})
             new = registry.admit(enrolment, note=args.note, again=args.again)
-            lines.append(f"{enrolment.device_id}: {'admitted' if new else 'was admitted already'}")
+            lines.append(f"{enrolment.device_id}: {'admitted' if new else 'already admitted'}")
     for name in waiting:
         log.append("claim-admit", {"name": name})
         with _claim_book(site) as book:
@@ -283,19 +283,19 @@ def _make_claims(args: argparse.Namespace) -> int:
     from edgeveil.storage import write_durably
 
     if not 0 < args.valid_h <= 24 * 366:
-        raise UsageError("is no number of hours", where="--valid-h", fix="use 1 up to a year")
+        raise UsageError("is not a number of hours", where="--valid-h", fix="use 1 up to a year")
     if args.out is not None and args.out.exists():
-        text = "exists, and may hold claims not yet handed out"
+        text = "exists and may contain unused claims"
         raise UsageError(text, where=str(args.out), fix="name another file")
     site = _proxy_site(args.config)
     if site.claims is None:
         fix = "add claims to it, or devices.claims to the fleet file"
-        raise UsageError("admits nobody by claims", where=str(args.config), fix=fix)
+        raise UsageError("does not accept claims", where=str(args.config), fix=fix)
     with _registry(site) as registry:
         devices = {one.note: one.device_id for one in registry.devices(revoked=True)}
     for name in args.names:
         if name in devices:
-            what = f"{name} is device {devices[name]} already"
+            what = f"{name} is already device {devices[name]}"
             raise UsageError(what, fix="give a new box a new name")
     facts = {"names": args.names, "valid_h": args.valid_h}
     own_audit_log(site.state_dir, "proxy").append("claims", facts)
@@ -373,7 +373,7 @@ def revoke(args: argparse.Namespace) -> int:
             if site.claims is not None:
                 with _claim_book(site) as book:
                     book.disapprove(one)
-            lines.append(f"{one}: {'revoked' if done else 'was revoked already'}")
+            lines.append(f"{one}: {'revoked' if done else 'already revoked'}")
     return answer(args, lines, {"revoked": args.ids})
 
 

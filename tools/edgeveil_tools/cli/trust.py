@@ -60,8 +60,8 @@ def _typed(prompt: str) -> bytes:
             warnings.simplefilter("ignore", getpass.GetPassWarning)  # without terminal
             return getpass.getpass(prompt).encode()
     except (EOFError, OSError):
-        what = "a passphrase is asked for, and there is no terminal to give it"
-        fix = "pass --passphrase-file FILE, or --no-passphrase where the keys have none"
+        what = "a passphrase is required, and there is no terminal"
+        fix = "pass --passphrase-file FILE, or --no-passphrase for unencrypted keys"
         raise UsageError(what, fix=fix) from None
 
 
@@ -75,7 +75,7 @@ def _open(args: argparse.Namespace) -> TrustFolder:
 def _new_keys(args: argparse.Namespace) -> list[SigningKey]:
     if not 1 <= args.threshold <= args.keys <= 16:
         what = f"{args.threshold} of {args.keys} keys cannot sign"
-        fix = "make 1 to 16 keys, and ask for 1 up to all of them"
+        fix = "set --keys to 1 to 16, and --threshold to 1 up to --keys"
         raise UsageError(what, where="--threshold", fix=fix)
     return [SigningKey.generate() for _ in range(args.keys)]
 
@@ -86,8 +86,8 @@ def init(args: argparse.Namespace) -> int:
     site = VerifyKey.load(args.site) if args.site else None
     folder.init(_new_keys(args), args.threshold, roles, site=site)
     lines = [
-        f"\nHand {folder.bundle_file} to every party (trust_file in its site file).",
-        f"Keep {args.dir / 'keys'} off the network, and a copy of it elsewhere.",
+        f"\nCopy {folder.bundle_file} to every party (trust_file in its site file).",
+        f"Keep {args.dir / 'keys'} offline, with a copy in another place.",
     ]
     return _shown(args, folder.trusted(), lines)
 
@@ -102,8 +102,8 @@ def rotate(args: argparse.Namespace) -> int:
         key = None if value == "none" else VerifyKey.load(Path(value))
         return _answer_change(args, folder, folder.rotate_role(args.what, key, cell=args.cell))
     if not re.fullmatch(r"[0-9a-f]{32}", value):
-        fix = "copy the one that `edgeveil proxy devices` prints"
-        raise UsageError("is no lineage of 32 hexadecimal digits", where=value, fix=fix)
+        fix = "copy it from `edgeveil proxy devices`"
+        raise UsageError("is not a lineage of 32 hexadecimal digits", where=value, fix=fix)
     return _answer_change(args, folder, folder.set_lineage(value, cell=args.cell))
 
 
@@ -113,7 +113,7 @@ def _rotate_root(args: argparse.Namespace, folder: TrustFolder) -> int:
         left = [key for key in keys if key.fingerprint() != args.without]
         if len(left) == len(keys):
             fix = "see edgeveil trust show"
-            raise UsageError("is no key of the root", where=args.without, fix=fix)
+            raise UsageError("is not a key of the root", where=args.without, fix=fix)
         done = folder.new_root(left, min(threshold, len(left)), "recover")
         return _answer_change(args, folder, done)
     made = _new_keys(args)
@@ -139,10 +139,10 @@ def _answer_change(args: argparse.Namespace, folder: TrustFolder, missing: Missi
         f"{n}: {count} more signature{'s' * (count > 1)} needed" for n, count in missing.items()
     ]
     if missing:
-        lines.append(f"Copy {folder.folder} to who holds the other keys: edgeveil trust sign DIR")
+        lines.append(f"Copy {folder.folder} to holders of the other keys: edgeveil trust sign DIR")
     else:
         file = folder.bundle_file
-        lines.append(f"In effect. Hand {file} to cloud and proxy; devices get it from them.")
+        lines.append(f"In effect. Copy {file} to cloud and proxy, which send it to devices.")
     return answer(args, lines, {"in_effect": not missing, "missing": missing})
 
 

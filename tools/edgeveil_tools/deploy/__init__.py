@@ -51,14 +51,14 @@ def files_for(target: str, folders: Iterable[Path], *, tag: str) -> dict[str, st
         if name == following:
             raise UsageError(f"two bundles are {name}'s", fix="name each party once")
     if not parties:
-        fix = "name bundles: edgeveil site apply makes them"
+        fix = "name bundles of edgeveil site apply"
         raise UsageError("no bundle is named", where=f"edgeveil deploy {target}", fix=fix)
     return _compose(parties) if target == "compose" else _kubernetes(parties)
 
 
 def _party(folder: Path, tag: str) -> Deployed:
     if not (folder / INVENTORY).exists():
-        fix = "name bundles: edgeveil site apply makes them, edgeveil site install puts them"
+        fix = "name bundles of edgeveil site apply, edgeveil site install puts them"
         raise UsageError("is no bundle", where=str(folder), fix=fix)
     inventory, path = inventory_of(folder), folder / SITE_FILE
     if inventory.party == "edge" and not (folder / POLICY_FILE).exists():

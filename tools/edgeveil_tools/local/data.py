@@ -50,9 +50,9 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
         raise UsageError(f"{text} {run.devices} devices", where="local_run.devices", fix=fix)
     scored = build_rule(job.aggregation).validation_records
     if scored and len(test) <= scored:
-        text = f"{scored} records score uploads and others test the model, but there are"
+        text = f"{scored} records score uploads, others test the model; there are only"
         more = "test_records" if has_own_test(data.source) else "test_share"
-        key, fix = "aggregation.validation_records", f"ask for fewer, or raise local_run.{more}"
+        key, fix = "aggregation.validation_records", f"set fewer, or raise local_run.{more}"
         raise UsageError(f"{text} {len(test)}", where=key, fix=fix)
     classes, schema = job.data.classes, job.data.schema_
     largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
@@ -71,7 +71,7 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
     if not len(test):
         sizes.append("no record is held back: the models will not be tested")
     if len(pool) < run.devices:
-        sizes.append(f"{len(pool)} records for {run.devices} devices: some have none")
+        sizes.append(f"{len(pool)} records for {run.devices} devices: some devices have none")
     dropped = places(data, schema) if report.usable < report.records else []
     labels, by_column = _labels(job, data, pool, test), column_problems(data, schema)
     return sizes + report.problems + labels + by_column + dropped
@@ -88,7 +88,7 @@ def run_on(file: Path, job: LocalJob) -> LocalRun:
         kind = named
     if not kind:
         fix = "convert it, or write local_run: {data: {source: …}} into the job"
-        raise UsageError(f"ends in none of {', '.join(_KINDS)}", where=str(file), fix=fix)
+        raise UsageError(f"does not end in one of {', '.join(_KINDS)}", where=str(file), fix=fix)
     if not source_part(kind).place:
         what = f"the job's records are those of '{kind}', which reads no file"
         raise UsageError(what, where=str(file), fix="leave the file out")
@@ -180,15 +180,15 @@ def _labels(job: Job, data: DataSource, pool: Records, test: Records) -> list[st
     schema, labels = job.data.schema_, np.concatenate([pool.y, test.y])
     normal = "0" if schema is None else ", ".join(map(repr, schema.label.normal))
     if not learned_from(pool.y).any():
-        what = f"every record is labelled, and none as normal, which is {normal}: nothing is"
-        fix = "write into data.schema.label.normal what the file calls it"
+        what = f"every record has a label, and none is normal ({normal}): nothing is"
+        fix = "set data.schema.label.normal to the file's label of normal records"
         fix = "give normal records the label 0" if schema is None else fix
         raise DataError(f"{what} learned", where=_called(data), fix=fix)
     if not (labels >= NORMAL).any():
         column = "" if schema is None else f" in column {schema.label.column!r}"
         return [f"no record has a label{column}: all are learned from, and no model is tested"]
     if not (labels == NORMAL).any():
-        return [f"no label is normal, which is {normal}: all that there are count as anomalous"]
+        return [f"no label is normal ({normal}): all labels count as anomalous"]
     return []
 
 

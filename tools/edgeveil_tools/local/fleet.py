@@ -320,7 +320,7 @@ def refuse_unplayable(job: Job, run: LocalRun, *, keep: bool = False) -> None:
     if keep:
         raise UsageError("a simulation has no keys, ledgers or stores", where="--keep", fix=fix)
     if job.round.mode == "buffered":
-        what = "is for late devices, and a simulation has none"
+        what = "is for late devices, which a simulation does not have"
         raise UsageError(what, where="round.mode: buffered", fix=fix)
     if run.ray_address is not None:
         imported_ray(RAY_KEY)

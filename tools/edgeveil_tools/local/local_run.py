@@ -69,7 +69,7 @@ class LocalRun(Block):
     data: RunData = RunData()
     """Records that are dealt to the devices."""
     infer_only: int = Field(default=0, ge=0, le=10000)
-    """How many of the devices have the role `infer` and take part in evaluation alone."""
+    """Number of devices with the role `infer`, which only take part in evaluation."""
     partition: Partition = Partition()
     """How the records are dealt to the devices."""
     test_records: int | None = Field(default=None, ge=1, le=10**9)
@@ -164,7 +164,7 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
     if wanted != "all" and wanted > run.devices:
         yield Mix(
             ("selection.devices", "local_run.devices"),
-            f"{wanted} devices are wanted in each round but local_run plays {run.devices}; "
+            f"{wanted} devices are required in each round, but local_run has {run.devices}; "
             "raise local_run.devices or lower selection.devices",
         )
     if job.selection.min_devices > run.devices:
@@ -202,8 +202,8 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
     if tested is not None and 0 < tested <= scored:
         yield Mix(
             ("aggregation.validation_records", "local_run.test_records"),
-            f"{scored} records score uploads and others test the model, but there are {tested}; "
-            "ask for fewer, or raise local_run.test_records",
+            f"{scored} records score uploads, others test the model; there are only {tested}; "
+            "set fewer, or raise local_run.test_records",
         )
 
 
@@ -214,7 +214,7 @@ def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
     except ValueError as error:
         yield Mix(
             ("data.source", "local_run"),
-            f"{error}; local_run.data.source may say what records of another name are read from",
+            f"{error}; set local_run.data.source for records of another name",
         )
         yield from partition_mixes(run.partition, "local_run.partition")
     else:
@@ -272,7 +272,7 @@ def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
     for error in (*refusals(policy, plan, trains=True, header=named), *([fewer] if fewer else [])):
         yield _refusal(error.where, error.what)
     if policy.require_cover:
-        yield _refusal("policy.require_cover", "a local run's proxy asks for no cover traffic")
+        yield _refusal("policy.require_cover", "a local run has no cover traffic")
     request = plan.request(plan.job.job)
     owner = limits_of(policy)
     for one in fields(Limits):  # `check_job` names only the first exceeded limit
@@ -286,5 +286,5 @@ def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
 def _refusal(where: str, why: str) -> Mix:
     return Mix(
         ("local_run.policy",),
-        f"{where}: {why}, so no device of the run would take part; change the job or that policy",
+        f"{where}: {why}, so every device of the run would decline; change the job or that policy",
     )

@@ -28,13 +28,13 @@ Found = Iterator[tuple[str, ...]]
 """Level (ok, note or problem), finding, and if not ok its reason and fix."""
 
 USES = {
-    "client": ("steer a cloud's jobs", ("rich", "shtab")),
+    "client": ("control a cloud's jobs", ("rich", "shtab")),
     "tools": ("run whole jobs here", ("torch", "onnx", "sklearn", "amqtt", "matplotlib")),
     "lab": ("load tests and audits", ("edgeveil_lab",)),
     "cloud": ("a cloud", ("torch", "onnx", "sqlalchemy", "dp_accounting")),
     "postgres": ("a cloud's store in PostgreSQL", ("psycopg",)),
     "proxy": ("a proxy", ("prometheus_client",)),
-    "blobs": ("large models beside the brokers", ("obstore",)),
+    "blobs": ("large models in an object store", ("obstore",)),
     "infer": ("a device that infers", ("onnxruntime", "psutil")),
     "train-fm": ("a device that trains with fm", ("onnxruntime", "psutil")),
     "train": ("a device that trains networks", ("torch", "onnxruntime", "psutil")),
@@ -64,8 +64,8 @@ def command(args: argparse.Namespace) -> int:
             lines += [f"      {fix}"] if fix else []
     counts = Counter(one["level"] for one in findings)
     totals = [f"{counts[one]} {one}{'s' * (counts[one] > 1)}" for one in ("problem", "note")]
-    worse = " and ".join(one for one in totals if one[0] != "0") or "all is well"
-    lines += ["", f"{worse}; ✓ ok, – only some uses need it, ✗ a problem"]
+    worse = " and ".join(one for one in totals if one[0] != "0") or "no problems"
+    lines += ["", f"{worse}; ✓ ok, – needed for some uses only, ✗ problem"]
     return answer(args, lines, {"findings": findings}, ok=not counts["problem"])
 
 
@@ -92,14 +92,14 @@ def _uses() -> Found:
 
 def _torch() -> Found:
     if find_spec("torch") is None:
-        yield "note", "trains with `fm` alone, which needs no torch", "torch is not installed"
+        yield "note", "only `fm` can train, without torch", "torch is not installed"
         return
     try:
         torch = importlib.import_module("torch")
         cards = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     except Exception as error:  # a build for another machine fails in many ways
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        fix = "install torch again; a CPU build where there is no GPU"
+        fix = "install torch again; without a GPU its CPU build"
         yield "problem", "torch cannot be loaded", why, fix
         return
     gpu = ", ".join(cards) or "no GPU"
@@ -117,7 +117,7 @@ def _broker() -> Found:
     what, why = "no MQTT broker", "runs and sites here need one"
     if find_spec("amqtt") is not None:
         what = "mosquitto is not on the PATH"
-        why = "runs take the embedded amqtt, which carries less and speaks MQTT 3.1.1 alone"
+        why = "runs use the embedded amqtt, which is slower and supports only MQTT 3.1.1"
     fix = "apt-get install mosquitto; it may lie in /usr/sbin, outside the PATH"
     yield "note", what, why, fix
 
@@ -126,7 +126,7 @@ def _room() -> Found:
     if find_spec("psutil") is not None:
         free = importlib.import_module("psutil").virtual_memory().available
         less = free < _USUAL_MEMORY_BYTES
-        why = f"the quickstart takes some {byte_text(_USUAL_MEMORY_BYTES)}"
+        why = f"the quickstart needs about {byte_text(_USUAL_MEMORY_BYTES)}"
         more = (why, "use fewer devices (--devices 6)") if less else ()
         yield "note" if less else "ok", f"{byte_text(free)} of memory are free", *more
     for folder in dict.fromkeys((Path.cwd(), Path(tempfile.gettempdir()))):
@@ -139,7 +139,7 @@ def _room() -> Found:
             continue
         full = (
             "stores, spools and logs of a run may fill it",
-            "make room, or work on another disk",
+            "free some space, or use another disk",
         )
         less = free < _LEAST_DISK_BYTES
         room = f"{folder}: {byte_text(free)} free, may be written"
@@ -158,8 +158,8 @@ def _ports() -> Found:
         except OSError as error:
             taken.append(f"{port} ({who}): {error.strerror}")
     if taken:
-        why = "`site init --local` gives these to a site; `edgeveil run` takes any free ones"
-        fix = "end what has them, or write other ports into its fleet.yaml"
+        why = "`site init --local` uses these ports; `edgeveil run` uses any free ports"
+        fix = "stop the programs that use them, or set other ports in its fleet.yaml"
         yield "note", f"ports in use: {', '.join(taken)}", why, fix
     else:
         yield "ok", f"ports {', '.join(map(str, _SITE_PORTS))} are free"
@@ -168,7 +168,7 @@ def _ports() -> Found:
 def _clock() -> Found:
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     if time.time() < EARLIEST_S:
-        why = "signatures, certificates and releases are judged by it"
-        yield "problem", f"it says {now}", why, "set it, as by NTP"
+        why = "signatures, certificates and releases depend on it"
+        yield "problem", f"the clock shows {now}", why, "set the clock, for example by NTP"
     else:
         yield "ok", now

@@ -32,7 +32,7 @@ def command(args: argparse.Namespace) -> int:
     elif args.label is not None:
         raise UsageError("needs a file with this column", where="--label", fix="add --from FILE")
     else:
-        then, hint = write(args.kind, folder), "README.md beside it says what lies there"
+        then, hint = write(args.kind, folder), "see README.md in its folder"
     line = f"wrote {folder / 'job.yaml'}: {hint}. Next:\n\n  {then}"
     return answer(args, [line], {"job": str(folder / "job.yaml"), "next": then})
 
@@ -50,7 +50,7 @@ def _write_new(folder: Path, files: dict[str, bytes]) -> None:
     for name in files:
         if (folder / name).exists():
             fix = "name another folder with --out, or move it away"
-            raise UsageError("is there already", where=str(folder / name), fix=fix)
+            raise UsageError("already exists", where=str(folder / name), fix=fix)
     with writing(folder):
         for name, raw in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def write_from(records: Path, folder: Path, label: str | None = None) -> str:
     data = describe(records, label, devices=DEVICES)
     text = (_TEMPLATES.parent / "job_of_records.yaml").read_text("utf-8")
     text = text.format(
-        what="classes of pictures apart" if source == "images" else "the label of a record",
+        what="the class of a picture" if source == "images" else "the label of a record",
         file=records.name,
         job=job,
         devices=DEVICES,

@@ -219,8 +219,8 @@ class RayWorkers(Workers):
         try:
             return _checked(self._ray.get(done))
         except self._ray.exceptions.RayError as error:
-            what = f"a worker on Ray is gone ({type(error).__name__})"
-            fix = "see Ray's own logs; where memory ran out ask for fewer workers; run again"
+            what = f"a worker on Ray ended ({type(error).__name__})"
+            fix = "read Ray's logs; if memory ran out set fewer workers; run again"
             raise JobFailed(what, where=f"simulation-{worker + 1}", fix=fix) from None
 
     def _wait_for_room(self) -> None:
@@ -237,5 +237,5 @@ class RayWorkers(Workers):
             if missing and time.monotonic() - begun_s > _ROOM_S:
                 what = f"the Ray cluster has no room for {len(missing)} of {self.count} workers,"
                 what += f" each with one processor and {byte_text(_ACTOR_BYTES)}"
-                fix = "ask for fewer workers, or add machines"
+                fix = "set fewer workers, or add machines"
                 raise UsageError(what, where="local_run.workers", fix=fix)

@@ -148,7 +148,7 @@ def users_text(users: Mapping[str, str]) -> str:
     for name in users:
         if not _plain(name):
             fix = "use letters, digits, '-', '_' and '.'"
-            raise UsageError(f"the user name '{name}' cannot stand in a topic", fix=fix)
+            raise UsageError(f"the user name '{name}' is not allowed in a topic", fix=fix)
     return "".join(f"{name}:{hash_password(password)}\n" for name, password in users.items())
 
 

@@ -92,7 +92,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             fix = "install the edgeveil that wrote it"
             raise BundleError("is of another format", where=where, fix=fix)
         if found is None or not named_inside(found.files | found.given):
-            raise BundleError("is no inventory", where=where, fix="take the bundle anew")
+            raise BundleError("is no inventory", where=where, fix="get the bundle again")
         return found
 
 
@@ -209,7 +209,7 @@ class Bundle:
                 raise _tampered(file, "is missing")
             contents[path] = b"" if file.stat().st_size > FILE_BYTES else file.read_bytes()
             if digest(contents[path]) != wanted:
-                raise _tampered(file, "is not what the inventory says")
+                raise _tampered(file, "differs from the inventory")
         return cls(folder, inventory, signer, signed, contents)
 
 
@@ -217,7 +217,7 @@ def _read_signed(folder: Path) -> dict[str, str]:
     try:
         return {name: _read(folder / name).decode() for name in (INVENTORY, SIGNATURE)}
     except FileNotFoundError:
-        fix = "name a folder that `edgeveil site apply` made"
+        fix = "name a folder of `edgeveil site apply`"
         raise BundleError("is no bundle", where=str(folder), fix=fix) from None
     except UnicodeDecodeError:
         raise _tampered(folder / INVENTORY, "is no text") from None
@@ -231,7 +231,7 @@ def _verified(folder: Path, signed: Mapping[str, str]) -> tuple[Inventory, Verif
     except (ValueError, TypeError, KeyError, RecursionError, CryptoError):
         raise _tampered(folder / SIGNATURE, "is no signature") from None
     if not verify(key, BUNDLE, raw, signature):
-        raise _tampered(file, "is not what was signed")
+        raise _tampered(file, "differs from the signed content")
     return Inventory.from_bytes(raw, str(file)), key
 
 
@@ -244,7 +244,7 @@ def _read(path: Path) -> bytes:
 
 
 def _tampered(path: Path, what: str) -> BundleError:
-    fix = "the bundle was changed or damaged on its way: take it anew"
+    fix = "the bundle was changed or damaged: copy it again"
     return BundleError(what, where=str(path), fix=fix)
 
 
@@ -278,7 +278,7 @@ def problems_of(place: Path, days: int) -> list[str]:
 
     inventory = inventory_of(place)
     soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
-    found = [f"{path}: is not what was installed. {_FIX}" for path in altered(place)]
+    found = [f"{path}: was changed after the installation. {_FIX}" for path in altered(place)]
     try:
         load_site(place / SITE_FILE)
     except EdgeVeilError as error:
@@ -294,7 +294,7 @@ def problems_of(place: Path, days: int) -> list[str]:
             found += [f"{path}: ends {ends:%Y-%m-%d}. {_FIX}"] if ends <= soon else []
     held = [path for path in (f"{STATE}/trust.json", TRUST_FILE) if (place / path).exists()]
     for path in held[:1]:
-        fix = "ask who keeps the root: edgeveil trust sign --renew"
+        fix = "at the root: edgeveil trust sign --renew"
         try:
             if problem := TrustBundle.load(place / path).verified().problem(soon):
                 found.append(f"{path}: by {soon:%Y-%m-%d} {problem}. {fix}")
@@ -365,7 +365,7 @@ def _check_links(to: Path, paths: Iterable[str]) -> None:
     written = {part for path in paths for part in ((to / path), *(to / path).parents)}
     for part in sorted(written):
         if part.is_relative_to(to) and part.is_symlink() and (part != to or not part.exists()):
-            fix = "put a folder there, or mount one"
+            fix = "create the folder, or mount it"
             raise BundleError("is a symbolic link", where=str(part), fix=fix)
 
 
@@ -375,10 +375,10 @@ def _objections(
     new, signer = given.inventory, given.signer.fingerprint()
     mine, theirs = to / IDENTITY, given.contents.get(IDENTITY)
     if new.host not in (None, host):
-        fix = "take the bundle of this machine, or correct its host in the fleet file"
+        fix = "use the bundle of this machine, or correct its host in the fleet file"
         yield f"is for the machine {new.host}, and this is {host}", fix
     if site not in (None, signer):
-        fix = "ask who keeps the site for its bundle and its key's fingerprint"
+        fix = "get the bundle and the key's fingerprint from the site's administrator"
         yield f"is signed by site {signer}, not by {site}", fix
     if new.device_id and not (theirs or mine.exists() or (to / INVENTORY).exists()):
         fix = f"name {new.name}'s folder, or revoke it and add a device of another name"
@@ -386,14 +386,14 @@ def _objections(
     for old, known in found:
         if (old.fleet, old.party, old.name) != (new.fleet, new.party, new.name):
             here = f"here is {old.name} of fleet {old.fleet}"
-            fix = "take the bundle of this place"
+            fix = "use the bundle of this party"
             yield f"is {new.name}'s of fleet {new.fleet}, and {here}", fix
         if known != given.signer:
-            fix = "ask who keeps the site; where its key was replaced, remove inventory.sig and"
+            fix = "ask the site's administrator; if its key was replaced, remove inventory.sig and"
             yield "is signed by another site than the one before", f"{fix} inventory.json here"
         if new.sequence < old.sequence:
             what = f"is number {new.sequence}, older than number {old.sequence} in place"
-            yield what, "take the newest bundle"
+            yield what, "use the newest bundle"
     if theirs is not None and mine.exists() and mine.read_bytes() != theirs:
         fix = "its ledger is another's: install to a new folder"
         yield "holds another identity than the device in place", fix

@@ -375,7 +375,7 @@ def commands(spec: FleetSpec, party: Party) -> str:
     lines = [
         f"# {party.name}, of fleet {spec.name}",
         "",
-        "In this folder; what is there already (keys, ledger, the owner's policy) stays as it is:",
+        "In this folder; what already exists (keys, ledger, the owner's policy) stays as it is:",
         "",
         f"    edgeveil site install . {place}",
     ]
@@ -387,7 +387,7 @@ def commands(spec: FleetSpec, party: Party) -> str:
         lines += ["    edgeveil deploy systemd --out units"]
         lines += [f"    (cd units && sh install.sh {party.name})   # as root"]
     else:
-        lines += [f"    edgeveil deploy {kind} {place} --out {kind}   # then as it says"]
+        lines += [f"    edgeveil deploy {kind} {place} --out {kind}   # then follow its output"]
     lines += ["", "Then remove this folder: a new party's keys are in it."]
     return "\n".join(lines) + "\n"
 

@@ -175,12 +175,12 @@ class FleetSite:
             if party is None and self._spec.devices.claims and _DEVICE_ID.fullmatch(name):
                 party = Party(name=name, kind="edge", device_id=name)  # enrolled by a claim
             if party is None or party.kind != "edge":
-                fix = "see edgeveil site status; one that came with a claim, by its id"
-                what = f"there is no device '{name[:64]}'"
+                fix = "see edgeveil site status; name a device enrolled by a claim by its id"
+                what = f"no device '{name[:64]}'"
                 raise UsageError(what, where=str(self.folder), fix=fix)
             if not party.active:
                 what = f"{party.name} was revoked on {party.revoked}"
-                fix = "edgeveil site apply makes bundles that do not say so yet"
+                fix = "edgeveil site apply updates the bundles"
                 raise UsageError(what, fix=fix)
             now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
             self._record.parties[party.name] = replace(party, revoked=now)
@@ -227,11 +227,11 @@ class FleetSite:
             raise UsageError("the fleet has another name than before", where=str(file), fix=fix)
         record, trust = self.folder / RECORD, self._trust_folder.bundle_file
         if not record.exists() and (self.folder / AUDIT_FILE).exists():
-            fix = "restore it from a backup; every party would be made anew without it"
+            fix = "restore it from a backup; without it all parties would be created again"
             raise UsageError("is missing", where=str(record), fix=fix)
         if not trust.exists() and any(TRUST_FILE in party.files for party in self.parties):
             what = "is missing, and installed parties have pinned it"
-            fix = "copy the root's trust.json there; its keys may stay where they are"
+            fix = "copy the root's trust.json there, without its keys"
             raise UsageError(what, where=str(trust), fix=fix)
         devices, held = devices_of(spec, str(file)), {one.name: one.cell for one in self.parties}
         cells = {d.name: held.get(d.name) if d.cell is None else d.cell for d in devices}
@@ -317,7 +317,7 @@ class FleetSite:
             self._change(party, certificates={**party.certificates, domain: TO_BE_MADE})
             return
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            fix = "take the bundle away, and apply again"
+            fix = "remove the bundle, and apply again"
             raise UsageError("is no key of this site", where=name, fix=fix)
         issue, days = party.issues.get(domain, 0), self._spec.certificate_days
         authority, user = self._authority(domain), party.device_id or name
@@ -601,6 +601,6 @@ def signers(folder: Path, fingerprint: str | None) -> frozenset[VerifyKey]:
         raise UsageError("nothing was applied yet", where=str(folder), fix=fix)
     key = VerifyKey.load(path)
     if fingerprint not in (None, key.fingerprint()):
-        fix = "ask who keeps the site"
+        fix = "ask the site's administrator"
         raise UsageError(f"the site's key is {key.fingerprint()}", where=str(path), fix=fix)
     return frozenset({key})

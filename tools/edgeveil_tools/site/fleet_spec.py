@@ -60,7 +60,7 @@ def _certified(name: str) -> str:
     address = _host(name.removeprefix("*."))
     mapped = getattr(address, "ipv4_mapped", None)
     if address is not None and (mapped or address).is_unspecified:
-        what = "is where a server listens, not what others call it; write its public name"
+        what = "is a listening address, not a public one; write its public name"
         raise ValueError(f"{name} {what}")
     return name
 
@@ -126,7 +126,7 @@ class BrokerEntry(Hosted):
     ca_file: SitePath | None = None
     """PEM file of the authority of an external broker; null: the system's authorities."""
     profile: ProfileName = "default"
-    """Managed service of an external broker, whose limits all links keep (docs/brokers.md)."""
+    """Managed service of an external broker; links respect its limits (docs/brokers.md)."""
 
     @property
     def own(self) -> bool:
@@ -200,7 +200,7 @@ class DevicesEntry(Block):
     """Cell of devices that name none; null: existing devices stay, new ones join the smallest
     cell."""
     claims: ClaimsEntry | None = None
-    """Further devices may enrol over the wire, each with a one-time claim; null: none."""
+    """Further devices may enrol over the broker, each with a one-time claim; null: no claims."""
     host_kind: HostKind = "plain"
     """How they are installed."""
     role: Literal["train", "infer"] = "train"
@@ -224,7 +224,7 @@ class RootEntry(Block):
     """The offline root."""
 
     keys: int = Field(default=1, ge=1, le=16)
-    """Number of keys; give each to another keeper once the root is made."""
+    """Number of keys; give each to another holder once the root is made."""
     threshold: int = Field(default=1, ge=1, le=16)
     """Number of keys that must sign."""
 
@@ -241,7 +241,7 @@ class FleetSpec(Block):
     renew_days: int = Field(default=60, ge=1, le=800)
     """A certificate that ends within so many days is renewed by the next `edgeveil site apply`."""
     root: RootEntry = RootEntry()
-    """The offline root, made once."""
+    """The offline root, created once."""
     edge_broker: BrokerEntry
     """The broker that devices and proxy use."""
     cloud_broker: BrokerEntry
@@ -305,7 +305,7 @@ class FleetSpec(Block):
             yield from self._broker_mixes(f"{side}_broker", self.broker(side))
         for cell, planned in self.cells.items():
             if not cell and (moved := planned.model_fields_set):
-                text = "belongs to the unnamed cell, which has the blocks beside cells; move it"
+                text = "is for the unnamed cell, outside cells; move it"
                 yield Mix((f"cells..{min(moved)}",), f"{text} there")
                 continue
             for side in SIDES:
@@ -314,7 +314,7 @@ class FleetSpec(Block):
                     yield from self._broker_mixes(at, self.broker(domain))
         known = self.devices.cell
         if known is not None and known not in self.cell_names:
-            text = f"there is no cell '{known}'; add it to cells, or use one of them"
+            text = f"no cell '{known}'; add it to cells, or use an existing one"
             yield Mix(("devices.cell", "cells"), text)
         yield from self._claim_mixes()
         listed = [(f"devices.list.{n}.data", d.data) for n, d in enumerate(self.devices.list)]
@@ -364,7 +364,7 @@ def load_spec(folder: Path) -> FleetSpec:
     """Load a site folder's fleet file; raises UsageError without one, else as `read_spec`."""
     path = folder / FLEET_FILE
     if not path.exists():
-        fix = "make one: edgeveil site init DIR"
+        fix = "create it: edgeveil site init DIR"
         raise UsageError(f"holds no {FLEET_FILE}", where=str(folder), fix=fix)
     return read_spec(path)
 
@@ -398,7 +398,7 @@ def devices_of(spec: FleetSpec, where: str) -> list[ListedDevice]:
         if cell is not None and cell not in spec.cell_names:
             known = ", ".join(one for one in spec.cell_names if one) or "none"
             fix = f"add it to cells, or use one of them: {known}"
-            raise UsageError(f"there is no cell '{cell[:64]}'", where=f"{place} ({name})", fix=fix)
+            raise UsageError(f"no cell '{cell[:64]}'", where=f"{place} ({name})", fix=fix)
         given = {
             "role": values.get("role") or spec.devices.role,
             "host": values.get("host") or None,
@@ -482,7 +482,7 @@ def _filled(template: Any, facts: Mapping[str, str], where: str) -> Any:
         name, form = match[1], match[2]
         if name not in facts:
             known = ", ".join(sorted(facts))
-            raise UsageError(f"there is no column '{name}'", where=where, fix=f"use one of {known}")
+            raise UsageError(f"no column '{name}'", where=where, fix=f"use one of {known}")
         value = facts[name]
         return f"{int(value):{form}}" if form and value.isdecimal() else value
 

@@ -324,7 +324,7 @@ class LocalSpec(Block):
     websockets: bool = False
     """Use WebSockets for every link."""
     profile: ProfileName = "default"
-    """Managed service whose limits links keep."""
+    """Managed service; links respect its limits."""
     engine: Engine = "auto"
     """Engine of the brokers; `auto`: mosquitto where it is installed."""
     protocol: Literal[4, 5] = 5
@@ -336,8 +336,8 @@ class LocalSpec(Block):
         if len(set(vars(self.ports).values())) < len(vars(self.ports)):
             yield Mix(("ports",), "two are the same; give each a port of its own")
         if self.host in ("0.0.0.0", "::"):  # noqa: S104 - what is refused
-            text = "is where a server listens, not what clients call it; write this machine's"
-            yield Mix(("host",), f"{text} address, or make a fleet, which tells the two apart")
+            text = "is a listening address, not one for clients; write this machine's"
+            yield Mix(("host",), f"{text} address, or make a fleet, which has both")
 
     def site(self, folder: Path) -> SiteSpec:
         return SiteSpec(
@@ -359,7 +359,7 @@ def local_spec(folder: Path) -> LocalSpec | None:
     if boxes and (folder / "broker-edge.yaml").exists():
         fix = f"write in it: local: {{devices: {len(boxes)}}}, with ports, tls and infer_only where"
         fix += " they are not the usual ones; keys, ledgers and owners' blocks stay"
-        raise UsageError("is missing: edgeveil provision wrote none", where=str(path), fix=fix)
+        raise UsageError("is missing", where=str(path), fix=fix)
     return None
 
 

@@ -69,7 +69,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def _state_of(site: Site) -> tuple[str, Path]:
     if isinstance(site, BrokerSite):
         fix = "name the site file of the cloud, the proxy or a device"
-        raise UsageError("keeps no state", where="broker", fix=fix)
+        raise UsageError("has no state", where="broker", fix=fix)
     return type(site).__name__.removesuffix("Site").lower(), site.state_dir
 
 
@@ -77,7 +77,7 @@ def back_up(site: Site, archive: Path) -> BackupManifest:
     """Write the archive, mode 0600; raises UsageError, BackupError or OSError."""
     role, state = _state_of(site)
     if archive.exists():
-        raise UsageError("is there already", where=str(archive), fix="name a new file")
+        raise UsageError("already exists", where=str(archive), fix="name a new file")
     owner = _owner(state, role)
     with tempfile.TemporaryDirectory(dir=archive.absolute().parent, prefix=".backup-") as scratch:
         copies = _copied(state, Path(scratch))
@@ -186,7 +186,7 @@ def _is_used(state: Path) -> bool:
 
 
 def _in_use(state: Path) -> UsageError:
-    fix = "pass --replace: it is then kept beside, as …-before-restore"
+    fix = "pass --replace: the existing state is then kept as …-before-restore"
     return UsageError("is in use", where=str(state), fix=fix)
 
 
@@ -203,7 +203,7 @@ def _scratch(state: Path) -> Iterator[Path]:
         mine = False
     try:
         if not mine:
-            raise UsageError("another restore works there", where=str(state), fix="wait for it")
+            raise UsageError("another restore is running", where=str(state), fix="wait for it")
         kept = _kept_folder(state, 0)
         if (folder / STATE).exists():
             if not state.exists() and kept.exists():
@@ -237,7 +237,7 @@ def _unpacked(archive: Path, scratch: Path) -> BackupManifest:
         raise _damaged(archive, "is no whole archive") from error
     for name, wanted in manifest.files.items():
         if f"{STATE}/{name}" in left or _digest(scratch / STATE / name) != wanted:
-            raise _damaged(archive, f"{name} is missing or not what was backed up")
+            raise _damaged(archive, f"{name} is missing or differs from the backup")
     return manifest
 
 
@@ -252,7 +252,7 @@ def _manifest(member: tarfile.TarInfo, tar: tarfile.TarFile, archive: Path) -> B
     except (msgspec.DecodeError, RecursionError):
         raise _damaged(archive, "has no sound list of its files") from None
     if manifest.format != FORMAT:
-        fix = "restore it with the edgeveil that made it"
+        fix = "restore it with the version of edgeveil that made it"
         raise BackupError("is of another format", where=str(archive), fix=fix)
     if not named_inside(manifest.files):
         raise _damaged(archive, "names files outside its folder")
@@ -260,7 +260,7 @@ def _manifest(member: tarfile.TarInfo, tar: tarfile.TarFile, archive: Path) -> B
 
 
 def _damaged(archive: Path, what: str) -> BackupError:
-    return BackupError(what, where=str(archive), fix="take another archive")
+    return BackupError(what, where=str(archive), fix="use another archive")
 
 
 def _check_party(manifest: BackupManifest, role: str, state: Path | None, where: str) -> None:
@@ -283,14 +283,14 @@ def _check_ledger(new: Path, state: Path, *, vouched: bool) -> None:
     except (OSError, CryptoError, PrivacyError):  # the database itself may be whole
         mine = None
     if mine is None and not vouched:
-        what = "no sound ledger is in place, so nobody knows what was paid since the backup"
+        what = "there is no intact ledger, so the budget spent since the backup is unknown"
         fix = "pass --ask-proxy where its proxy is the one that it had, --nothing-since where it"
         fix += " has surely answered nothing; else enrol a new device in a state_dir of its own"
         raise BackupError(what, where=str(state), fix=fix)
     mine = mine or _link(here, "SELECT number, mac FROM links ORDER BY number DESC LIMIT 1")
     if mine and not _link(archived, "SELECT 1 FROM links WHERE number = ? AND mac = ?", *mine):
         what = f"the ledger in place continues to link {mine[0]}, which the archive lacks"
-        fix = "keep the state that is there, or enrol a new device where its ledger.head is lost"
+        fix = "keep the existing state, or enrol a new device if its ledger.head is lost"
         raise BackupError(what, where=str(here), fix=fix)
 
 

@@ -77,7 +77,7 @@ class TrustFolder:
     def trusted(self) -> TrustedMetadata:
         """Return the metadata of the newest `trust.json`, expired or not."""
         if not self.bundle_file.exists():
-            fix = "make a root: edgeveil trust init"
+            fix = "create a root: edgeveil trust init"
             raise UsageError("holds no trust.json", where=str(self.folder), fix=fix)
         return TrustBundle.load(self.bundle_file).verified()
 
@@ -292,8 +292,8 @@ def load_root_key(path: Path, passphrase: Passphrase) -> SigningKey:
     try:
         found = load_pem_private_key(raw, secret)
     except (ValueError, TypeError):
-        fix = "give the passphrase that it was made with"
+        fix = "enter the passphrase of its creation"
         raise CryptoError("the key cannot be decrypted", where=where, fix=fix) from None
     if not isinstance(found, Ed25519PrivateKey):
-        raise CryptoError("is no Ed25519 key", where=where, fix="use a key that trust init made")
+        raise CryptoError("is no Ed25519 key", where=where, fix="use a key of edgeveil trust init")
     return SigningKey(found.private_bytes_raw())

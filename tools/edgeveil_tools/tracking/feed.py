@@ -59,7 +59,7 @@ class _Feed(threading.Thread):
     def give_up(self, why: str, fix: str) -> None:
         if not self.complaints:
             where = hidden(self._target)
-            self.complaints.append(f"Tracking to {where} stops: {why}. The job goes on; {fix}")
+            self.complaints.append(f"Tracking to {where} stops: {why}. The job continues; {fix}")
 
     def run(self) -> None:
         scheme, _, where = self._target.partition(":")

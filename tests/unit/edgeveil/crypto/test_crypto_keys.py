@@ -54,7 +54,7 @@ def test_saving_never_overwrites_unasked(tmp_path):
     path = tmp_path / "key"
     first, second = SigningKey.generate(), SigningKey.generate()
     first.save(path)
-    with pytest.raises(CryptoError, match="there already"):
+    with pytest.raises(CryptoError, match="already exists"):
         second.save(path)
     assert SigningKey.load(path) == first
     second.save(path, overwrite=True)

@@ -125,7 +125,7 @@ def test_a_model_carries_it_even_with_the_word_that_no_graph_may_hold():
     flawed = made(TABLE, columns=[{"name": "n", "number": [1, 0]}])
     assert list(impossible(flawed, "s"))
     for text in ("", "{}", "[" * 10**5, schema_metadata(flawed)["edgeveil.schema"]):
-        with pytest.raises(DataError, match="no schema that this version knows"):
+        with pytest.raises(DataError, match="no schema known to this version"):
             schema_in({"edgeveil.schema": text}, (2,))
 
 

@@ -80,7 +80,7 @@ PARALLEL = {
 @pytest.mark.parametrize(
     ("changes", "key", "why"),
     [
-        ({"round": {"buffer": 6}}, "round.buffer", "is for buffered rounds alone"),
+        ({"round": {"buffer": 6}}, "round.buffer", "is only for buffered rounds"),
         ({"round": {**BUFFERED, "buffer": 2}}, "round.buffer", "hands over 3 or more"),
         ({"selection": {"devices": 5}}, "round.buffer", "only 5 devices are selected"),
         ({"aggregation": {"name": "fedavg", "secure": True}}, "round.mode", "leave secure out"),

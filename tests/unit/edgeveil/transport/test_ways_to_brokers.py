@@ -164,7 +164,7 @@ async def test_a_link_works_through_the_tunnel_alone(tmp_path, websockets):
 @pytest.mark.parametrize(
     ("answer", "password", "what"),
     [
-        (None, "other-word", "wants another user name or password"),
+        (None, "other-word", "refuses the user name or password"),
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", PASSWORD, "refuses the tunnel (HTTP 403)"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", PASSWORD, "is no HTTP proxy"),
         (b"", PASSWORD, "is no HTTP proxy"),

@@ -113,7 +113,7 @@ UNFREE = [  # shapes that are made for one record, and a mixture of records
 @pytest.mark.parametrize("graph", UNFREE, ids=range(2))
 def test_a_model_that_does_not_take_several_records_is_refused(graph):
     Backbone(graph)
-    with pytest.raises(DataError, match="several records"):
+    with pytest.raises(DataError, match="a batch other features"):
         check_batches(graph)
 
 

@@ -145,7 +145,7 @@ def test_the_public_set_travels_in_the_job(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"public": ""}, "devices vote on a public set, and none is named"),
+        ({"public": ""}, "devices vote on a public set"),
         ({"shape": "[8, 8]"}, r"public records have the shape \[64\]"),
         ({"features": "[{name: identity}, {name: ldp_fpca, keep: 0.5}]"}, "a PCA of devices"),
         ({"secure": "false"}, "shared noise protects only in sums"),
