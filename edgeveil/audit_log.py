@@ -176,6 +176,6 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
         or set(found) != set(kinds)
         or any(type(found[key]) is not kind for key, kind in kinds.items())
     ):
-        fix = "move it away and keep it as evidence; a new log is started"
+        fix = "move it elsewhere as evidence; a new log is started"
         raise AuditLogError("holds a line that is damaged", where=where, fix=fix)
     return found

@@ -113,7 +113,7 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
     largest = max(map(len, chosen.values()))
     if most and largest > most:
         raise TooManyDevices(
-            f"{largest} devices would be selected, and a sum under masks takes at most {most}",
+            f"{largest} devices would be selected, and a secure sum has at most {most}",
             where="selection.devices",
             fix="cancel the job, and submit it with a number of devices in place of 'all'",
         )
@@ -504,7 +504,7 @@ def _asked_again(
     if len(again) < len(asked) and opened:
         raise TooFewDevices(
             f"uploads of this round were opened and refused, and "
-            f"{len(asked) - len(again)} of its devices are enrolled no longer: to ask the "
+            f"{len(asked) - len(again)} of its devices are no longer enrolled: to ask the "
             f"others alone would show whose uploads are missing",
             fix=fix,
         )

@@ -259,7 +259,7 @@ def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
     return {
         "uploads": uploads,
         "why": "a sum exceeds its public bound: a device uploaded invalid values. Only groups with"
-        " a robust rule (aggregation.groups) keep the others of its round",
+        " a robust rule (aggregation.groups) keep the other uploads of its round",
         "price": {"training": str(quote.training), "inference": str(quote.inference)},
     }
 

@@ -125,7 +125,7 @@ def _file(url: sa.URL | str) -> Path:
 
 
 def _full(url: sa.URL | str) -> StoreAway:
-    fix = "free some space there; the cloud then continues by itself"
+    fix = "free some space there; the cloud then continues"
     return StoreAway("the disk of the store is full", where=str(_file(url)), fix=fix)
 
 

@@ -26,7 +26,7 @@ from edgeveil_cloud.store_tables import TRANSITIONS
 ROUND_BUCKETS_S = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0, 86400.0)
 JOBS_KEPT = 16  # whose ε is shown
 _EPSILON = (
-    "What the job's releases cost one device at most, if the job ended now. NaN: no proven "
+    "Largest cost of the job's releases to a device, if the job ended now. NaN: no proven "
     "guarantee. Training and inference count together; neither alone is the job's epsilon."
 )
 _REPORTS = "Devices by their report on a job's release; only the canary until it is promoted."

@@ -227,7 +227,7 @@ class _Rehearsal:
 
 def _check_graph_size(graph: bytes) -> None:
     if len(graph) > MAX_GRAPH_BYTES:
-        what = f"has {len(graph)} bytes, a device takes {MAX_GRAPH_BYTES}"
+        what = f"has {len(graph)} bytes, a device accepts {MAX_GRAPH_BYTES}"
         raise DataError(what, fix="learn a smaller model")
 
 

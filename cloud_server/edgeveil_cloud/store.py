@@ -484,7 +484,7 @@ class Store:
         if row.refused == "replayed_roster":
             return (
                 "the proxy's roster has a smaller number than an earlier one: its registry"
-                " was restored, or its key leaked and somebody else sent the larger number; check"
+                " was restored, or its key leaked and was used for the larger number; check"
                 " which clients use the proxy's name at the cloud's broker (replace a leaked key"
                 " with edgeveil trust rotate DIR proxy-rosters), then stop the cloud and take the"
                 " true proxy's roster with edgeveil cloud --accept-registry"

@@ -74,7 +74,7 @@ def _unmet(conditions: Conditions, state_dir: Path, sensors: BoxSensors) -> Iter
         yield f"between: now is outside {', '.join(conditions.between)}"
     # Last: the owner's command may cost most.
     if conditions.command and not sensors.holds(conditions.command, COMMAND_TIMEOUT_S):
-        yield f"command: {conditions.command[0]} says no"
+        yield f"command: {conditions.command[0]} failed"
 
 
 def wanted(conditions: Conditions) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class ReleaseStore:
     def leave_broken(self) -> str:
         """Roll back from a release that does not run; return a clause for the owner's line."""
         try:
-            return f"{self.rollback(broken=True).version} takes its place"
+            return f"{self.rollback(broken=True).version} replaces it"
         except EdgeVeilError:
             return "and there is no earlier version"
 

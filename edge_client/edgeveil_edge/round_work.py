@@ -465,7 +465,7 @@ def kept_of(parts: Sequence[Answer], memory_bytes: int) -> dict[str, Array]:
     size_bytes = sum(array.nbytes for array in kept.values())
     if size_bytes > memory_bytes:  # depends on the job's model alone, never on records
         raise PrivacyError(
-            f"the job would keep {size_bytes} bytes from round to round, more than {memory_bytes}",
+            f"the job stores {size_bytes} bytes between rounds, more than {memory_bytes}",
             where="limits.memory_bytes",
         )
     return kept

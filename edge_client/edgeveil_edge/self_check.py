@@ -63,7 +63,7 @@ def _clock(site: EdgeSite, facts: BoxFacts) -> Iterator[UsageError]:
     newest_s = max((one.lstat().st_mtime for one in files), default=0.0)
     if now_s < max(EARLIEST_S, newest_s - AHEAD_S):
         shown = time.strftime("%Y-%m-%d", time.gmtime(now_s))
-        what = f"the clock says {shown}, earlier than this device's files or this program"
+        what = f"the clock shows {shown}, earlier than this device's files or this program"
         yield UsageError(what, where="clock", fix="set it, as by a time service (NTP)")
 
 

@@ -79,7 +79,7 @@ class BlobStore(Block):
     serve: BlobServe | None = None
     """Serve blobs from this process, out of its state folder."""
     bucket: BlobBucket | None = None
-    """Keep blobs in a bucket, reached by signed URLs."""
+    """Store blobs in a bucket, accessed by signed URLs."""
 
 
 def blob_mixes(store: BlobStore | None, at: str) -> Iterator[Mix]:

@@ -136,7 +136,7 @@ def data_mixes(data: DataSource, at: str) -> Iterator[Mix]:
         if getattr(data, key) is None:
             yield Mix((source, f"{at}.{key}"), text)
     if data.images is not None and data.images.classes is None:
-        text = "the folders that are there may not number the classes; add classes: [cat, dog]"
+        text = "the existing folders must not define the classes; add classes: [cat, dog]"
         yield Mix((f"{at}.images.classes", f"{at}.images"), text)
     yield from held_back_mixes(data.source, data.test_records, data.test_share, at, source)
     if data.test_path is not None and data.test_share is not None:
@@ -184,7 +184,7 @@ def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Ite
     for key in ("header", "labels_path", "label_column", "images"):
         readers = _readers("sources", key)
         if getattr(files, key) is not None and source not in readers:
-            text = f"is read for {' and '.join(readers)} alone, and the source is {source}"
+            text = f"is only for {' and '.join(readers)}, and the source is {source}"
             yield Mix((f"{at}.{key}", source_key), f"{text}; drop it")
 
 
@@ -224,5 +224,5 @@ def partition_mixes(rule: Partition, at: str) -> Iterator[Mix]:
             continue
         kinds = _readers("partitions", key)
         if rule.kind not in kinds:
-            text = f"is read by {' and '.join(kinds)} alone, and the kind is {rule.kind}; drop it"
+            text = f"is only for {' and '.join(kinds)}, and the kind is {rule.kind}; remove it"
             yield Mix((f"{at}.{key}", f"{at}.kind"), text)

@@ -53,13 +53,13 @@ class Conditions(Block):
     battery_not_low: bool = False
     """Not on a battery charged to 15 % or less."""
     idle: bool = False
-    """Only while nobody uses the box: systemd-logind's idle hint, else untouched terminals."""
+    """Only without user activity: systemd-logind's idle hint, otherwise unused terminals."""
     unmetered: bool = False
     """Only on an unmetered network; see `metered_interfaces`."""
     metered_interfaces: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
         default=("wwan*", "ppp*", "usb*", "rmnet*"), max_length=32
     )
-    """Metered interfaces if NetworkManager does not know; `*` matches any text."""
+    """Metered interfaces, if NetworkManager reports none; `*` matches any text."""
     storage_not_low: bool = False
     """Only with at least 5 % of the state folder's disk free, or 500 MiB if that is less."""
     max_temperature_celsius: float | None = Field(default=None, ge=-50, le=150)
@@ -84,14 +84,16 @@ class EdgeLimits(Block):
     outbox_bytes: ByteLimit = 1 << 28
     """Disk for a job's encrypted upload that waits for the proxy."""
     memory_bytes: ByteLimit = 1 << 26
-    """Most state that a job may keep on the device from round to round."""
+    """Largest state of a job on the device between rounds."""
     jobs: int = Field(default=32, ge=1, le=10**4)
     """Jobs kept at once, each of at most blob_bytes; the oldest one is evicted."""
 
 
 def _loopback(host: str) -> str:
     if not is_near(host):
-        raise ValueError(f"must be of this machine alone, got '{host[:64]}'; write 127.0.0.1")
+        raise ValueError(
+            f"must be an address of this machine only, got '{host[:64]}'; write 127.0.0.1"
+        )
     return host
 
 

@@ -207,8 +207,8 @@ _INSTEAD = {
     "labels": "drop the key, or use upload: sums, which learns clusters of records",
     "engine": "drop the key, and name a Ray cluster in ray_address",
     "require_power": "write charging: true",
-    "cells": "drop the key; edgeveil site init DIR --cells north,south makes a fleet of several",
-    "broadcast": "drop the block; model.adapters makes packages small",
+    "cells": "remove the key; edgeveil site init DIR --cells north,south makes a fleet with cells",
+    "broadcast": "remove the block; model.adapters makes packages small",
     "stop": "drop the block, and lower train.rounds or privacy.max_participations",
     "silhouette": "drop the key, or use eval_type: DAVIES_BOULDIN_SCORE",
 }

@@ -32,7 +32,7 @@ class ProxyLimits(Block):
     blob_bytes: ByteLimit = 1 << 28
     """Largest model package or batch in all its chunks together."""
     spool_bytes: ByteLimit = 1 << 30
-    """Disk for waiting uploads and batches; a closing round takes twice its size."""
+    """Disk for waiting uploads and batches; a closing round needs twice its size."""
     cache_bytes: ByteLimit = 1 << 30
     """Disk for broadcasts that devices may still fetch; more are refused."""
     hellos_per_s: float = Field(default=500, gt=0, le=1e6)

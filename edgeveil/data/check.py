@@ -98,7 +98,7 @@ def _column_problems(one: ColumnTally, number: tuple[float, float] | None) -> It
     for count, text, fix in (
         (one.unreadable, "are no numbers: read as missing", "is it a category?"),
         (one.clipped, f"lie outside {low:g} to {high:g}: clipped", "check the units"),
-        (one.unknown, "are none of its categories: read as unknown", "check the list's spelling"),
+        (one.unknown, "are not among its categories: read as unknown", "check the list's spelling"),
     ):
         if count:
             advice = f"; {fix}" if nearly else ""

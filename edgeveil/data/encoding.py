@@ -141,7 +141,7 @@ class RowEncoder:
             label = self._label_of(cells[self._label].strip())
         self._labels.append(label)
         if not whole:
-            return f"{len(cells)} columns, there should be {self._width}"
+            return f"{len(cells)} columns instead of {self._width}"
         if label == self._dropped and self._label is not None:
             is_class = self._schema.target is None
             what = "none of the classes of" if is_class else "no number, as"
@@ -275,13 +275,13 @@ def pictures(schema: DataSchema, x: NDArray[np.float32], where: str) -> NDArray[
     """Convert pictures (n, h, w), (n, 3, h, w) or (n, h, w, 3) to the schema's form."""
     image = schema.image
     if image is None:
-        what = "the job's schema names columns, and an NPZ file has none"
+        what = "the job's schema has columns, and an NPZ file does not"
         raise DataError(what, where=where, fix="store CSV or Parquet")
     shape, (low, high) = schema.input_shape, image.values
     if len(shape) == 3 and x.shape[1:] == (*shape[1:], shape[0]):
         x = np.moveaxis(x, -1, 1)
     if x.shape[1:] != shape and x.shape != (0, 0):
-        what = f"holds records of shape {list(x.shape[1:])}, data.schema says {list(shape)}"
+        what = f"holds records of shape {list(x.shape[1:])}, data.schema requires {list(shape)}"
         fix = "correct image.size and image.channels, or the file"
         raise DataError(what, where=where, fix=fix)
     x = x.reshape(len(x), *shape)

@@ -113,7 +113,7 @@ class DataSchema(Block):
 
     origin: Origin = Field(examples=["public"])
     """`public`: known without any records. `own_records`: drawn from them (`edgeveil init --from`),
-    refused in jobs: judge each list and range, then write `public`."""
+    refused in jobs: review each list and range, then set `public`."""
     label: Label
     """The label to predict."""
     columns: Annotated[tuple[Column, ...], Field(min_length=1, max_length=4096)] | None = Field(
@@ -195,7 +195,7 @@ def schema_in(
 def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
     if schema.origin == "own_records":
         text = "lists and ranges drawn from records can reveal a single record, and a job is"
-        fix = "judge each of them, replace values known only from records, and write public"
+        fix = "review each, replace values known only from records, and set public"
         yield Mix((f"{at}.origin",), f"{text} public; {fix}")
     if (schema.columns is None) == (schema.image is None):
         given = "both are given" if schema.columns else "neither is given"

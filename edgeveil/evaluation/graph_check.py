@@ -180,7 +180,7 @@ class GraphNode:
             return
         divisor = constants[self.inputs[1]].values if len(self.inputs) == 2 else None
         if divisor is None or not all(int(value) > 0 for value in divisor):
-            what = "divides whole numbers by what is not plainly above 0"
+            what = "divides integers by a value that may not be above 0"
             raise _refused(what, "write the quotient")
 
     def _trains(self) -> bool:

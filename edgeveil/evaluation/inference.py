@@ -42,8 +42,8 @@ class InferenceSession:
         """Raise DataError unless each public record x (n, ...) gets probabilities."""
         found = self._model.probabilities(x, weights)
         if len(_distributions(found, self.classes)) < len(x):
-            what = f"gives made-up records no probabilities over {self.classes} classes"
-            fix = "let the model give finite logits, one a class"
+            what = f"returns no probabilities over {self.classes} classes for made-up records"
+            fix = "return finite logits, one per class"
             raise DataError(what, where="ONNX graph", fix=fix)
 
     @flushed()

@@ -77,7 +77,7 @@ def find_head(graph: bytes) -> LinearHead:
     bias_at, of_bias = _tensor(graph, tensors[bias]) if bias is not None else (-1, None)
     matrix = values.T if transposed else values
     if of_bias is not None and of_bias.shape != matrix.shape[1:]:
-        raise _no_head("its last layer's bias is none of its classes")
+        raise _no_head("its last layer's bias does not have one value per class")
     return LinearHead(features, matrix, of_bias, at, bias_at, transposed)
 
 

@@ -88,7 +88,9 @@ class OnnxModel:
     ) -> NDArray[np.float64]:
         """Return `answers` of a classifier. Raises DataError for other models."""
         if self.output != PROBABILITIES:
-            raise DataError(f"gives a {self.output}, and classes are asked for", where="ONNX graph")
+            raise DataError(
+                f"returns a {self.output}, and classes are required", where="ONNX graph"
+            )
         return self.answers(x, weights, limit=limit)
 
     def answers(

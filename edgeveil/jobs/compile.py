@@ -122,7 +122,7 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     if schema.anomaly != job.anomaly:
         yield _other_labels(job)
     if (size := len(job.canonical())) > CANONICAL_BYTES:
-        text = f"makes the job {size} bytes, devices take {CANONICAL_BYTES}; name fewer columns"
+        text = f"makes the job {size} bytes, devices accept {CANONICAL_BYTES}; use fewer columns"
         yield Mix(("data.schema",), f"{text} or categories, and like columns in one list")
     if fleet is not None and fleet.source in SOURCES:
         try:
@@ -179,7 +179,7 @@ def _features(job: Job) -> Iterator[Mix]:
     for index, entry in enumerate(job.features):
         if isinstance(entry, PcaParameters):
             if index == 0 or index != last:
-                text = f"{entry.name} projects what the maps before it give; put it last, once"
+                text = f"{entry.name} projects the output of the maps before it; put it last, once"
                 yield Mix((f"features.{index}",), text)
             continue
         try:
@@ -279,11 +279,11 @@ def _model(job: Job) -> Iterator[Mix]:
             yield Mix(("features", "train.method"), f"{text} `features: [{{name: identity}}]`")
         return
     if projection_of(job.features) is not None:
-        text = f"a PCA takes rounds of its own, which method '{method}' has not; leave it out"
+        text = f"a PCA needs its own rounds, which method '{method}' does not have; leave it out"
         yield Mix(("features", "train.method"), text)
         return
     if job.model is None:
-        text = f"method '{method}' trains a model and none is named; add for example"
+        text = f"method '{method}' trains a model; add for example"
         yield Mix(("model", "train.method"), f"{text} `model: {{name: mlp}}`")
         return
     try:
@@ -363,7 +363,7 @@ def _secure(plan: Plan) -> Iterator[Mix]:
     yield from _groups(job)
     if not METHODS[method].summed:
         able = ", ".join(name for name in METHODS if METHODS[name].summed)
-        text = f"what method '{method}' uploads cannot be summed as integers; use {able}, or leave"
+        text = f"uploads of method '{method}' cannot be summed as integers; use {able}, or leave"
         yield Mix(("aggregation.secure", "train.method"), f"{text} secure out")
     elif shared and not (METHODS[method].shares or (stages and stages[-1].shares)):
         able = ", ".join(name for name in METHODS if METHODS[name].shares)
@@ -502,11 +502,11 @@ def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
     if plan.sets > 1 and rule.least > plan.sets:
         text = f"'{name}' needs {rule.least} means, and there are {plan.sets} groups; set at"
         at = ("aggregation.groups", "aggregation.k", "aggregation.malicious")
-        yield Mix(at, f"{text} least {rule.least}, or ask for fewer")
+        yield Mix(at, f"{text} least {rule.least}, or lower its requirement")
     elif plan.sets == 1 and rule.least > max(job.round.min_batch, most):
         text = f"'{name}' needs {rule.least} uploads as it is set, and at most {most:.0f} can come"
         keys = ("aggregation.k", "aggregation.malicious", "aggregation", "selection.devices")
-        yield Mix(keys, f"{text}; ask for fewer, or select more devices")
+        yield Mix(keys, f"{text}; lower its requirement, or select more devices")
 
 
 def _claims(plan: Plan) -> Iterator[Mix]:

@@ -222,7 +222,7 @@ class Plan:
     def evaluation(self) -> FederatedEvaluation:
         job, asked = self.job, self.job.federated_evaluation
         if asked is None:
-            raise UsageError("the job asks for no evaluation", where="federated_evaluation")
+            raise UsageError("the job has no evaluation", where="federated_evaluation")
         data, rate = job.data, 0.05 if asked.alarm_rate is None else asked.alarm_rate
         counts = ScoreCounts(rate) if job.anomaly else counts_of(data.classes, data.target)
         return self._evaluation(EVALUATE, counts, asked.epsilon)
@@ -231,7 +231,7 @@ class Plan:
     def cluster_sums(self) -> FederatedEvaluation:
         epsilon, counts = self.job.unsupervised.epsilon, ClusterSums(self.job.data.classes)
         if epsilon is None or not self.job.cluster_every:
-            raise UsageError("the job asks for no sums", where="unsupervised.upload")
+            raise UsageError("the job has no sums", where="unsupervised.upload")
         return self._evaluation(CLUSTER, counts, epsilon, STEP_BITS)
 
     def _evaluation(

@@ -76,7 +76,7 @@ def rehearse_device(
     except EdgeVeilError as error:
         raise DataError(error.what, where=error.where, fix=error.fix) from error
     except OF_OTHERS_CODE as error:  # a user's own model may raise anything
-        what = f"cannot be done on made-up records, {type(error).__name__}: {error}"
+        what = f"fails on made-up records, {type(error).__name__}: {error}"
         raise DataError(what, where="job", fix="change the job's model or method") from error
 
 
@@ -119,7 +119,7 @@ def rehearsed_evaluation(
     asked = plan.evaluation_of(round.phase).about(package)
     first = session.single_outputs(records.x[:1], given, asked.counts.outputs)
     if not np.isfinite(first).all():
-        what, fix = "gives a made-up record no finite output", "let the model give finite values"
+        what, fix = "returns no finite output for a made-up record", "return finite values"
         raise DataError(what, where="ONNX graph", fix=fix)
     answer = asked.answer(session, given, records, random_bytes, _ROW_S)
     return unpack_tensors(pack_tensors(answer.segments))[COUNTS]
@@ -186,7 +186,7 @@ def _train(device: MadeUpDevice, plan: Plan, state: Tensors, memory_bytes: int |
         longest_s = max(longest_s, _seconds_since(begun_s))
         size_bytes = sum(array.nbytes for array in device.kept.values())
         if memory_bytes is not None and size_bytes > memory_bytes:
-            what = f"the job would keep {size_bytes} bytes from round to round, not {memory_bytes}"
+            what = f"the job stores {size_bytes} bytes between rounds, not {memory_bytes}"
             fix = "raise it, or sit this job out"
             raise PrivacyError(what, where="limits.memory_bytes", fix=fix)
     return longest_s

@@ -9,7 +9,7 @@ from edgeveil.parts.round import TRAIN
 
 EVALUATION_COUNTS, CLUSTER_SUMS = "evaluation counts", "cluster sums"
 _PROXY = "ciphertext of one size, who sent it and when"
-_SUMMED = f"{_PROXY}; the seeds of masks, without what they hide"
+_SUMMED = f"{_PROXY}; the seeds of masks, without the masked values"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def who_sees(plan: Plan, cells: int = 1) -> tuple[Visibility, ...]:
     if plan.job.cluster_every:
         what = "noised by-cluster totals of evaluation records"
         rows.append(_evaluation(plan, cells, CLUSTER_SUMS, what))
-    models = Visibility("models sent to devices", "all: it makes them", "ciphertext")
+    models = Visibility("models sent to devices", "all: it creates them", "ciphertext")
     return (*rows, models)
 
 

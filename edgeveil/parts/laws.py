@@ -215,7 +215,7 @@ def a_records_features_do_not_depend_on_the_batch(part: Any) -> str:
     together = phi(x)
     for at in (0, 1, 63, 64, 129):
         if not np.array_equal(phi(x[at : at + 1])[0], together[at]):
-            return f"record {at} has other features alone than among {len(x)}"
+            return f"record {at} has other features in a batch of 1 than in one of {len(x)}"
     return "" if np.array_equal(phi(x[::-1]), together[::-1]) else "the order of records matters"
 
 

@@ -141,7 +141,7 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     listed = tuple(events)
     units = {event.unit for event in listed}
     if len(units) > 1:
-        raise PrivacyError("events of different units have no common ε; price each unit alone")
+        raise PrivacyError("events of different units have no common ε; price each unit separately")
     unit: Unit = units.pop() if units else "record"
     pure = Counter(e.epsilon for e in listed if isinstance(e, PureEvent) and e.epsilon)
     claimed = math.fsum(e.claimed_epsilon for e in listed if isinstance(e, ClaimedEvent))

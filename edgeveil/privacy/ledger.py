@@ -137,7 +137,7 @@ class Ledger:
 
     def _checked(self, request: JobRequest, limits: Limits) -> Quote:
         if UNKNOWN_ANSWERS.job_id in self._account():
-            what = f"what a copy of this device answered of '{self.dataset}' is not known, so"
+            what = f"the answers of a copy of this device on '{self.dataset}' are unknown, so"
             fix = "put back the newest state, or enrol a new device with a state_dir of its own"
             raise PrivacyError(f"{what} nothing is left to spend", where=str(self._path), fix=fix)
         jobs = {job: entry.counting for job, entry in self._account().items()}
@@ -155,7 +155,7 @@ class Ledger:
                 raise PrivacyError(f"job {request.job_id} was closed on this device")
             taken = sum(entry.is_open for entry in self._account().values())
             if known is None and limits.max_jobs is not None and taken >= limits.max_jobs:
-                what = f"the device takes part in {taken} jobs already, the owner allows"
+                what = f"the device already takes part in {taken} jobs, the owner allows"
                 fix = "it starts when one of them has ended; or raise it"
                 what = f"{what} {limits.max_jobs} at once"
                 raise PrivacyError(what, where="policy.max_jobs", fix=fix)

@@ -116,7 +116,7 @@ _ADVICE = {
     "closed_job": f"the proxy has closed this job: {ANEW}",
     "_below_floor": f"lower the proxy's min_batch_floor and resume the job, or {ANEW} with more "
     "devices a round (round.min_batch) or fewer groups (aggregation.groups)",
-    "replayed_": "the proxy holds a later number of the cloud's: if the cloud's clock is behind or "
+    "replayed_": "the proxy has a later number of the cloud: if the cloud's clock is behind or "
     "its store was restored, set the clock; if a key leaked, replace it (edgeveil trust rotate DIR "
     "cloud-releases), or without a root check that nobody else sends as the cloud at its broker; "
     "within a day the cloud's numbers, which follow the clock, exceed it",
@@ -157,10 +157,10 @@ _BY_CAUSE = {
     "conditions": "the boxes had no time (paused, busy, outside their owners' conditions), or by "
     "their clocks the root's metadata has expired: wait, or see edgeveil edge status",
     "fit": "the boxes cannot run the job (other data, too slow, too little room, or "
-    "privacy.max_participations is used up): edgeveil edge status says why; a longer "
+    "privacy.max_participations is used up): edgeveil edge status prints the reason; a longer "
     "round.budget_s helps those that are too slow",
     "fault": "something failed at the boxes (a full disk, a state that is behind, an error of the "
-    "program): edgeveil edge status says what",
+    "program): edgeveil edge status prints it",
 }
 _COUNTS = re.compile(r"(\d+) late or absent(?:, (\d+) offline in the fleet)?")
 

@@ -79,7 +79,7 @@ def _explain_proxy(error: Exception) -> tuple[str, str]:
         fix = "check the user in http_proxy, and http_proxy_password_file"
         return "the HTTP proxy refuses the user name or password", fix
     if status:
-        fix = "let the proxy open tunnels to this host and port, or use a port that it allows (443)"
+        fix = "allow tunnels to this host and port at the proxy, or use an allowed port (443)"
         return f"the HTTP proxy refuses the tunnel (HTTP {status[:3]})", fix
     refused = isinstance(error, ConnectionRefusedError)
     if not refused and isinstance(error, (ConnectionError, http.client.HTTPException)):

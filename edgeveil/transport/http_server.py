@@ -229,7 +229,7 @@ class Connection(asyncio.Protocol):
                 async with asyncio.timeout(min(BODY_S, until_s - clock())):
                     event = await self._event()
             except TimeoutError:
-                raise HttpError(408, "the body came too slowly") from None
+                raise HttpError(408, "the body arrived too slowly") from None
             except h11.RemoteProtocolError as error:
                 raise HttpError(400, str(error)) from None
             if not isinstance(event, h11.Data):

@@ -125,7 +125,7 @@ class OnnxMap:
         if sha256_hex(self._graph) != p.sha256:
             raise DataError("another backbone than the job names", where=p.sha256)
         if opened(self._graph).form != Form(p.input_form, p.output_dim):
-            raise DataError("the backbone has another form than the job says", where=p.sha256)
+            raise DataError("the backbone has another form than in the job", where=p.sha256)
         return self._graph
 
 

@@ -132,7 +132,7 @@ class DpSgdParameters(MethodParameters):
     local_steps: int = Field(default=10, ge=1, le=10_000)
     """Noised steps of one device in one round; each adds to the price."""
     sampling_rate: float = Field(default=0.1, gt=0, le=1)
-    """Probability of a record to be in a step's sample; 1: every step takes all records."""
+    """Probability of a record to be in a step's sample; 1: every step uses all records."""
     clip_norm: float = Field(default=1.0, gt=0, le=1e6)
     """C: the L2 norm that one record's gradient is clipped to."""
     learning_rate: float = Field(default=0.5, gt=0, le=100)

@@ -362,7 +362,7 @@ class FmParameters(MethodParameters):
     rounds: int = Field(default=15, ge=1, le=10_000)
     """Training rounds, one Taylor expansion each; preparation rounds are not counted."""
     noise: Literal["gaussian", "laplace"] = "gaussian"
-    """`gaussian`: (ε, δ). `laplace`: pure ε, with far more noise where there are many features."""
+    """`gaussian`: (ε, δ). `laplace`: pure ε, with far more noise for many features."""
     centre: bool = True
     """Release the sum of the features, so that they can be centred; false: the centre is 0."""
     quadratic: Literal["once", "never"] = "once"
@@ -374,12 +374,12 @@ class FmParameters(MethodParameters):
     ridge: float = Field(default=0.3, gt=0, le=1e3)
     """Ridge, as a multiple of the noise level in the averaged sums."""
     curvature: float = Field(default=0.5, gt=0, le=1.0)
-    """Bound on the softmax Hessian; 0.5 is Böhning's, smaller takes longer steps. Not for numeric
+    """Bound on the softmax Hessian; 0.5 is Böhning's, smaller means longer steps. Not for numeric
     labels: their loss is a polynomial with a known Hessian."""
     shares: Shares = Shares()
     """Shares of the budget for the preparatory sums."""
     local_steps: int = Field(default=20, ge=1, le=1000)
-    """Steps each device takes on its own noised polynomial in a round; they cost no ε."""
+    """Steps of each device on its noised polynomial in a round; they cost no ε."""
     average_from: float = Field(default=0.7, ge=0, lt=1)
     """Fraction of the rounds after which the model is the average of the iterates."""
     intercept: bool = True

@@ -47,7 +47,7 @@ def check_own_code(network: Network, parameters: Any) -> None:
         raise _refused(
             f"has no gradient of one record by itself, which '{parameters.method}' needs",
             error,
-            "let no step change its input or branch on values (see torch.func.vmap), or train with "
+            "no step may change its input or branch on values (see torch.func.vmap); or train with "
             "for example sgd and an update stage",
         ) from error
 

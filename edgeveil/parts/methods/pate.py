@@ -94,7 +94,7 @@ class PublicSet(PartBlock):
         except (binascii.Error, ValueError):
             raise ValueError("rows: is no base64") from None
         if len(raw) != size:
-            raise ValueError(f"rows: {len(raw)} bytes, where the form says {size}")
+            raise ValueError(f"rows: {len(raw)} bytes instead of {size}")
         if not np.isfinite(self.values()).all():
             raise ValueError("rows: some values are not finite")
         return self
@@ -116,7 +116,7 @@ def _read(file: str, folder: Path) -> NDArray[Any]:
 def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:
     if x.ndim < 2 or len(x) < records:
         raise DataError(
-            f"has the shape {list(x.shape)}, where {records} records are asked for",
+            f"has the shape {list(x.shape)}, for {records} records",
             fix="name an array x of as many rows, or fewer records",
         )
     rows = x[:records]
@@ -175,7 +175,7 @@ def refusals(
         found.append((("train.public", "train.method"), why))
     elif public.input_form != context.input_shape:
         form, shape = list(public.input_form), list(context.input_shape)
-        why = f"public records have the shape {form}, devices' records {shape}; make them alike"
+        why = f"public records have the shape {form}, devices' records {shape}; they must be equal"
         found.append((("train.public", "data.input_shape"), why))
     if context.projection is not None:
         why = (

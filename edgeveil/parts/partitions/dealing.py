@@ -75,7 +75,7 @@ def deal_own(
     check_dealing(devices, rule)
     if classes is None and needs_classes(rule):
         raise DataError(
-            "is not set, and which classes there are may not follow from the records",
+            "is not set, and the records must not define the classes",
             where="data.shard.classes",
             fix="write classes: 10, as the job has it",
         )

@@ -83,7 +83,7 @@ def require_schema(part: SourcePart, schema: DataSchema) -> None:
     raise DataError(
         f"'{part.name}' is not read by a schema with '{kind}'",
         where="data.source",
-        fix=f"store the records for {readers}, or take a job without data.schema",
+        fix=f"store the records for {readers}, or use a job without data.schema",
     )
 
 

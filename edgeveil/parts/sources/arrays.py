@@ -111,7 +111,7 @@ def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
     count = int(np.prod(shape, dtype=np.int64))
     content = stream.read(count * dtype.itemsize + 1)
     if len(content) != count * dtype.itemsize:
-        raise ValueError(f"{len(content)} bytes of data where the header says shape {shape}")
+        raise ValueError(f"{len(content)} bytes of data, but its header has shape {shape}")
     flat = np.frombuffer(content, dtype=dtype, count=count)
     return flat.reshape(shape, order="F" if fortran else "C")
 

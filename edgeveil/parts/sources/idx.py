@@ -62,7 +62,7 @@ def _read_array(stream: IO[bytes], file: Path, max_bytes: int) -> NDArray[Any]:
     if len(content) != size:
         have = "more" if len(content) > size else f"only {len(content)}"
         raise DataError(
-            f"its header says {size} bytes of data, it holds {have}",
+            f"its header declares {size} bytes of data, it has {have}",
             where=f"{file}, byte {4 + 4 * axes}",
             fix="copy the file again",
         )

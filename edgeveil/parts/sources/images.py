@@ -50,7 +50,7 @@ def _read(origin: Origin) -> tuple[Records, list[str]]:
         raise DataError("is not set", where="data.images", fix="write images: {size: [28, 28]}")
     if form.classes is None:
         raise DataError(
-            "is not set, and the folders that are there may not number the classes",
+            "is not set, and the existing folders must not define the classes",
             where="data.images.classes",
             fix="name the classes' folders, class 0 first, such as classes: [cat, dog]",
         )

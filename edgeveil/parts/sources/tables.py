@@ -150,7 +150,7 @@ def encode_csv(
 def require_columns(header: bool | None, schema: DataSchema | None) -> None:
     """Raise DataError unless the first line (`header`) or a schema names a CSV file's columns."""
     if header is None:
-        what = "does not say whether the first line of the CSV file names its columns"
+        what = "must be set: whether the first line of the CSV file names its columns"
         raise DataError(what, where="data.header", fix=_SET_HEADER)
     if not header and (schema is None or schema.header is None):
         raise DataError(

@@ -202,7 +202,7 @@ class Inversion:
 def why_no_pictures(recording: Recording) -> str:
     features, shape = recording.job.features, recording.job.data.input_shape
     if len(features) != 1 or features[0].name != "identity":
-        return "pictures are made of jobs whose only feature map is identity"
+        return "pictures need a job whose only feature map is identity"
     if math.isqrt(math.prod(shape)) ** 2 != math.prod(shape):
         return "records are no square images"
     return ""

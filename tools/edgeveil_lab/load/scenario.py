@@ -52,7 +52,7 @@ class LoadOptions(Block):
     package_bytes: FloatBytes = 4096
     """Bytes of the model that the cloud broadcasts each round, a multiple of 4."""
     rate_per_s: float | None = Field(default=None, gt=0, le=1_000_000, examples=[500])
-    """Connections opened a second; none: as fast as the broker accepts them."""
+    """Connections opened per second; none: as fast as the broker accepts them."""
     interval_s: float = Field(default=0, ge=0, le=86400)
     """Seconds from the start of one round to the start of the next, at least; 0: at once."""
     hold_s: float = Field(default=0, ge=0, le=86400)

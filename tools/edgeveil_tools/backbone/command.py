@@ -20,7 +20,7 @@ STEPS, DRAWINGS = 3000, 12_000  # batches, and digits drawn for them
 
 def file_lines(found: Mapping[str, Any]) -> list[str]:
     if "features" in found:
-        form = f"takes {list(found['input_shape'])}, gives {found['features']} features"
+        form = f"input {list(found['input_shape'])}, {found['features']} features"
     else:
         form = f"{found['values']:,} values in {found['tensors']} tensors"
     return [f"{found['path']}: {form}", f"{found['size_bytes']} bytes, SHA-256 {found['sha256']}"]

@@ -219,7 +219,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            text += ". Free some space and repeat the command: it completes what was begun"
+            text += ". Free some space and repeat the command: it completes the interrupted work"
         return text, EdgeVeilError.exit_code
     if os.environ.get("EDGEVEIL_DEBUG"):
         raise error

@@ -68,7 +68,7 @@ def test_a_job_with_one_survives_the_wire_and_one_without_keeps_its_bytes():
 @pytest.mark.parametrize(
     ("plain", "changes", "why"),
     [
-        (TABLE, {"origin": "own_records"}, r"origin: .*reveal a single record.*write public"),
+        (TABLE, {"origin": "own_records"}, r"origin: .*reveal a single record.*set public"),
         (TABLE, {"image": {"size": [2, 2]}}, "both are given"),
         (TABLE, {"columns": None}, "neither is given"),
         (TABLE, {"label": {"classes": ["a", "b"]}}, r"label: is missing; name the column"),
