@@ -64,7 +64,7 @@ def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(site,
     wait_for(lambda: page(f"{site.proxy_url()}/healthz")[0] == 503, "a health check that fails")
     if domain == "edge":
         state = str(state_of(site.site.edges[0]))
-        assert problem_of(state, "", 0) == "not well: broker (link_down)"
+        assert problem_of(state, "", 0) == "degraded: broker (link_down)"
         assert problem_of(state, "", 0, live=True) is None
     site.brokers[domain].start_again()
     link = "the proxy's link" if domain == "edge" else "the cloud's link"

@@ -181,7 +181,7 @@ def test_before_an_upgrade_the_store_is_copied_and_a_later_one_is_left_alone(pat
     assert copy.stat().st_mode & 0o777 == 0o600
     assert jobs_of(copy) == [job]  # a whole store of this program
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"version 0006, this program knows 0005"):
+    with pytest.raises(StoreError, match=r"version 0006, this program supports 0005"):
         jobs_of(path)
     assert path.read_bytes() == before
 

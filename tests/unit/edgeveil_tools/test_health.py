@@ -49,9 +49,9 @@ STUCK = {"broker": lambda: True, "machine": lambda: "stuck"}
     ("checks", "live", "problem"),
     [
         ({"broker": lambda: True}, False, None),
-        (DOWN, False, "not well: broker (link_down)"),
+        (DOWN, False, "degraded: broker (link_down)"),
         (DOWN, True, None),  # a new start would mend nothing
-        (STUCK, True, "not well: machine (stuck)"),
+        (STUCK, True, "degraded: machine (stuck)"),
     ],
 )
 def test_a_process_is_as_well_as_its_parts(tmp_path, checks, live, problem):

@@ -103,7 +103,7 @@ def test_what_cannot_be_is_refused_with_its_place(plain, changes, why):
 def test_a_schema_that_devices_would_not_take_for_its_size_is_refused():
     many = {"name": "c", "category": [f"category-{k:030}" for k in range(2000)]}
     text = job({**TABLE, "columns": [many]})
-    with pytest.raises(ConfigError, match=r"data\.schema: makes the job \d+ bytes, devices take"):
+    with pytest.raises(ConfigError, match=r"data\.schema: makes the job \d+ bytes, devices accept"):
         parse_plan(text)
 
 
