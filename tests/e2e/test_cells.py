@@ -113,5 +113,5 @@ def test_a_second_proxy_of_a_cell_and_who_claims_anothers_are_refused(fleet):
     assert fleet.processes["proxy-second"].poll() is None
     fleet.claims_cell("proxy-second", "south")
     fleet.restart("proxy-second")
-    assert "its site file says 'south'" in fleet.ends("proxy-second")
+    assert "its site file has 'south'" in fleet.ends("proxy-second")
     assert fleet.status("south")["online"] == 2, "the other cell goes on"

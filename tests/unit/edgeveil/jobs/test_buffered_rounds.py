@@ -84,7 +84,7 @@ PARALLEL = {
         ({"round": {**BUFFERED, "buffer": 2}}, "round.buffer", "hands over 3 or more"),
         ({"selection": {"devices": 5}}, "round.buffer", "only 5 devices are selected"),
         ({"aggregation": {"name": "fedavg", "secure": True}}, "round.mode", "leave secure out"),
-        ({"aggregation": {"name": "median"}}, "round.mode", "'median' would take"),
+        ({"aggregation": {"name": "median"}}, "round.mode", "'median' would treat"),
         (INFERRING, "round.mode", "would be recognised"),
         (SUMS, "round.mode", "no change of a model"),
         (PARALLEL, "round.mode", "late ones are weighed"),

@@ -71,7 +71,7 @@ def rule(name, **more):
             CLOSED + MLP + SGD + f"update: [{TOP}, {GAUSSIAN}]\n",
         ),
         ("features: no guarantee is proven", CLOSED + IDENTITY + FM_PAPER),
-        ("privacy.delta: .* nobody", "privacy: {epsilon: 8, delta: 0.1}\n" + FM + IDENTITY),
+        ("privacy.delta: .* no protection", "privacy: {epsilon: 8, delta: 0.1}\n" + FM + IDENTITY),
         ("features: no guarantee is proven", CLOSED + FM + WISHART),
         ("features: no guarantee is proven", CLOSED + FM + LOCAL_PCA),
         ("federated_evaluation: .* no basis", OPEN + FM + LOCAL_PCA + EVALUATED),
