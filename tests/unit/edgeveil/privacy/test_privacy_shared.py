@@ -68,7 +68,7 @@ def test_what_sums_show_has_the_price_of_the_whole_noise():
     assert found.epsilon == epsilon([shared.together] * 3, DELTA).epsilon
     assert found.if_colluding == epsilon([shared.own] * 3, DELTA).epsilon > 5 * found.epsilon
     assert found.honest == 80
-    assert "with 80 honest devices" in str(found)
+    assert "assumes 80 honest devices" in str(found)
 
 
 def test_too_coarse_parts_are_priced_by_moments():
