@@ -281,7 +281,7 @@ MUTANTS = {
         "edgeveil.privacy.gaussian_mechanism:clipped_steps",
         "whole if within else np.zeros_like(whole)"
         " -> np.trunc(values * 2.0**grid_bits).astype(np.int64)",
-        "tests/unit/edgeveil/parts/stages/test_stages.py::test_an_update_is_clipped_as_a_whole_and_never_past_the_norm",
+        "tests/unit/edgeveil/parts/stages/test_update_stages.py::test_an_update_is_clipped_as_a_whole_and_never_past_the_norm",
     ),
     "linear-terms-not-clipped": Mutant(
         "edgeveil.parts.methods.fm_sums:linear_sum",
@@ -333,7 +333,7 @@ MUTANTS = {
     "weights-of-an-upload-paid-once": Mutant(
         "edgeveil.parts.stages.noise:LdpFl.event",
         "self.parameters.composition == 'sequential' -> False",
-        "tests/unit/edgeveil/parts/stages/test_stages.py::test_all_weights_and_rounds_share_the_budget",
+        "tests/unit/edgeveil/parts/stages/test_update_stages.py::test_all_weights_and_rounds_share_the_budget",
         of=("ldp_fl",),
     ),
     "gaussian-releases-counted-once": Mutant(
