@@ -1,60 +1,38 @@
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from edgeveil.config.site_files import load_site
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
-from edgeveil.errors import JobFailed, UsageError
+from edgeveil.errors import JobFailed
 from edgeveil.parts.features import read_backbones
 from edgeveil.parts.features.onnx import sha256_hex
+from edgeveil.parts.own_records import device_records
 from edgeveil_tools.local import reference as run_reference
 from edgeveil_tools.local.children import Children
-from edgeveil_tools.local.data import check_data
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import owners_policy
 from edgeveil_tools.local.run import FILES, prepare
 from edgeveil_tools.site.provision import SiteSpec, provision
 from tests.kits.backbone_files import small_backbone
+from tests.kits.live_site import wait_for
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
-
-
-def job_with(tmp_path, **changes):
-    plain = yaml.safe_load(QUICKSTART.read_text())
-    for path, value in changes.items():
-        block, _, key = path.partition("__")
-        (plain[block] if key else plain)[key or block] = value
-    file = tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(plain))
-    return file
-
-
-# --- the job ---
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"local_run__devices": 1438}, {"data__source": "csv", "local_run__test_records": None}],
-)
-def test_data_that_does_not_fit_is_found_before_anything_starts(tmp_path, changes):
-    with pytest.raises(UsageError):
-        check_data(*local_job(job_with(tmp_path, **changes), Overrides()))
 
 
 def test_the_played_owners_allow_the_runs_own_backbone(tmp_path):
     backbone = small_backbone()
     (tmp_path / "own.onnx").write_bytes(backbone)
-    features = [{"name": "onnx", "file": "own.onnx", "input_scale": 16}]
-    job, run = local_job(job_with(tmp_path, features=features), Overrides())
+    plain = yaml.safe_load(QUICKSTART.read_text())
+    plain["features"] = [{"name": "onnx", "file": "own.onnx", "input_scale": 16}]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(plain))
+    job, run = local_job(tmp_path / "job.yaml", Overrides())
     digest = sha256_hex(backbone)
     assert owners_policy(job, run).allowed_backbones == (digest,)
     assert read_backbones(job.features) == {digest: backbone}
-
-
-# --- the folder ---
 
 
 def test_an_earlier_runs_files_go_and_others_stay(tmp_path):
@@ -67,13 +45,7 @@ def test_an_earlier_runs_files_go_and_others_stay(tmp_path):
     assert (tmp_path / "events.jsonl").read_text() == ""
 
 
-# --- the reference ---
-
-
 def test_the_reference_learns_from_the_devices_training_records_alone(tmp_path):
-    from edgeveil.config.site_files import load_site
-    from edgeveil.parts.own_records import device_records
-
     job, run = local_job(QUICKSTART, Overrides(devices=6))
     plan = SiteSpec(tmp_path / "site", devices=6, partition=run.partition, seed=run.seed)
     provision(plan)
@@ -89,9 +61,6 @@ def test_the_reference_learns_from_the_devices_training_records_alone(tmp_path):
     assert len(fewer) < 0.8 * len(pool) and {row.tobytes() for row in fewer.x} <= rows
 
 
-# --- children ---
-
-
 @pytest.fixture
 def children(tmp_path):
     made = Children(tmp_path)
@@ -99,28 +68,14 @@ def children(tmp_path):
     made.stop()
 
 
-def _wait(condition):
-    for _ in range(400):
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _ended(children):
-    try:
-        children.check()
-    except JobFailed as error:
-        return error
-    return None
-
-
-def test_a_child_that_ends_is_named_with_its_last_words(children, tmp_path):
+def test_a_child_that_ends_is_named_with_its_last_line(children, tmp_path):
     children.start("cloud", ["cloud", "--config", str(tmp_path / "none.yaml")])
-    assert _wait(lambda: _ended(children))
+    children._children[0].process.wait(60)
+    with pytest.raises(JobFailed) as raised:
+        children.check()
     last = (tmp_path / "cloud.log").read_text().strip().splitlines()[-1]
     for part in ("cloud", "2", last, str(tmp_path / "cloud.log")):
-        assert part in str(_ended(children))
+        assert part in str(raised.value)
 
 
 def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypatch):
@@ -131,7 +86,7 @@ def test_a_child_that_ignores_the_request_is_killed(children, tmp_path, monkeypa
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     children.start("deaf", [])
-    assert _wait(lambda: (tmp_path / "deaf.log").read_text() == "deaf\n")
+    wait_for((tmp_path / "deaf.log").read_text, "the child's start")
     (child,) = children._children
     children.stop()
     assert child.process.returncode == -9

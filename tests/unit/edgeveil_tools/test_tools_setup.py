@@ -50,8 +50,8 @@ def test_bash_completes_commands_options_choices_and_paths(tmp_path, capsys):
     ("kind", "made"),
     [
         ("classification", "fruit.csv"),
-        ("images", "pictures/disc/000.png"),
-        ("anomaly", "windows.csv"),
+        pytest.param("images", "pictures/disc/000.png", marks=pytest.mark.slow),
+        pytest.param("anomaly", "windows.csv", marks=pytest.mark.slow),
     ],
 )
 def test_init_writes_a_job_that_plays_right_away(kind, made, tmp_path, capsys):
@@ -65,8 +65,8 @@ def test_init_writes_a_job_that_plays_right_away(kind, made, tmp_path, capsys):
     assert cli.main([*then[1:4], "--out", str(out), "--devices", "6", "--no-reference"]) == 0
     assert leading(json.loads((out / "result.json").read_bytes())["final"])[1] > 0.8
     assert cli.main(["predict", str(out / "model.onnx"), str(folder / made), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])["predictions"]
-    assert {"apple", "normal", "disc"} & {one["name"] for one in told}
+    predictions = json.loads(capsys.readouterr().out.splitlines()[-1])["predictions"]
+    assert {"apple", "normal", "disc"} & {one["name"] for one in predictions}
 
 
 def test_init_writes_the_same_each_time_and_over_nothing(tmp_path, capsys):
