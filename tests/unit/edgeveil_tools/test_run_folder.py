@@ -1,4 +1,4 @@
-"""What a run says of itself in its folder: job, time, command; and its model in the file."""
+"""What a run's folder says of it: job, time, command; and its model in the file."""
 
 import json
 from pathlib import Path
@@ -13,6 +13,7 @@ from edgeveil.jobs import parse_job
 from edgeveil_tools import cli
 from edgeveil_tools.local.job import Overrides, local_job, submitted, whole_job
 from edgeveil_tools.local.local_run import load_local_job
+from edgeveil_tools.local.run import FILES
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "tests" / "kits" / "quickstart.yaml"
@@ -28,8 +29,9 @@ def ran(tmp_path_factory):
     text = QUICKSTART.read_text().replace("rounds: 15", "rounds: 2")
     job.write_text(text.replace("every_rounds: 5", "every_rounds: 2"))
     line = ["run", str(job), "--simulate", "--devices", "6", "--seed", "3", "--no-reference"]
-    assert cli.main([*line, "--out", str(base / "out")]) == 0
-    return base / "out", [*line, "--out", str(base / "out")]
+    line += ["--out", str(base / "out")]
+    assert cli.main(line) == 0
+    return base / "out", line
 
 
 @pytest.mark.timeout(900)  # whose backbone is not here yet has it trained
@@ -53,37 +55,33 @@ def test_running_its_job_file_again_repeats_the_run(ran, tmp_path):
     assert (tmp_path / "again" / "job.yaml").read_bytes() == (out / "job.yaml").read_bytes()
 
 
-def test_a_result_is_written_over_if_asked_to_and_a_job_file_of_ones_own_never(ran, tmp_path):
+def test_the_model_says_what_it_is_and_a_result_is_written_over_only_if_asked_to(ran):
     out, line = ran
-    before = (out / "result.json").read_bytes()
+    raw, before = ((out / name).read_bytes() for name in ("model.onnx", "result.json"))
+    check_graph(raw, released=True)
+    model = onnx.load_model_from_string(raw)
+    onnx.checker.check_model(model)
+    assert all((out / name).is_file() for name in FILES)
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    result = json.loads(before)
+    assert facts["edgeveil.job"] == "quickstart"
+    assert facts["edgeveil.job_sha256"] == result["run"]["job_sha256"]
+    assert json.loads(facts["edgeveil.labels"]) == [str(n) for n in range(10)]
+    assert json.loads(facts["edgeveil.input_shape"]) == [64]
+    assert json.loads(facts["edgeveil.privacy"]) == result["privacy"]
+    assert "protects nobody" in facts["edgeveil.note"]
     assert cli.main(line) == 2
     with pytest.raises(UsageError):
         edgeveil.simulate(QUICKSTART, out=out)
     assert (out / "result.json").read_bytes() == before
     assert cli.main([*line, "--force"]) == 0
     assert (out / "result.json").read_bytes() != before
+
+
+def test_a_job_file_of_ones_own_is_never_written_over(tmp_path):
     job = tmp_path / "job.yaml"
-    job.write_text(text := "# mine\n" + QUICKSTART.read_text().replace("rounds: 15", "rounds: 1"))
+    job.write_text(text := "# mine\n" + QUICKSTART.read_text())
     for force in (False, True):
         with pytest.raises(UsageError):
             edgeveil.simulate(job, out=tmp_path, devices=6, reference=False, force=force)
     assert job.read_text() == text
-
-
-def test_the_model_says_what_it_is(ran):
-    out, _ = ran
-    raw = (out / "model.onnx").read_bytes()
-    check_graph(raw, released=True)
-    model = onnx.load_model_from_string(raw)
-    onnx.checker.check_model(model)
-    said = {entry.key: entry.value for entry in model.metadata_props}
-    result = json.loads((out / "result.json").read_bytes())
-    assert said["edgeveil.job"] == "quickstart"
-    assert said["edgeveil.job_sha256"] == result["run"]["job_sha256"]
-    assert said["edgeveil.version"] == result["versions"]["edgeveil"]
-    assert json.loads(said["edgeveil.labels"]) == [str(n) for n in range(10)]
-    assert json.loads(said["edgeveil.input_shape"]) == [64]
-    privacy = json.loads(said["edgeveil.privacy"])
-    assert privacy == result["privacy"]
-    assert (privacy["training"]["status"], privacy["training"]["unit"]) == ("proven", "record")
-    assert "protects nobody" in said["edgeveil.note"]

@@ -1,5 +1,4 @@
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +13,7 @@ from edgeveil_tools import cli
 from edgeveil_tools.backbone import command as backbone
 from edgeveil_tools.backbone.encoders import FEATURES, onnx_encoder, train_encoder
 
-TINY = {"steps": 4, "drawings": 40}
-TEXT = "features: [{{name: identity}}, {{name: onnx, file: {}}}]\n"
-
-
-@pytest.fixture(scope="module")
-def encoder():
-    return train_encoder(seed=1, **TINY)
-
-
-@pytest.fixture(scope="module")
-def graph(encoder):
-    return onnx_encoder(encoder)
+TEXT = "features: [{name: identity}, {name: onnx, file: digits}]\n"
 
 
 @pytest.fixture
@@ -36,7 +24,9 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.setattr(backbone, "DRAWINGS", 300)
 
 
-def test_the_graph_gives_what_torch_gives(encoder, graph):
+def test_the_graph_gives_what_torch_gives():
+    encoder = train_encoder(seed=1, steps=4, drawings=40)
+    graph = onnx_encoder(encoder)
     images = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         wanted = encoder(images).numpy()
@@ -50,41 +40,29 @@ def test_the_graph_gives_what_torch_gives(encoder, graph):
     assert f"{len(graph):,} bytes" in Path("docs/privacy.md").read_text("utf-8")
 
 
-def test_train_and_show_say_the_same(quick, tmp_path, capsys):
-    out = tmp_path / "own.onnx"
+def test_it_is_trained_by_command_shown_by_a_check_and_cached_once_by_a_run(
+    quick, tmp_path, capsys
+):
+    out, cached = tmp_path / "own.onnx", cached_backbone("digits")
     assert cli.main(["backbone", "digits", "--out", str(out), "--json"]) == 0
     trained = json.loads(capsys.readouterr().out)
     assert cli.main(["check", str(out), "--json"]) == 0
     (shown,) = json.loads(capsys.readouterr().out)["files"]
-    assert {name: shown[name] for name in ("sha256", "input_shape", "features")} == {
-        name: trained[name] for name in ("sha256", "input_shape", "features")
-    }
+    for name in ("sha256", "input_shape", "features"):
+        assert shown[name] == trained[name]
     assert trained["size_bytes"] == out.stat().st_size
-    assert not cached_backbone("digits").exists()
-
-
-def test_the_cache_is_filled_once(quick, tmp_path):
     assert len(edgeveil.validate(Path("configs/jobs/mnist_fm_local.yaml"))) == 1
-    assert not cached_backbone("digits").exists(), "a check trains nothing"
-    (tmp_path / "job.yaml").write_text(TEXT.format("digits"))
-    said = []
-    backbone.ensure_for_jobs([tmp_path / "job.yaml"], said.append)
-    assert said[-1].endswith("digits: 100 %")
-    assert len(set(said)) == len(said)
-    first = cached_backbone("digits").read_bytes()
-    said.clear()
-    backbone.ensure_for_jobs([tmp_path / "job.yaml"], said.append)
-    assert not said
-    assert cached_backbone("digits").read_bytes() == first
-    assert list(cached_backbone("digits").parent.iterdir()) == [cached_backbone("digits")]
-
-
-@pytest.mark.parametrize(
-    "text", ["job: " + "{a: " * 900 + "1" + "}" * 900, 'job: !!int ""', "a: ["]
-)
-def test_whether_a_file_names_the_encoder_is_asked_of_any_file(tmp_path, text):
-    path = tmp_path / "job.yaml"
-    path.write_text(text)
-    backbone.ensure_for_jobs([path, tmp_path, tmp_path / "none"])
-    os.mkfifo(tmp_path / "pipe")
-    backbone.ensure_for_jobs([tmp_path / "pipe"])  # nobody writes to it
+    assert not cached.exists(), "neither command nor check fills the cache"
+    (tmp_path / "job.yaml").write_text(TEXT)
+    lines = []
+    backbone.ensure_for_jobs([tmp_path / "job.yaml"], lines.append)
+    assert lines[-1].endswith("digits: 100 %")
+    first = cached.read_bytes()
+    for text in ("job: " + "{a: " * 900 + "1" + "}" * 900, 'job: !!int ""', "a: ["):
+        (tmp_path / "odd.yaml").write_text(text)
+        backbone.ensure_for_jobs([tmp_path / "odd.yaml", tmp_path, tmp_path / "none"])
+    lines.clear()
+    backbone.ensure_for_jobs([tmp_path / "job.yaml"], lines.append)
+    assert not lines
+    assert cached.read_bytes() == first
+    assert list(cached.parent.iterdir()) == [cached]

@@ -15,7 +15,6 @@ from edgeveil_tools.tracking.watch import tracked
 from tests.kits.job_events import committed
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
-ROUNDS = 3
 COMMITTED = committed(3, 1, 1, figures={"macro_f1": 0.25})["data"]
 
 
@@ -28,46 +27,27 @@ def store_uri(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def closed_port():
+def ran(tmp_path_factory, store_uri):
+    base, lines = tmp_path_factory.mktemp("run"), []
+    text = QUICKSTART.read_text().replace("rounds: 15", "rounds: 3")
+    (base / "job.yaml").write_text(text.replace("every_rounds: 5", "every_rounds: 3"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory, store_uri, closed_port):
-    base, lines = tmp_path_factory.mktemp("run"), []
-    text = QUICKSTART.read_text().replace("rounds: 15", f"rounds: {ROUNDS}")
-    (base / "job.yaml").write_text(text.replace("every_rounds: 5", "every_rounds: 3"))
-    away = f"mlflow:http://user:hidden-word@127.0.0.1:{closed_port}"
+        away = f"mlflow:http://user:hidden-word@127.0.0.1:{probe.getsockname()[1]}"
     track = [f"mlflow:{store_uri}", away]
     options = {"devices": 6, "out": base / "out", "reference": False, "track": track}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "CLOSE_S", 200.0)  # the machine may be busy with other tests
-        hear = lambda view: lines.append(view.line) if view.kind == "note" else None  # noqa: E731
-        result = edgeveil.simulate(base / "job.yaml", progress=hear, **options)
+        note = lambda view: lines.append(view.line) if view.kind == "note" else None  # noqa: E731
+        result = edgeveil.simulate(base / "job.yaml", progress=note, **options)
     return lines, result
 
 
-def board(folder):
-    """The one run of a board: its folder, and a reader."""
-    (found,) = (folder / "board").iterdir()
-    read = EventAccumulator(str(found))
-    read.Reload()
-    return found, read
-
-
-def text_of(read, tag):
-    return read.Tensors(tag)[0].tensor_proto.string_val[0].decode()
-
-
-def test_a_server_that_is_away_is_told_once_without_its_password_and_stops_nothing(
-    ran, closed_port
-):
+def test_a_server_that_is_away_is_named_once_without_its_password_and_stops_nothing(ran):
     lines, result = ran
-    (told,) = [line for line in lines if "Tracking" in line]
-    assert f"mlflow:http://…@127.0.0.1:{closed_port}" in told
-    assert "hidden-word" not in told + json.dumps(result.content)
+    (named,) = [line for line in lines if "Tracking" in line]
+    assert "mlflow:http://…@127.0.0.1:" in named
+    assert "hidden-word" not in named + json.dumps(result.content)
     assert result.status == "completed"
     for word in ("b", "b@d", "b/d", "b@/d"):
         assert hidden(f"run --track x:http://a:{word}@c") == "run --track x:http://…@c"
@@ -79,27 +59,20 @@ def test_mlflow_has_parameters_guarantees_rounds_and_files(ran, store_uri):
     experiment = client.get_experiment_by_name("edgeveil")
     (found,) = client.search_runs([experiment.experiment_id])
     assert (found.info.run_name, found.info.status) == ("quickstart-seed-7", "FINISHED")
-    params, number = found.data.params, found.info.run_id
+    params, tags, number = found.data.params, found.data.tags, found.info.run_id
     assert (params["train.method"], params["privacy.epsilon"]) == ("fm", "8.0")
-    assert params["local_run.devices"] == "6"
     assert params["planned.training.status"] == "proven"
-    assert params["planned.inference.unit"] == "device"
 
     def history(name):
         return [(one.step, one.value) for one in client.get_metric_history(number, name)]
 
-    for name in ("accuracy", "figures_balanced_accuracy", "figures_macro_f1", "figures_auc"):
+    for name in ("accuracy", "figures_macro_f1"):
         by_round = [(row["round"], row[name]) for row in result.rounds]
-        told = name.removeprefix("figures_")
-        assert history(told) == by_round
-        assert found.data.metrics[f"final.{told}"] == by_round[-1][1]
-    errors = [row["figures"]["calibration"]["error"] for row in result.content["rounds"]]
-    assert [value for _, value in history("calibration_error")] == errors
+        assert history(name.removeprefix("figures_")) == by_round
     spent = [row["training"] for row in result.epsilon if row["round"]]
     assert [value for step, value in history("epsilon.training") if step] == spent
-    assert float(found.data.tags["privacy.training.epsilon"]) == pytest.approx(8, rel=1e-6)
-    assert float(found.data.tags["privacy.training.delta"]) == 1e-5
-    assert "protects nobody" in found.data.tags["privacy.note"]
+    assert float(tags["privacy.training.epsilon"]) == pytest.approx(8, rel=1e-6)
+    assert "protects nobody" in tags["privacy.note"]
     kept = {file.path for file in client.list_artifacts(number)}
     assert kept == {"job.yaml", "result.json", "model.onnx", "report.html"}
 
@@ -137,10 +110,10 @@ def test_a_job_of_a_cloud_is_logged_while_it_is_watched(tmp_path, capsys):
     targets = [f"tensorboard:{tmp_path}/board"]
     assert list(tracked(StoredCloud(), "quick-1", targets, events)) == events
     assert capsys.readouterr().err == ""
-    folder, read = board(tmp_path)
-    assert folder.name.startswith("quick-1-")
+    (folder,) = (tmp_path / "board").iterdir()
+    read = EventAccumulator(str(folder))
+    read.Reload()
     assert [(one.step, one.value) for one in read.Scalars("accuracy")] == [(1, 0.5), (2, 0.75)]
-    assert read.Scalars("final.accuracy")[0].value == 0.75
-    assert "| status | completed |" in text_of(read, "outcome")
-    assert "| privacy.training.status | proven |" in text_of(read, "outcome")
+    outcome = read.Tensors("outcome")[0].tensor_proto.string_val[0].decode()
+    assert "| privacy.training.status | proven |" in outcome
     assert {one.name for one in folder.iterdir()} > {"job.yaml", "model.onnx"}
