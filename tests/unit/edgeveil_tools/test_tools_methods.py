@@ -1,4 +1,4 @@
-"""`edgeveil methods`: every name of every table, and that what is said of it is so."""
+"""`edgeveil methods`: the stated guarantee of every method and stage is that of its price."""
 
 import json
 
@@ -15,8 +15,6 @@ from edgeveil.privacy.events import ClaimedEvent, UnprotectedEvent
 from edgeveil_tools import cli
 from edgeveil_tools.methods import entries
 
-ENTRIES = entries()
-
 
 def status(events):
     if any(isinstance(event, UnprotectedEvent) for event in events):
@@ -24,6 +22,7 @@ def status(events):
     return "claimed" if any(isinstance(event, ClaimedEvent) for event in events) else "proven"
 
 
+@pytest.fixture
 def context():
     return MethodContext(
         epsilon=8.0,
@@ -39,28 +38,23 @@ def context():
 
 
 @pytest.mark.parametrize("name", METHODS.names())
-def test_the_status_of_a_method_is_that_of_its_price(name):
+def test_the_status_of_a_method_is_that_of_its_price(name, context):
     method = METHODS[name]
     parameters = method.made()
-    given = context()
-    rounds = [e for e in method.cloud(parameters, given).plan() if e.phase == TRAIN]
-    events = method.device(parameters, given).price(rounds[0])
-    assert METHODS[name].privacy == status(events)
+    rounds = [e for e in method.cloud(parameters, context).plan() if e.phase == TRAIN]
+    assert method.privacy == status(method.device(parameters, context).price(rounds[0]))
 
 
 @pytest.mark.parametrize("name", STAGES.names())
-def test_a_stage_has_a_status_where_it_protects(name):
-    entry = STAGES[name]
-    stage = entry.build(entry.made(), context())
-    events = stage.price(METHODS["sgd"].cloud(METHODS["sgd"].made(), context()).plan()[0])
-    expected = status(events) if stage.protects else None
-    assert STAGES[name].privacy == expected
+def test_a_stage_has_a_status_where_it_protects(name, context):
+    entry, sgd = STAGES[name], METHODS["sgd"]
+    stage = entry.build(entry.made(), context)
+    events = stage.price(sgd.cloud(sgd.made(), context).plan()[0])
+    assert entry.privacy == (status(events) if stage.protects else None)
 
 
 def test_the_command_lists_all_and_one(capsys):
     assert cli.main(["methods", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["names"]) == len(ENTRIES)
+    assert len(json.loads(capsys.readouterr().out)["names"]) == len(entries())
     assert cli.main(["methods", "krum"]) == 0
-    said = capsys.readouterr().out
-    assert "Blanchard" in said
-    assert "fedavg" not in said
+    assert "Blanchard" in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """`edgeveil run --simulate`, of one run or of a grid."""
 
-import io
 import json
 import re
 import shutil
@@ -17,8 +16,6 @@ from edgeveil_tools.local import data as run_data
 from edgeveil_tools.local.data import check_data, source
 from edgeveil_tools.local.grid import grid_of
 from edgeveil_tools.local.job import Overrides, local_job
-from edgeveil_tools.local.run import FILES as LEFT
-from edgeveil_tools.local.run import run_local, summary
 
 QUICKSTART = Path(__file__).parents[3] / "tests" / "kits" / "quickstart.yaml"
 SMALL = {
@@ -38,83 +35,44 @@ def job_file(folder, **changes):
     return path
 
 
-def mnist_job(folder):
+def test_a_published_set_is_looked_for_in_the_usual_places(tmp_path, monkeypatch):
+    here = tmp_path / "a" / "b"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
     data = {"source": "mnist", "classes": 10, "input_shape": [28, 28], "nominal_records": 20}
     features = [{"name": "gabor", "orientations": 2, "scales": 1, "pool": 16}]
-    return job_file(folder, job="tiny", data=data, features=features)
-
-
-@pytest.fixture
-def nowhere(tmp_path, monkeypatch):
-    """A working directory from which no data set is found."""
-    place = tmp_path / "a" / "b"
-    place.mkdir(parents=True)
-    monkeypatch.chdir(place)
-    return place
-
-
-def test_a_simulated_run_leaves_what_a_real_one_does_and_says_what_it_was(tmp_path, capsys):
-    out = tmp_path / "out"
-    assert run_local(job_file(tmp_path), out, Overrides(), stream=io.StringIO()) == 0
-    assert all((out / name).is_file() for name in LEFT)
-    result = json.loads((out / "result.json").read_text())
-    assert (result["simulated"], result["encryption"]) == (True, "off")
-    for said in (str(summary(result)), (out / "report.html").read_text()):
-        assert "protects nobody" in said
-    assert (result["status"], result["protocol"]) == ("completed", None)
-    assert [row["uploads"] for row in result["rounds"]] == [5, 5]
-    assert result["privacy"]["training"]["status"] == "proven"
-    assert len(result["reference"]["rounds"]) == 2
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert events[-1]["type"] == "job_completed"
-    assert capsys.readouterr().out == ""
-
-
-# --- MNIST --------------------------------------------------------------------------------------
-
-
-def test_the_usual_places_are_looked_at_and_named(tmp_path, nowhere):
-    job, run = local_job(mnist_job(tmp_path), Overrides())
+    job, run = local_job(job_file(tmp_path, data=data, features=features), Overrides())
     with pytest.raises(UsageError):
         check_data(job, run)
     for place in run_data.PLACES:
-        here = nowhere / place / "mnist"
-        here.mkdir(parents=True)
+        folder = here / place / "mnist"
+        folder.mkdir(parents=True)
         for name in MNIST_FILES.names:
-            (here / name).touch()
-        assert source(job, run).path.resolve() == here.resolve()
-        shutil.rmtree(here)
-
-
-# --- grids ---
-
-
-def grid(*more):
-    return main(["run", *map(str, more), "--simulate", "--json"])
+            (folder / name).touch()
+        assert source(job, run).path.resolve() == folder.resolve()
+        shutil.rmtree(folder)
 
 
 def test_a_grid_holds_every_seed_and_point_and_goes_on_where_it_stopped(tmp_path, capsys):
-    path, out = job_file(tmp_path, federated_evaluation={"epsilon": 8}), tmp_path / "grid"
-    asked = [path, "--out", out, "--seeds", "2", "--sweep", "privacy.epsilon=1,8"]
-    assert grid(*asked) == 0
+    path, out = job_file(tmp_path), tmp_path / "grid"
+    asked = ["run", str(path), "--simulate", "--out", str(out), "--seeds", "2", "--json"]
+    asked += ["--sweep", "privacy.epsilon=1,8"]
+    assert main(asked) == 0
     content = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in content["rows"]] == ["privacy.epsilon=1", "privacy.epsilon=8"]
     for row, epsilon in zip(content["rows"], (1, 8), strict=True):
         assert (row["seeds"], row["measure"]) == ([7, 8], "accuracy")
-        assert len(row["values"]) == 2
-        assert min(row["values"]) <= row["median"] <= max(row["values"])
+        assert len(row["values"]) == 2 and min(row["values"]) <= row["median"] <= max(row["values"])
         assert row["privacy"]["training"]["epsilon"] == pytest.approx(epsilon, rel=1e-3)
         assert row["without_noise"] > 0
-    assert (out / "table.json").exists()
     page = thawed((out / "comparison.html").read_text())
     model = out / "privacy.epsilon=8" / "seed-8" / "model.onnx"
     before = model.stat().st_mtime_ns
-    assert grid(*asked) == 0
+    assert main(asked) == 0
     assert model.stat().st_mtime_ns == before
     assert main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
     assert thawed((tmp_path / "again.html").read_text()) == page
-    assert all(one.done for one in grid_of(path, out, Overrides(simulate=True), 2, asked[-1:]))
-    job_file(tmp_path, federated_evaluation={"epsilon": 4})
+    job_file(tmp_path, train={"method": "fm", "rounds": 3})
     assert not any(one.done for one in grid_of(path, out, Overrides(simulate=True), 2, asked[-1:]))
 
 
@@ -123,9 +81,8 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
     (tmp_path / "owner.yaml").write_text("policy: {min_devices: 4}")
     run = {**SMALL["local_run"], "policy": str(tmp_path / "owner.yaml")}
     path = job_file(tmp_path, selection=four, local_run=run, round={"min_batch": 4})
-    spent = "privacy.max_participations=1,2"
-    code = grid(path, "--sweep", spent, "--out", tmp_path / "t")
-    assert code == JobFailed.exit_code
+    asked = ["--sweep", "privacy.max_participations=1,2", "--out", str(tmp_path / "t")]
+    assert main(["run", str(path), "--simulate", "--json", *asked]) == JobFailed.exit_code
     content = json.loads(capsys.readouterr().out)
     assert [row["values"] != [] for row in content["rows"]] == [True]
     assert "below the minimum" in content["failures"][0]

@@ -71,15 +71,13 @@ class Desks:
         self.conduct = DeviceConduct(
             ConductLimits(), lambda one: known(one) is not None, lambda _: None, clock=lambda: 9.0
         )
+        link, ca = {"url": "mqtt://127.0.0.1:1"}, {"authority_cert_file": folder / "ca.crt"}
         site = ProxySite(
-            edge_broker={"url": "mqtt://127.0.0.1:1"},
-            cloud_broker={"url": "mqtt://127.0.0.1:1"},
+            edge_broker=link,
+            cloud_broker=link,
             state_dir=folder,
             cloud_key_file=folder / "cloud.pub",
-            claims={
-                "authority_cert_file": folder / "ca.crt",
-                "authority_key_file": folder / "ca.key",
-            },
+            claims=ca | {"authority_key_file": folder / "ca.key"},
         )
         self.claims = ClaimLink(site, site.claims, SigningKey.generate, self.conduct.refused)
 
@@ -125,7 +123,6 @@ def test_a_flood_of_one_sender_leaves_all_others_their_turn(desks, topic, valid)
 
 
 def test_no_key_is_made_up_in_the_place_of_one_that_is_known(desks):
-    """Keys without a claim share one budget, which is none of theirs who have one."""
     taken, _, quiet = desks
     for number in range(FLOOD):
         taken.take(TOPICS.claim(f"{number:032x}"), b"x")
