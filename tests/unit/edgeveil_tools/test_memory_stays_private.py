@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edgeveil.config.site_files import load_site
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.provision import Ports, SiteSpec, provision
@@ -109,18 +110,16 @@ def _listens(place):
 
 @pytest.fixture(scope="module")
 def running(site, started):
-    found = {"broker": started("broker", "--config", site.brokers["edge"])}
-    found["broker-cloud"] = started("broker", "--config", site.brokers["cloud"])
+    found = {}
     for domain in ("edge", "cloud"):
+        found[domain + " broker"] = started("broker", "--config", site.brokers[domain])
         place = ("127.0.0.1", site.spec.port(domain))
         wait_for(lambda place=place: _listens(place), f"the broker of the {domain} side")
-    state = site.spec.folder / "state"
     config = {"cloud": site.cloud, "proxy": site.proxy, "edge": site.edges[0]}
     for role, file in config.items():
         found[role] = started(role, "--config", file)
-    for role, folder in (("cloud", "cloud"), ("proxy", "proxy"), ("edge", "edge-1")):
-        path = state / folder / "health.sock"
-        wait_for(lambda path=path: path.exists(), f"the start of {role}")
+    for role, file in config.items():
+        wait_for((load_site(file).state_dir / "health.sock").exists, f"the start of {role}")
     return found
 
 
@@ -141,39 +140,36 @@ sys.exit(said)
 """
 
 
-def test_a_command_is_as_private():
-    script = "import ctypes, resource, sys; from edgeveil_tools.cli.program import main"
-    script += f"\nmain(['check', '--schema', 'job']){_PRIVATE}"
-    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
-
-
-@pytest.mark.parametrize("part", ["hands on", "opens"])
-def test_what_hands_slices_to_ray_and_what_opens_them_there_are_as_private(part):
-    """Without Ray: what stands there in its place looks at its own process."""
-    script = f"""
+# Without Ray: in its place stands what looks at its own process.
+_ON_RAY = f"""
 import ctypes, resource, socket, sys
 from edgeveil_cloud.compute import on_ray
 def looked(*_):{_PRIVATE.replace(chr(10), chr(10) + "    ")}
-if {part!r} == "hands on":
-    on_ray.RayTasks = looked
-    on_ray.main(socket.socketpair()[0], 1, None)
-on_ray.pickle.loads = looked
-on_ray.opened({{}}, b"", b"")
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+_DEVICE = """
+import ctypes, numpy, resource, sys
+from edgeveil_edge.embedded import Device
+with Device(CONFIG, records=lambda: (numpy.zeros((4, 64)), numpy.arange(4))):
+    pass
+"""
+SCRIPTS = {
+    "a command": "import ctypes, resource, sys; from edgeveil_tools.cli.program import main\n"
+    f"main(['check', '--schema', 'job']){_PRIVATE}",
+    "hands slices to Ray": _ON_RAY
+    + "on_ray.RayTasks = looked\non_ray.main(socket.socketpair()[0], 1, None)",
+    "opens them there": _ON_RAY + "on_ray.pickle.loads = looked\non_ray.opened({}, b'', b'')",
+    "a program with a device": _DEVICE + _PRIVATE,
+}
 
 
-def test_a_program_that_a_device_runs_in_is_as_private(tmp_path, site):
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_whatever_else_holds_keys_or_records_is_as_private(tmp_path, site, name):
     DeviceIdentity.load_or_create(tmp_path / "state")
     config = site.spec.folder / "embedded.yaml"
     config.write_text(site.edges[0].read_text().replace("state/edge-1", str(tmp_path / "state")))
-    script = f"""
-import ctypes, numpy, resource, sys
-from edgeveil_edge.embedded import Device
-with Device({str(config)!r}, records=lambda: (numpy.zeros((4, 64)), numpy.arange(4))):
-    pass
-{_PRIVATE}"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    script = SCRIPTS[name].replace("CONFIG", repr(str(config)))
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
 
 
 def test_state_is_its_users_alone_under_any_umask(running, site):
@@ -187,8 +183,8 @@ def test_state_is_its_users_alone_under_any_umask(running, site):
     }
     assert wide == {}
     for role, process in running.items():  # so that what is made without a mode is as private
-        told = Path(f"/proc/{process.pid}/status").read_text()
-        assert "Umask:\t0077" in told.splitlines(), role
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert "Umask:\t0077" in status.splitlines(), role
 
 
 def test_a_process_that_is_aborted_leaves_no_core(running, started):
