@@ -2,11 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,29 +53,20 @@ def test_the_schema_is_closed_and_every_key_of_it_stands_in_an_example(kind):
     assert {key for key in keys if not re.search(rf"\b{key}\b", examples)} == set()
 
 
-def test_validate_tells_kinds_apart_and_exits_with_2(tmp_path, capsys):
+@pytest.mark.slow
+def test_every_shipped_file_is_sound(capsys):
     assert main(["check", *map(str, FILES)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert f"{Path('configs/edge.yaml')}: ok (edge)" in said
-    assert len([line for line in said if not line.startswith("  ")]) == len(FILES)
-    bad = tmp_path / "bad.yaml"
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if not line.startswith("  ")]) == len(FILES)
+
+
+def test_a_check_tells_kinds_apart_and_exits_with_2(tmp_path, capsys):
+    bad, good = tmp_path / "bad.yaml", "configs/proxy.yaml"
     bad.write_text("job: A\n")
-    assert main(["check", str(bad), str(FILES[0])]) == 2
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"{bad}:1 job: ")
-    assert said[-1].startswith(f"{FILES[0]}: ok")
-
-
-def test_configuration_is_read_without_torch_and_scikit_learn():
-    script = (
-        "import sys\n"
-        "for name in ('torch', 'sklearn', 'scipy', 'onnx', 'onnxruntime'):\n"
-        "    sys.modules[name] = None\n"
-        "from pathlib import Path\nfrom edgeveil_tools.checks import load\n"
-        "print(load(Path('configs/edge-infer.yaml'))[1].role)\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert ran.stdout == "infer\n", ran.stderr
+    assert main(["check", str(bad), good]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{bad}:1 job: ")
+    assert lines[-1] == f"{good}: ok (proxy)"
 
 
 def check(path, text):
@@ -92,17 +82,13 @@ def check(path, text):
         assert error.where.startswith(str(path)) and error.fix
 
 
-ODD = ["null", "~", "true", ".inf", "-1", "0", "1e-5", "0x1F", "1:30", "2020-01-01"]
-PIECES = st.one_of(
-    st.text(max_size=8),
-    st.sampled_from([*"{}[]#\n\t'\"", ": ", "  ", "- ", "&a ", "*a", "!!x ", "|\n"]),
-    st.sampled_from(
-        [*ODD, "9" * 70, "<<: ", "? ", "---\n", "...", "%YAML 9.9\n", '"\\ud800"', "=", "|"]
-    ),
-)
+ODD = ["null", "~", "true", ".inf", "-1", "0", "1e-5", "0x1F", "1:30", "2020-01-01", "9" * 70]
+SYNTAX = [*"{}[]#\n\t'\"=|", ": ", "  ", "- ", "&a ", "*a", "!!x ", "|\n", "<<: ", "? ", "---\n"]
+SYNTAX += ["...", "%YAML 9.9\n", '"\\ud800"']
+PIECES = st.one_of(st.text(max_size=8), st.sampled_from(SYNTAX), st.sampled_from(ODD))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), name=st.sampled_from(FILES))
 def test_a_mutated_file_loads_or_is_explained(tmp_path_factory, data, name):
     text = name.read_text()
@@ -133,22 +119,16 @@ def swap(node, value, pick):
     return {**node, key: swap(node[key], value, pick[1:])}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from(FILES), value=VALUES, pick=st.lists(st.integers(0, 20), max_size=4))
 def test_a_file_with_another_value_loads_or_is_explained(tmp_path_factory, name, value, pick):
-    import yaml
-
     tree = swap(yaml.safe_load(name.read_text()), value, pick)
     path = tmp_path_factory.getbasetemp() / "swapped.yaml"
     check(path, yaml.safe_dump(tree, sort_keys=False))
 
 
-@pytest.mark.parametrize(("engine", "problems"), [("auto", 0), ("ray", 1)])
-def test_the_engine_that_earlier_job_files_name_is_dropped_where_it_is_the_usual_one(
-    tmp_path, engine, problems
-):
-    path = tmp_path / "job.yaml"
-    text = Path("configs/jobs/quickstart.yaml").read_text()
-    path.write_text(text.replace("\nlocal_run:", f"\nlocal_run:\n  engine: {engine}  #"))
-    found = [one for one in validate(path) if one.key == "local_run.engine"]
-    assert len(found) == problems
+def test_the_engine_of_earlier_job_files_is_dropped_where_it_is_the_usual_one(tmp_path):
+    path, text = tmp_path / "job.yaml", Path("configs/jobs/quickstart.yaml").read_text()
+    for engine, problems in (("auto", []), ("ray", ["local_run.engine"])):
+        path.write_text(text.replace("\nlocal_run:", f"\nlocal_run:\n  engine: {engine}  #"))
+        assert [one.key for one in validate(path)] == problems
