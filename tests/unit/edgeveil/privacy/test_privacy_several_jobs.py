@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgeveil.errors import PrivacyError
@@ -105,6 +105,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(1, 3))
+@example([("consent", job, False) for job in JOBS], 3)  # the second does not fit
 @settings(deadline=None, max_examples=25)
 def test_whatever_the_order_no_more_is_reserved_or_spent_than_the_owner_allows(plan, max_jobs):
     with TemporaryDirectory() as folder:

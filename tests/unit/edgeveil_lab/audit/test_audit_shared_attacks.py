@@ -43,6 +43,7 @@ def test_a_sum_has_the_parts_that_are_counted_on_and_no_other_noise(job):
     assert alone.std() / sums.std() == pytest.approx(job.honest**-0.5, rel=0.25)
 
 
+@pytest.mark.slow
 def test_in_sums_and_alone_nothing_goes_past_what_is_printed(job):
     assert set(verdicts(sa.sum_attack(300, job)).values()) == {"holds"}
     found = verdicts(sa.part_attack(300, job))
@@ -149,13 +150,16 @@ def test_the_proxy_that_is_attacked_answers_the_same_set_and_no_other(job):
     assert proxy.masks_of(every) == b""
 
 
-FAST = ("a round is unmasked for one set", "an upload has masks that nobody else knows")
+MARKS = {
+    "a round is unmasked for one set": [pytest.mark.slow],
+    "an upload has masks that nobody else knows": [],
+}
 
 
 @pytest.mark.parametrize(
     "promise",
     [
-        pytest.param(one.promise, marks=[] if one.promise in FAST else [pytest.mark.drill])
+        pytest.param(one.promise, marks=MARKS.get(one.promise, [pytest.mark.drill]))
         for one in sa.SHARED_GUARDS
     ],
 )
