@@ -95,6 +95,8 @@ def planned_epsilon(view: RunProgress) -> str:
     if view.inference_record_epsilon is not None:
         spent, unit = view.inference_record_epsilon, "record"
     training, inference = ("–" if e is None else up(e, 3) for e in (view.training_epsilon, spent))
+    if view.training_epsilon is None and not spent:
+        return "no proven ε"
     other = f" per {unit}" if spent and unit != view.training_unit else ""
     return f"planned ε per {view.training_unit}: training {training}, inference {inference}{other}"
 
