@@ -172,8 +172,8 @@ async def test_a_lost_link_and_a_refused_packet_are_counted_and_the_rest_goes_on
 
 async def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silent():
     timers = {
-        "start": {"a": 0.05, "b": 0.05, "c": 0.01},
-        "again": {"a": 0.4, "between": 0.2, "b": None, "unknown": None},
+        "start": {"a": 0.4, "b": 0.4, "c": 0.01},
+        "again": {"a": 0.8, "between": 0.6, "b": None, "unknown": None},
         "once more": {"a": 0.01},
     }
 
