@@ -178,7 +178,7 @@ async def test_a_timer_of_the_same_name_is_replaced_and_a_cancelled_one_is_silen
     }
 
     def answer(event):
-        found = timers.get(getattr(event, "what", None), {}).items()
+        found = timers.get(getattr(event, "request", None), {}).items()
         return [fx.CancelTimer(k) if s is None else fx.SetTimer(k, s) for k, s in found]
 
     script = Script(answer)
