@@ -141,8 +141,8 @@ async def test_a_link_goes_on_at_the_next_address_and_keeps_its_subscriptions(en
     running = asyncio.ensure_future(link.run_forever())
     for broker in two:
         assert f":{broker.port} " in (await ear.state())[1]
-        link.renew("nothing comes")
-        assert await ear.state() == (False, f"127.0.0.1:{broker.port}: nothing comes")
+        link.renew("nothing arrives")
+        assert await ear.state() == (False, f"127.0.0.1:{broker.port}: nothing arrives")
     assert f":{two[0].port} " in (await ear.state())[1]
     await asyncio.to_thread(two[0].stop)
     while not (state := await ear.state())[0]:

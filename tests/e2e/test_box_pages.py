@@ -104,7 +104,7 @@ def test_an_owner_logs_in_pauses_and_goes_back(tmp_path, monkeypatch):
             assert shown.run("return document.querySelector('details.job').open")  # as it was left
 
             click(shown, "#rollback")
-            assert text_of(shown, "#rollback") == "Yes, go back to 0001-boxed"
+            assert text_of(shown, "#rollback") == "Confirm: return to 0001-boxed"
             click(shown, "#rollback")
             shown.wait("document.querySelector('#release dd').innerText === '0001-boxed'")
             (own.state_dir / LEDGER_FILE).with_suffix(".head").unlink()
@@ -140,6 +140,6 @@ def test_a_proxys_operator_sees_hostile_ids_as_text(tmp_path):
         shown.open(url, PHONE)
         shown.wait("!document.getElementById('shown').hidden")
         devices = text_of(shown, "#devices")
-        assert HOSTILE in devices and "cools down" in devices and "malformed 1002" in devices
+        assert HOSTILE in devices and "cooling down" in devices and "malformed 1002" in devices
         assert "degraded" in text_of(shown, "#health")
         sound(shown)

@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_plugin_is_named_and_the_others_join(good):
     assert "'late' of plug-in bad-parts 1.0: its parameters cannot be read" in found[4]
     assert "bad-parts" in found[5] and "twin-parts" in found[5], "neither of two has the name"
     assert found[6] == "Blanchard et al. 2017"
-    for what in ("broken", "SystemExit", "has a name of EdgeVeil's own", "there is no such family"):
+    for what in ("broken", "SystemExit", "has a name of EdgeVeil's own", "no such family"):
         assert what in " ".join(found[7:])
 
 

@@ -122,8 +122,8 @@ WISHART = pca("name: ldp_fpca, noise: wishart")
         (job, {"rule": "{name: median, secure: true, groups: 11}", "more": BATCH}, GROUPS, "22"),
         (job, {"rule": "{name: median, secure: true, groups: 65}", "more": BATCH}, GROUPS, "in"),
         # no sum, or no noise that can be shared
-        (job, {"rule": "{name: median, secure: true}"}, SECURE, "'median' looks at"),
-        (job, {"train": "{method: fm_paper, rounds: 2}", **UNPROVEN}, SECURE, "no sum of integ"),
+        (job, {"rule": "{name: median, secure: true}"}, SECURE, "'median' needs single"),
+        (job, {"train": "{method: fm_paper, rounds: 2}", **UNPROVEN}, SECURE, "be summed as integ"),
         (of_a_model, {"update": f"[{GAUSSIAN}, {{name: upload_top_k}}]"}, SECURE, "'upload_top"),
         (of_a_model, {"update": "[]", **SHARED}, NOISE, "cannot be shared"),
         (of_a_model, {"update": "[]", "train": PARTICLES, **SHARED}, NOISE, "cannot be shared"),

@@ -272,7 +272,7 @@ def test_a_device_answers_no_package_without_sound_centroids(tensors):
             clustered,
             {"encrypt": {"laplace_eval": {"laplace_eval_eps": 2.0}}},
             "encrypt",
-            "in its place",
+            "instead",
         ),
         (
             clustered,
@@ -285,7 +285,7 @@ def test_a_device_answers_no_package_without_sound_centroids(tensors):
             clustered,
             {"train": {"method": "pca_residual"}},
             "unsupervised.eval_type",
-            "what is normal",
+            "normal records",
         ),
     ],
 )

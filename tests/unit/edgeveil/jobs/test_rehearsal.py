@@ -76,7 +76,7 @@ def test_each_kind_of_round_is_answered_and_what_a_device_keeps_reaches_the_seco
         assert [phase for phase, _ in answers] == [*phases, TRAIN]
         return
     assert [kept for _, kept in answers] == [False, True]
-    with pytest.raises(PrivacyError, match="would keep"):
+    with pytest.raises(PrivacyError, match="stores"):
         rehearsed(plan, memory_bytes=10)
 
 

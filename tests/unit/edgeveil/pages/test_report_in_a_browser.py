@@ -60,7 +60,7 @@ def whole_view(rounds=12):
         memory_bytes=640 << 20,
         hops={"cloud_to_proxy": 2000, "proxy_to_devices": 90000, "devices_to_proxy": 80000},
         versions={"edgeveil": "0.1.0"},
-        held=section("held", "Who holds what", [picture]),
+        held=section("held", "Records by device", [picture]),
     )
     facts = facts_of_plan(
         compile_job(load_job(JOBS.parents[1] / "tests" / "kits" / "quickstart.yaml"))
@@ -97,7 +97,7 @@ def test_values_show_by_arrow_keys(chromium, page):
     chart.send_keys(Keys.HOME)
     shown = chromium.wait(f"{legend}.startsWith('training round 1this') && {legend}")
     assert "this run 0.400" in shown and "without noise 0.900" in shown
-    assert "ε training by plan, per record 0.002" in shown
+    assert "ε training, planned, per record 0.002" in shown
     chart.send_keys(Keys.ARROW_RIGHT)
     chromium.wait(f"{legend}.startsWith('training round 2')")
 

@@ -231,6 +231,6 @@ def test_after_answers_that_nobody_knows_nothing_is_left(ledger, path, damaged):
         ledger.count_unknown_answers()
         ledger.count_unknown_answers()
     assert not ledger.spent().proven and not ledger.spent(purpose=INFER).proven
-    with pytest.raises(PrivacyError, match="is not known, so nothing is left"):
+    with pytest.raises(PrivacyError, match="are unknown, so nothing is left"):
         ledger.open_job(request("next"), WIDE)
     assert read_ledger(path).links == 1

@@ -150,7 +150,7 @@ def test_the_public_set_travels_in_the_job(tmp_path):
         ({"features": "[{name: identity}, {name: ldp_fpca, keep: 0.5}]"}, "a PCA of devices"),
         ({"secure": "false"}, "shared noise protects only in sums"),
         ({"rounds": 21}, "21 rounds share 20 public records"),
-        ({"public": ", public: {file: digits, records: 400}"}, "where 400 records are asked for"),
+        ({"public": ", public: {file: digits, records: 400}"}, "for 400 records"),
         ({"public": ", teacher: {hidden: [4]}"}, r"train\.teacher: is always null by now"),
     ],
 )

@@ -181,7 +181,7 @@ def npz(path, x, padding_bytes):
         (npy("(99999999999, 4)"), "the limit is"),
         (npy("(-3, -7)"), "shape"),
         (npy("(0, 4611686018427387904, 4)"), "the limit is"),
-        (npy("(2, 2)"), "bytes of data where"),
+        (npy("(2, 2)"), "bytes of data, but"),
         (npy("(2, 2)", version=2, header_bytes=2**32 - 1), "header of"),
         (npy("(" * 3000), "header is damaged"),
         (npy("(2,)", descr="|O"), "not numbers"),
@@ -200,7 +200,7 @@ def test_a_zip_bomb_is_refused_by_its_header(tmp_path, header, match):
     [
         ((2**32 - 1,) * 3, "the limit is"),
         ((0, 2**32 - 1, 2**32 - 1), "the limit is"),
-        ((60, 40, 40), "it holds more"),
+        ((60, 40, 40), "it has more"),
     ],
 )
 def test_a_gzipped_image_file_is_refused_by_its_header(tmp_path, axes, match):
@@ -214,7 +214,7 @@ def test_a_gzipped_image_file_is_refused_by_its_header(tmp_path, axes, match):
 def test_a_table_is_refused_by_its_size(tmp_path):
     wide = Origin(tmp_path / "wide.csv", header=True, max_bytes=ROOM)
     wide.path.write_bytes(b"," * ROOM)
-    assert peak_bytes(lambda: read_csv(wide), "is larger than") < ROOM
+    assert peak_bytes(lambda: read_csv(wide), "is larger than") < 4 * ROOM
 
 
 TRAIN, TEST = 30, 12
