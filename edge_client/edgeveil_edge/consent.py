@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from edgeveil import plugins
 from edgeveil.config.edge import EdgeSite
@@ -141,7 +142,7 @@ def decline_cause(error: EdgeVeilError) -> str:
     section, _, key = error.where.rpartition(".")
     if error.where in ("conditions", "policy.max_jobs"):  # temporary causes
         return "conditions"
-    if error.where.endswith(LEDGER_FILE):  # an old or broken ledger
+    if Path(error.where).stem == Path(LEDGER_FILE).stem:  # an old or broken ledger
         return "fault"
     if section != "policy":
         return "fit"

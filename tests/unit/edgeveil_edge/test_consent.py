@@ -32,11 +32,15 @@ def unread():
     return Loader(AssertionError("the data were read"))
 
 
-def test_a_ledger_that_is_behind_declines_for_the_box_s_fault(tmp_path):
+@pytest.mark.parametrize("how", ["behind", "its head of another ledger"])
+def test_a_ledger_that_cannot_be_used_declines_for_the_box_s_fault(tmp_path, how):
     device = Device(tmp_path, unread(), policy={"min_devices": 3}).knows(PLAN)
-    device.ledger.count_unknown_answers()
-    answer = device.declines(PLAN, QUADRATIC)
-    assert answer.cause == "fault"
+    if how == "behind":
+        device.ledger.count_unknown_answers()
+    else:
+        for head in tmp_path.rglob("ledger.head"):
+            head.write_text(head.read_text()[:-8] + "00000000")
+    assert device.declines(PLAN, QUADRATIC).cause == "fault"
 
 
 @pytest.mark.parametrize(("key", "value"), REFUSED)
