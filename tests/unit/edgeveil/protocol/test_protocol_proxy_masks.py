@@ -306,7 +306,7 @@ def test_misfits_have_their_sender_s_name_once_and_lose_nothing(machine, batch):
 
 
 def test_a_place_that_is_not_there_blames_nobody(machine, batch):
-    assert blamed(ask(machine, misfits(batch, [0], places=b"\x21"))) == set()
+    assert blamed(ask(machine, structs.replace(misfits(batch, [0]), places=b"\x21"))) == set()
     assert blamed(ask(machine, misfits(batch, [0]))) == {(FLEET[4].id, MISFIT)}
 
 
