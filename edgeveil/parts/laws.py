@@ -90,7 +90,7 @@ def its_example_is_one_of_its_blocks(part: BlockPart) -> str:
 
 
 class Opened(Sequence[NDArray[np.float32]]):
-    """Arrays created anew at each access."""
+    """Constant arrays, created anew at each access."""
 
     def __init__(self, count: int, size: int) -> None:
         self.length, self.size = count, size
@@ -101,7 +101,7 @@ class Opened(Sequence[NDArray[np.float32]]):
     def __getitem__(self, index: Any) -> Any:
         if not 0 <= index < self.length:
             raise IndexError(index)
-        return np.random.default_rng(index).random(self.size, np.float32)
+        return np.full(self.size, index % 7, np.float32)
 
 
 def _rule(part: Any) -> tuple[AggregationRule, int]:

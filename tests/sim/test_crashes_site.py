@@ -289,7 +289,7 @@ def boundaries(monkeypatch, secure):
 
 
 @pytest.mark.parametrize("who", ["cloud", "proxy", "device"])
-def test_one_death(monkeypatch, disk, who, secure):
+def test_one_death(monkeypatch, who, secure):
     last = boundaries(monkeypatch, secure)[who]
     assert last > 50
     broken = []
