@@ -108,7 +108,7 @@ def test_an_owner_logs_in_pauses_and_goes_back(tmp_path, monkeypatch):
             click(shown, "#rollback")
             shown.wait("document.querySelector('#release dd').innerText === '0001-boxed'")
             (own.state_dir / LEDGER_FILE).with_suffix(".head").unlink()
-            shown.wait("document.getElementById('problems').innerText.includes('is broken')")
+            shown.wait("document.getElementById('problems').innerText.includes('was altered')")
             click(shown, "#logout")
             shown.wait("!document.getElementById('login').hidden")
             assert own.name not in shown.text
