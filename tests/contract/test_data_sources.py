@@ -50,6 +50,8 @@ PUBLISHED = {
 }
 NAMES = [*PUBLISHED, *FORMS]
 IN_FILES = [name for name in NAMES if name not in ("digits", "python")]
+PACKED = [name for name in IN_FILES if name not in ("csv", "images")]
+"""Files whose end is known from their beginning: of the others a cut takes records away."""
 
 
 def made(name, folder):
@@ -125,6 +127,19 @@ def test_a_missing_or_too_large_file_is_named(name, tmp_path):
         with pytest.raises(DataError) as raised:
             load_records(source, replace(origin, **change))
         assert place in str(raised.value)
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("kept", [0.0, 0.52, 0.99])
+def test_a_file_that_is_cut_off_is_named(name, kept, tmp_path):
+    source, origin = made(name, tmp_path)
+    for path in files_of(origin):
+        content = path.read_bytes()
+        path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(DataError) as raised:
+        load_records(source, origin)
+    assert str(tmp_path) in raised.value.where
+    assert raised.value.fix
 
 
 @pytest.mark.parametrize("name", ["csv", "images"])
