@@ -907,8 +907,8 @@ _SHUFFLE = (
     " guarantees above do not."
 )
 _TOGETHER = (
-    "Neither ε alone is the total. They do not add up, because a device's training and evaluation"
-    " records are disjoint. A smaller ε is a stronger guarantee."
+    "Neither ε alone is the total. Training and evaluation records are disjoint, so for one record"
+    " the two do not add up; for a whole device they do. A smaller ε is a stronger guarantee."
 )
 _MEASURES = {
     ACCURACY: "Share of the cloud's test records that the model classifies correctly; the loss is"

@@ -233,7 +233,7 @@ class DeviceStore:
             rows = db.execute("SELECT graph FROM backbones WHERE job = ? ORDER BY rowid", (job_id,))
             return [bytes(graph) for (graph,) in rows]
 
-    def mark_sealing_acknowledged(self, device: str, sealing: bytes, now_s: float) -> None:
+    def queue_sealing_key(self, device: str, sealing: bytes, now_s: float) -> None:
         """Queue a new sealing key for the proxy, numbered by the clock and strictly increasing."""
         number = max(int(now_s), int(self.fact("sealing_number") or 0) + 1)
         self.put_fact("sealing_number", str(number))
@@ -244,7 +244,7 @@ class DeviceStore:
         if cell == (self.fact("cell") or ""):
             return
         if self.fact("sealing_number"):
-            self.mark_sealing_acknowledged(device, sealing, now_s)
+            self.queue_sealing_key(device, sealing, now_s)
         self.put_fact("cell", cell)
 
     def adopt_split(self, datasets: Iterable[str]) -> None:

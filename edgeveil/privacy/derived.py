@@ -4,9 +4,9 @@ Noise is a pseudo-random function of the request's context and of the exact sum 
 key derived from the ledger's (`docs/privacy.md`, "Derived noise"). So a restored backup, a cloned
 box or a crash gives no second draw that could be averaged with the first.
 
-    question key  = HMAC-SHA256(noise key, label, data set, job, round, package digest)
-    samples       = ChaCha20(HMAC-SHA256(question key, label))
-    noise on sum  = ChaCha20(HMAC-SHA256(question key, label, draw, law, type, shape, the sum))
+    context key   = HMAC-SHA256(noise key, label, data set, job, round, package digest)
+    samples       = ChaCha20(HMAC-SHA256(context key, label))
+    noise on sum  = ChaCha20(HMAC-SHA256(context key, label, draw, law, type, shape, the sum))
 
 Each mechanism binds its stream to its sum by `bound`; other sources pass through unchanged.
 """
@@ -67,10 +67,10 @@ def noise_context_key(key: NoiseKey, context: NoiseContext) -> bytes:
 class DerivedRandom(SampleBytes):
     """All randomness of one answer from its key: a call returns samples, `bound` a noise stream."""
 
-    def __init__(self, noise_context_key: bytes) -> None:
-        if len(noise_context_key) != KEY_BYTES:
-            raise PrivacyError(f"the key must have {KEY_BYTES} bytes, got {len(noise_context_key)}")
-        self._key, self._draws = bytes(noise_context_key), 0
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise PrivacyError(f"the key must have {KEY_BYTES} bytes, got {len(key)}")
+        self._key, self._draws = bytes(key), 0
         self._keyed = hmac.new(self._key, digestmod="sha256")  # copied for each draw
         self._samples: _Keystream | None = None  # most answers need none
 

@@ -112,7 +112,7 @@ def test_a_lost_key_is_made_anew_and_nothing_else_is(tmp_path):
 def test_the_proxy_is_told_until_it_has_heard(tmp_path):
     device = Device(tmp_path)
     name = device.identity.device_id
-    device.store.mark_sealing_acknowledged(name, device.key, 1000.0)
+    device.store.queue_sealing_key(name, device.key, 1000.0)
     keys = PeerKeys.pinned(proxy=PROXY.public())
     machine = DeviceMachine(Signer(name, device.identity.signing), keys, device.store.load())
     for event in (fx.PeerConnected(fx.ProxyAddress()), fx.Timer("hello"), fx.Timer("key")):
@@ -123,7 +123,7 @@ def test_the_proxy_is_told_until_it_has_heard(tmp_path):
     assert heard == [fx.Persist(SealingKeyAcknowledged())]
     device.store.store(heard[0].item)
     assert device.store.load().new_sealing is None and machine.handle(fx.Timer("key"), 0.0) == []
-    device.store.mark_sealing_acknowledged(name, device.key, 10.0)
+    device.store.queue_sealing_key(name, device.key, 10.0)
     assert device.store.load().new_sealing.number == 1001, "also where the clock stepped back"
 
 
@@ -132,7 +132,7 @@ def test_the_proxy_of_another_cell_is_told_of_a_renewed_key(tmp_path):
     store, name = device.store, device.identity.device_id
     store.enter_cell("north", name, device.key, 900.0)
     assert store.load().new_sealing is None, "it enrolled with this key"
-    store.mark_sealing_acknowledged(name, device.key, 1000.0)
+    store.queue_sealing_key(name, device.key, 1000.0)
     store.store(SealingKeyAcknowledged())
     store.enter_cell("north", name, device.key, 1100.0)
     assert store.load().new_sealing is None, "this proxy has heard of it"

@@ -173,7 +173,7 @@ def _device_keys(args: argparse.Namespace) -> int:
             sealing = renew_opening(folder).public()
             device = SigningKey.load(folder / IDENTITY_FILE).public().fingerprint()
             with closing(DeviceStore(folder / STORE_FILE)) as store:
-                store.mark_sealing_acknowledged(device, sealing.to_bytes(), time.time())
+                store.queue_sealing_key(device, sealing.to_bytes(), time.time())
         line = f"device {device}: a new sealing key; the proxy gets it at the next start"
         return answer(args, [line], {"device": device})
     identity = DeviceIdentity.load_or_create(folder)
