@@ -35,6 +35,7 @@ MIXES |= {
     "all": list(ENTRIES.values()),
     "gabor in colour": MIXES["gabor"],
     "pictures in colour": MIXES["pictures"],
+    "mirrored in colour": [ENTRIES["pictures"].model_copy(update={"mirror": True})],
     "identity with ranges": [IdentityParameters(ranges=tuple((0.0, 4.0 + k) for k in range(64)))],
 }
 SHAPES = {name: (3, 8, 8) if "colour" in name else SHAPE for name in MIXES}

@@ -6,6 +6,8 @@ and Mallat 2013).
 `pictures`: the same on brightness and two opponent colours; each sum is divided by its typical
 size, its square root taken (Perronnin, Sánchez and Mensink 2010), and all are projected on the main
 axes, the wide ones narrowed. Sizes and axes come from procedural pictures, not from records.
+With `mirror` the axes are those of sums averaged over a picture and its mirror image, which are a
+permutation of the picture's own: left and right then have no part in the features.
 
 Procedural pictures: dead leaves (Lee, Mumford and Huang 2001), Gaussian fields of amplitude f^(−a),
 a from 0.6 to 2 (Field 1987), and pen strokes. Colours vary most in brightness, less from yellow to
@@ -62,6 +64,11 @@ class PicturesParameters(MapParameters):
     )
     """Of `pictures`: number of features; null: 400 for grey pictures and 600 for those in colour,
     or as many as there are."""
+    mirror: Annotated[bool, only_for(pictures=False)] = Field(
+        **{**SOME_NAMES_KEY, "exclude_if": lambda value: value is ... or value is False}
+    )
+    """Of `pictures`: give a picture and its mirror image the same features, for the same price:
+    better for photographs, worse for digits and letters; false by default."""
 
 
 class PictureMap:
@@ -197,6 +204,24 @@ class Raster:
     @property
     def values(self) -> int:
         return self.channels * self.windows
+
+    @property
+    def swapped(self) -> NDArray[np.int64]:
+        """Channels (channels,) of a mirror image among those of the picture itself."""
+        wavelets = np.arange(self.orientations * self.scales).reshape(self.scales, -1)
+        turned = 1 + wavelets[:, -np.arange(self.orientations)]
+        first = np.arange(self.colours)[:, None] * (1 + wavelets.size)
+        found: NDArray[np.int64] = (first + np.append(0, turned)).ravel()
+        return found
+
+    @property
+    def mirrored(self) -> NDArray[np.int64]:
+        """Places (values,) of a mirror image's pooled sums among those of the picture itself.
+
+        Exact where the windows lie symmetrically: for columns in multiples of half of `pool`."""
+        places = np.arange(self.values).reshape(self.channels, *self._steps)
+        found: NDArray[np.int64] = places[self.swapped, :, ::-1].ravel()
+        return found
 
     @property
     def units(self) -> Float64:
@@ -467,7 +492,7 @@ class Pictures(PictureMap):
         """Return the dimension, or its default. Raises DataError for unsupported values."""
         raster, asked = self.raster(input_shape), self.parameters.dimension
         usual = GREY_FEATURES if raster.colours == 1 else COLOUR_FEATURES
-        most = min(raster.values, DRAWN - 1)
+        most = min(self._different(raster), DRAWN - 1)
         if asked is not None and asked > most:
             shape = [raster.rows, raster.columns]
             shape = shape if raster.colours == 1 else [raster.colours, *shape]
@@ -477,17 +502,26 @@ class Pictures(PictureMap):
             )
         return min(usual, most) if asked is None else asked
 
+    def _different(self, raster: Raster) -> int:
+        """Return the number of values, or with `mirror` of pairs of values that mirror swaps."""
+        if not self.parameters.mirror:
+            return raster.values
+        return int((raster.mirrored >= np.arange(raster.values)).sum())
+
     def prepare(self, input_shape: tuple[int, ...]) -> None:
-        axes_of(self.raster(input_shape), self.output_dim(input_shape))
+        self._axes(self.raster(input_shape), self.output_dim(input_shape))
+
+    def _axes(self, raster: Raster, dimension: int) -> Axes:
+        return axes_of(raster, dimension, self.parameters.mirror)
 
     def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
-        common = axes_of(raster, dimension)
+        common = self._axes(raster, dimension)
         steps = roots(pooled(levels, raster), common.units) - common.middle
         return unit_rows(exact_matmul(steps, common.axes).astype(np.float64))
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
         raster = self.raster(input_shape)
-        common = axes_of(raster, self.output_dim(input_shape))
+        common = self._axes(raster, self.output_dim(input_shape))
         levels = self.onnx_levels(graph, x, raster.colours, raster.rows, raster.columns)
         if raster.colours == COLOURS:
             mixed = graph.add("Conv", levels, graph.constant(_OPPONENTS[:, :, None, None]))
@@ -532,18 +566,24 @@ def roots(sums: Float64, units: Float64) -> Int64:
 
 
 @lru_cache(maxsize=4)
-def axes_of(raster: Raster, dimension: int) -> Axes:
+def axes_of(raster: Raster, dimension: int, mirror: bool = False) -> Axes:
     pictures = procedural_pictures(DRAWN, (raster.colours, raster.rows, raster.columns))
     sums = np.concatenate(
         [pooled(pictures[k : k + BLOCK_RECORDS], raster) for k in range(0, DRAWN, BLOCK_RECORDS)]
     )
     once = np.tile(raster.units, raster.colours)[:, None]
-    typical = np.sqrt(np.square(sums * once).mean(axis=(0, 2)))[:, None]
+    squares = np.square(sums * once).mean(axis=(0, 2))
+    if mirror:
+        squares = (squares + squares[raster.swapped]) / 2
+    typical = np.sqrt(squares)[:, None]
     units: Float64 = once / np.maximum(typical, np.finfo(np.float32).tiny)
     steps = roots(sums, units)
     middle = np.rint(steps.mean(axis=0)).astype(np.int64)
-    axes = narrowed((steps - middle) / STEPS, dimension)
+    rows = (steps - middle) / STEPS
+    axes = narrowed((rows + rows[:, raster.mirrored]) / 2 if mirror else rows, dimension)
     whole = np.rint(axes * (AXIS_STEPS / np.abs(axes).max())).astype(np.int64)
+    if mirror:  # exactly, also after rounding
+        whole = whole + whole[raster.mirrored]
     for array in (middle, whole):
         array.setflags(write=False)
     return Axes(units, middle, whole)

@@ -126,6 +126,17 @@ def test_a_colour_image_is_three_grey_ones():
     assert not gabor(x)[:, third:].any()
 
 
+@pytest.mark.parametrize("shape", [(28, 28), (3, 32, 32), (12, 16)])
+def test_a_picture_and_its_mirror_image_have_the_same_features_if_asked(shape):
+    x = procedural_pictures(5, shape if len(shape) == 3 else (1, *shape)).reshape(5, *shape)
+    turned = np.ascontiguousarray(x[..., ::-1])
+    found = phi(dimension=60, mirror=True)
+    np.testing.assert_array_equal(found(x), found(turned))
+    assert np.linalg.norm(found(x), axis=1) == pytest.approx(1)
+    plain = phi(dimension=60)
+    assert np.abs(plain(x) - plain(turned)).max() > 0.05
+
+
 def test_a_flat_record_is_the_picture_that_it_says():
     grey = strokes()
     flat = phi(dimension=40, image=(8, 8))(grey.reshape(1, -1))
@@ -142,6 +153,7 @@ def test_a_flat_record_is_the_picture_that_it_says():
         ((128,), {"image": (8, 8)}),
         ((1, 1, 8, 8), {}),
         ((8, 8), {"dimension": 273}),  # more features than there are
+        ((8, 8), {"dimension": 141, "mirror": True}),
     ],
 )
 def test_what_is_no_picture_is_refused(shape, options):
