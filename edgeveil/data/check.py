@@ -97,7 +97,7 @@ def _column_problems(one: ColumnTally, column: Column) -> Iterator[str]:
     outside = one.unreadable + one.clipped + one.unknown
     nearly = outside >= _NEARLY_ALL * max(given, 1)
     for count, text, fix in (
-        (one.unreadable, f"are no {what}: read as missing", "is it a category?"),
+        (one.unreadable, f"are no {what}: read as missing", "is it a category, or has it a unit?"),
         (one.clipped, f"lie outside {low:g} to {high:g}: clipped", "check the units"),
         (one.unknown, "are not among its categories: read as unknown", "check the list's spelling"),
     ):

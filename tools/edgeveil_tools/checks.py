@@ -93,7 +93,7 @@ def command(args: argparse.Namespace) -> int:
         if one.site is not None:
             _check_device(one, one.site, jobs)
     found = [
-        checked[path] if path in checked else _checked_other(path, alone=not jobs)
+        checked[path] if path in checked else _checked_other(path, alone=not yaml_files)
         for path in dict.fromkeys(files)
     ]
     failed = False
@@ -201,6 +201,8 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
 
                 draft = describe(path)
                 one.lines, one.notes = [draft.text.rstrip()], list(draft.notes)
+                if draft.stated:
+                    one.lines.append(f"# In a device's site file: {', '.join(draft.stated)}")
                 one.fields = {"draft": draft.text, "notes": one.notes}
         else:
             facts = backbone_facts(path) if one.kind == "backbone" else weight_facts(path)

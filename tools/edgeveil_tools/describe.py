@@ -46,6 +46,16 @@ class Draft:
     notes: tuple[str, ...]
     read_as: Guess | None = None
 
+    @property
+    def stated(self) -> list[str]:
+        """The keys that state a CSV file's form beside its `path`."""
+        if self.read_as is None or self.read_as.source != "csv":
+            return []
+        form = self.read_as.form.model_dump(exclude_defaults=True).items()
+        block = ", ".join(f"{key}: {json.dumps(value)}" for key, value in form)
+        header = f"header: {json.dumps(self.read_as.header)}"
+        return [header, *([f"form: {{{block}}}"] if block else ())]
+
 
 @dataclass(frozen=True)
 class _Look:
@@ -131,7 +141,7 @@ def _of_table(
     looks = [_look(names[at], [row[at].strip() for row in rows], read_as.form) for at in once]
     chosen = _label(path, looks, label)
     if label is None:
-        notes.append(f"label '{chosen.name}': by its name or its few values; or give --label")
+        notes.append(f"label '{chosen.name}': guessed by its name or its few values")
     others = [look for look in looks if look is not chosen]
     unread = {look.name: look.why_unread for look in others if not look.numeric and not look.dated}
     notes += [f"'{name}' is left out: {why}" for name, why in unread.items() if why]
@@ -260,7 +270,9 @@ def _step(width: float) -> float:
 def _text(name: str) -> str:
     plain = name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
     reserved = name.casefold() in ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
-    return name if plain and name.isascii() and not reserved else json.dumps(name)
+    if plain and name.isascii() and not reserved:
+        return name
+    return json.dumps(name, ensure_ascii=not name.isprintable())
 
 
 def _wrapped(lead: str, names: Sequence[str], end: str = "") -> Iterator[str]:

@@ -294,7 +294,7 @@ def _names_columns(rows: Sequence[Sequence[str]], notes: list[str]) -> bool:
     if recurring > len(given) / 2:
         notes.append("header false: line 1 is a record, its cells recur in their columns")
         return False
-    notes.append("header true: line 1 names the columns, it has no number and recurs nowhere")
+    notes.append("header true: no cell of line 1 is a number, and most recur nowhere below")
     return True
 
 

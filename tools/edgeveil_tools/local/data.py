@@ -39,6 +39,7 @@ from edgeveil.parts.sources.tables import read_matrix
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 
 PLACES = (Path("../shared/data"), Path("data"))  # searched if no folder is named
+_OF_FILES = ("csv", "jsonl", "parquet", "npz", "images")
 LINES_SHOWN = 10
 TEST_SHARE = 0.2  # of records that come without a test half
 
@@ -86,22 +87,27 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
 
 
 def run_on(file: Path, job: LocalJob) -> LocalRun:
-    """Return the job's run on the records of a file or folder; raises UsageError."""
+    """Return the job's run on the records of a file or folder; raises UsageError or DataError."""
     run = job.local_run or LocalRun(devices=1)
-    named = run.data.source or job.data.source
     if not file.exists():
         raise UsageError("is not there", where=str(file), fix="check the path")
-    if named in SOURCES and (has_own_test(named) or named == "idx"):
-        kind = named
-    elif file.is_dir() or file.suffix.lower() == ".npz":
-        kind = "images" if file.is_dir() else "npz"
-    else:
-        kind = guess(file, job.data.schema_).source
+    kind = source_of(file, run.data.source or job.data.source)
     if not source_part(kind).place:
         what = f"the job's records are those of '{kind}', which reads no file"
         raise UsageError(what, where=str(file), fix="leave the file out")
-    files = run.data.model_copy(update={"source": kind, "path": file.absolute(), "test_path": None})
-    return run.model_copy(update={"data": files})
+    changes: dict[str, Any] = {"source": kind, "path": file.absolute(), "test_path": None}
+    if run.data.path is None or not file.samefile(run.data.path):
+        changes |= {"form": None, "header": None}
+    return run.model_copy(update={"data": run.data.model_copy(update=changes)})
+
+
+def source_of(file: Path, named: str) -> str:
+    """Return the source that reads a file; `named` unless it is one of tables and pictures."""
+    if named in SOURCES and named not in _OF_FILES:
+        return named
+    if file.is_dir() or file.suffix.lower() == ".npz":
+        return "images" if file.is_dir() else "npz"
+    return guess(file).source
 
 
 def held(job: Job, run: LocalRun) -> Records:

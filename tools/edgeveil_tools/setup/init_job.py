@@ -71,8 +71,8 @@ _WITHOUT_CLASSES = """
 unsupervised: {eval_type: NOT_EVAL}       # that is about classes
 """
 _HEADER = (
-    "\n    header: false         # no line names the columns, as it seems",
-    "\n    header: true          # the first line names the columns, as it seems",
+    "header: false         # no line names the columns, as it seems",
+    "header: true          # the first line names the columns, as it seems",
 )
 DEVICES = 20
 _NAME = re.compile(r"[^a-z0-9_-]+")
@@ -85,11 +85,8 @@ def write_from(
 
     Raises UsageError, or DataError for what is no table and no folder of pictures."""
     draft = describe(records, label, devices=DEVICES)
-    read_as, header = draft.read_as, ""
-    if read_as is not None and read_as.source == "csv":
-        stated = read_as.form.model_dump(exclude_defaults=True).items()
-        form = ", ".join(f"{key}: {json.dumps(value)}" for key, value in stated)
-        header = _HEADER[read_as.header] + f"\n    form: {{{form}}}" * bool(form)
+    read_as, stated = draft.read_as, draft.stated
+    header = [_HEADER[read_as is not None and read_as.header]] if stated else []
     text = (_TEMPLATES.parent / "job_of_records.yaml").read_text("utf-8")
     text = text.format(
         what="the class of a picture" if read_as is None else "the label of a record",
@@ -100,7 +97,7 @@ def write_from(
         evaluation=_WITHOUT_CLASSES if OF_NUMBER in draft.text else "",
         features=_OF_PICTURES if read_as is None else _OF_TABLE,
         source="images" if read_as is None else read_as.source,
-        header=header,
+        header="".join(f"\n    {line}" for line in [*header, *stated[1:]]),
         path=json.dumps(os.path.relpath(records, folder), ensure_ascii=False),
     )
     _write_new(folder, {"job.yaml": text.encode()})
