@@ -73,11 +73,9 @@ def guess(
     """Return how to read a table; `form` and `header`, where they are known, are not guessed.
 
     With a schema, its columns tell a header. Raises DataError for what is no table."""
-    require_file(file, "the file")
-    with file.open("rb") as stream:
-        raw = stream.read(_SAMPLE)
-    if (source := _source(file, raw)) != "csv":
+    if (source := table_source(file)) != "csv":
         return Guess(source, schema=schema)
+    raw = _sample(file)
     notes: list[str] = []
     known = {name for column in (schema and schema.columns) or () for name in column.names}
     encoding = form.encoding if form is not None else _encoding(file, raw, notes)
@@ -115,7 +113,14 @@ def guess_header(path: Path | None, schema: DataSchema | None, form: TableForm |
     return guess(path, schema, form or TableForm()).header
 
 
-def _source(file: Path, raw: bytes) -> str:
+def _sample(file: Path) -> bytes:
+    with require_file(file, "the file").open("rb") as stream:
+        return stream.read(_SAMPLE)
+
+
+def table_source(file: Path) -> str:
+    """Return the source that reads a table, by its first bytes. Raises DataError for no table."""
+    raw = _sample(file)
     if raw.startswith(b"PAR1"):
         return "parquet"
     begin = raw.lstrip(b"\xef\xbb\xbf \t\r\n")

@@ -33,7 +33,7 @@ from edgeveil.parts.sources import (
     published_files,
     source_part,
 )
-from edgeveil.parts.sources.guess import guess
+from edgeveil.parts.sources.guess import guess, table_source
 from edgeveil.parts.sources.images import class_folders
 from edgeveil.parts.sources.tables import read_matrix
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
@@ -96,7 +96,7 @@ def run_on(file: Path, job: LocalJob) -> LocalRun:
         what = f"the job's records are those of '{kind}', which reads no file"
         raise UsageError(what, where=str(file), fix="leave the file out")
     changes: dict[str, Any] = {"source": kind, "path": file.absolute(), "test_path": None}
-    if run.data.path is None or not file.samefile(run.data.path):
+    if run.data.path is not None and file.name != run.data.path.name:  # the form is of that one
         changes |= {"form": None, "header": None}
     return run.model_copy(update={"data": run.data.model_copy(update=changes)})
 
@@ -107,7 +107,7 @@ def source_of(file: Path, named: str) -> str:
         return named
     if file.is_dir() or file.suffix.lower() == ".npz":
         return "images" if file.is_dir() else "npz"
-    return guess(file).source
+    return table_source(file)
 
 
 def held(job: Job, run: LocalRun) -> Records:

@@ -85,10 +85,10 @@ def _files(data: dict[str, Any], given: Path, source: str) -> dict[str, Any]:
     if given.is_dir() and inside and all(path.is_file() for path in inside.values()):
         return {key: str(path) for key, path in inside.items()}
     found: dict[str, Any] = {"path": str(given)}
-    if given.is_file() and data.get("path") != str(given):  # the form is of the job's own file
+    if named.get("path") and given.name != Path(named["path"]).name:  # the form is of that one
         found |= {"form": None, "header": None}
-        if source in SOURCES:
-            found["source"] = source_of(given, source)
+    if given.is_file() and source in SOURCES:
+        found["source"] = source_of(given, source)
     return found
 
 
