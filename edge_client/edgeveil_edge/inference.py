@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 from edgeveil.config.edge import Inference
 from edgeveil.data.anomaly import ALARM_RATE
-from edgeveil.data.encoding import RowEncoder, cell_text
+from edgeveil.data.encoding import Encoded, RowEncoder, cell_text
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.registry import nearest
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
-from edgeveil_edge.predict import Predictions, run_on_records
+from edgeveil_edge.predict import Given, Predictions, run_on_records
 from edgeveil_edge.release_trial import released_session
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
@@ -65,7 +65,9 @@ class ServedModel:
             return self.run(_numbers(body.content, self.session.input_shape))
         records = _listed(body.content)
         if self.schema is not None and any(isinstance(one, dict) for one in records):
-            return self.run(_named(records, self.schema))
+            encoded = Given.of(_named(records, self.schema))
+            found = self.run(encoded.x)
+            return replace(found, columns=encoded.columns)
         try:
             return self.run(np.asarray(records))
         except ValueError:
@@ -149,7 +151,8 @@ class InferenceService:
             found = model.predict(body)
         except DataError as error:
             return _error(400, str(error))
-        return Response.of_json({"release": found.model, "predictions": found.plain()})
+        unread = {"unread": found.unread} if found.unread else {}
+        return Response.of_json({"release": found.model, "predictions": found.plain(), **unread})
 
     def _ready(self) -> ServedModel | str:
         model = self._current()
@@ -202,7 +205,7 @@ def _listed(content: bytes) -> list[Any]:
     return records if isinstance(records, list) else [records]
 
 
-def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
+def _named(records: list[Any], schema: DataSchema) -> Encoded:
     """Encode records given by column name; omitted and null values are missing."""
     names = [name for column in schema.columns or () for name in column.names]
     encoder = RowEncoder(schema, names, "records", labelled=None)
@@ -215,7 +218,7 @@ def _named(records: list[Any], schema: DataSchema) -> NDArray[np.float32]:
             where, what = f"record {number}", f"has '{unknown[:64]}', which no column is called"
             raise DataError(what, where=where, fix=nearest(unknown, names))
         encoder.add([cell_text(record.get(name)) for name in names])
-    return encoder.encoded().records.x
+    return encoder.encoded()
 
 
 def _refuse(request: Request) -> Response | None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.anomaly import ALARM_RATE, NAMES
-from edgeveil.data.encoding import pictures
+from edgeveil.data.encoding import ColumnTally, Encoded, pictures
 from edgeveil.data.records import MAX_BYTES, require_file
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.data.target import TargetRange
@@ -28,9 +28,10 @@ from edgeveil.evaluation.figures import (
 )
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
 from edgeveil.parts.sources.arrays import npy_array, npz_array
+from edgeveil.parts.sources.guess import guess
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
 from edgeveil.parts.sources.source import Origin
-from edgeveil.parts.sources.tables import detected_form, encode_csv, encode_parquet, read_matrix
+from edgeveil.parts.sources.tables import encode_csv, encode_jsonl, encode_parquet, read_matrix
 from edgeveil_edge.release_trial import released_session, run_trial
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
@@ -39,6 +40,7 @@ NUMBER_BYTES = 8  # of one number in a model's output
 RELEASES = "releases"  # the folder of models inside a device's state folder
 
 
+_TABLES = {"csv": encode_csv, "jsonl": encode_jsonl, "parquet": encode_parquet}
 _UNKNOWN: dict[str, None] = {"label": None, "name": None}
 
 
@@ -62,6 +64,8 @@ class Predictions:
     target: TargetRange | None = None
     scores: NDArray[np.float64] | None = None
     alarms: bool = False
+    notes: tuple[str, ...] = ()  # what was guessed of the file
+    columns: tuple[ColumnTally, ...] = ()  # of a table
 
     @classmethod
     def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **fields: Any) -> Self:
@@ -132,6 +136,14 @@ class Predictions:
         accuracy = self.accuracy
         return "" if accuracy is None else baseline_text(ACCURACY, accuracy, self.baselines)
 
+    @property
+    def unread(self) -> list[dict[str, Any]]:
+        """Counts of the columns with values that are missing, unreadable, clipped or unknown."""
+        counts = [{"column": one.name, **vars(one)} for one in self.columns]
+        for one in counts:
+            del one["name"]
+        return [one for one in counts if any(one[key] for key in one.keys() - {"column", "rows"})]
+
     def table(self) -> list[dict[str, Any]]:
         """Return a row per record: number, file, label, name, probability; else as `plain`."""
         return list(self.table_rows())
@@ -178,9 +190,9 @@ def predict(
 
     `model` is an ONNX file, or a device's state folder for its release in use. `records` is an
     array (records, …), one record without that axis, or a file: .npz (array `x`), .npy or .csv
-    (values only); with a job's schema also .csv and .parquet with names, .png, .jpg, and a folder
-    of pictures. A release that no longer runs is rolled back; `personal` uses the model of `edge
-    personalise`.
+    (values only); with a job's schema a table of any form that `edgeveil check FILE` reads, a
+    picture, or a folder of pictures. A release that no longer runs is rolled back; `personal`
+    uses the model of `edge personalise`.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -234,15 +246,25 @@ def run_on_records(
             one = session.answers(given.x[:1], {}, limit=limit)
             _check_answers(given.file, given.x, one.shape[1])
         found = session.answers(given.x, {}, limit=limit)
-    return Predictions.of(called, session, found, files=given.files, given=given.labels)
+    about = {"files": given.files, "notes": given.notes, "columns": given.columns}
+    return Predictions.of(called, session, found, given=given.labels, **about)
 
 
 @dataclass(frozen=True)
-class _Given:
+class Given:
     x: NDArray[np.float32]
     labels: NDArray[np.int64] | None = None
     files: tuple[str, ...] = ()
     file: Path | None = None  # its size limits the number of records
+    notes: tuple[str, ...] = ()
+    columns: tuple[ColumnTally, ...] = ()
+
+    @classmethod
+    def of(cls, found: Encoded, **fields: Any) -> Self:
+        """Take encoded records; one of which no column was read is no usable record."""
+        x = np.where(found.readable[:, None], found.records.x, np.float32(np.nan))
+        labels = found.records.y if found.labelled else None
+        return cls(x, labels, columns=found.columns, **fields)
 
 
 def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
@@ -256,31 +278,27 @@ def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
 
 def _given(
     records: str | Path | NDArray[Any], schema: DataSchema | None, shape: tuple[int | None, ...]
-) -> _Given:
+) -> Given:
     if not isinstance(records, str | Path):
         try:
             values = np.asarray(records)
         except ValueError:
             raise DataError("are no numbers", where="records", fix="pass an array") from None
-        return _Given(as_records(values, shape, "records"))
+        return Given(as_records(values, shape, "records"))
     path = Path(records)
     if path.is_dir() or path.suffix.lower() in ENDINGS:
         return _given_pictures(path, schema)
     file = require_file(path, "the input file")
     most = room_for(file)
     if schema is not None and schema.columns is not None and file.suffix not in (".npz", ".npy"):
-        origin = Origin(path=file, max_bytes=most)
-        if file.suffix == ".parquet":
-            found = encode_parquet(origin, schema, labelled=None)
-        else:
-            formed, header = detected_form(file, schema)
-            found = encode_csv(replace(origin, header=header), formed, labelled=None)
-        labels = found.records.y if found.labelled else None
-        return _Given(found.records.x, labels, file=file)
+        found = guess(file, schema)
+        origin = Origin(path=file, max_bytes=most, header=found.header, form=found.form)
+        encoded = _TABLES[found.source](origin, found.schema or schema, labelled=None)
+        return Given.of(encoded, file=file, notes=found.notes)
     values = _read(file, most)
     if schema is not None and schema.image is not None and values.ndim == len(shape) + 1:
-        return _Given(pictures(schema, _numbers(values, str(file)), str(file)), file=file)
-    return _Given(as_records(values, shape, str(file)), file=file)
+        return Given(pictures(schema, _numbers(values, str(file)), str(file)), file=file)
+    return Given(as_records(values, shape, str(file)), file=file)
 
 
 def room_for(file: Path) -> int:
@@ -288,19 +306,19 @@ def room_for(file: Path) -> int:
     return min(MAX_BYTES, max(ROOM_BYTES, ROOM_RATIO * file.stat().st_size))
 
 
-def _given_pictures(path: Path, schema: DataSchema | None) -> _Given:
+def _given_pictures(path: Path, schema: DataSchema | None) -> Given:
     if schema is None or schema.image is None:
         what = "holds pictures, and the model has no schema to read them by"
         fix = "store arrays as the job's devices have them, in an NPZ file"
         raise DataError(what, where=str(path), fix=fix)
     files = pictures_below(path) if path.is_dir() else [require_file(path, "the input file")]
     if not files:
-        raise DataError("holds no PNG or JPEG", where=str(path), fix="name a folder with some")
+        raise DataError("holds no pictures", where=str(path), fix="name a folder with some")
     numbers = {name: number for number, name in enumerate(schema.label.names)}
     labels = np.array([numbers.get(file.parent.name, -1) for file in files], np.int64)
     below = path if path.is_dir() else path.parent
     names = tuple(str(file.relative_to(below)) for file in files)
-    return _Given(encode_files(files, schema), labels, names)
+    return Given(encode_files(files, schema), labels, names)
 
 
 def rollback(state_dir: str | Path) -> str:

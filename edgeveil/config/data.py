@@ -45,6 +45,33 @@ class Images(Block):
     """Folders of the classes, class 0 first. Required in a site file; in a run, null: all found."""
 
 
+class TableForm(Block):
+    """The form of a file of `csv`, as its owner states it; a job has no part in it."""
+
+    separator: Literal[",", ";", "\t", "|", " "] = ","
+    """Sign between cells; `" "`: runs of blanks and tabs."""
+    decimal: Literal[".", ","] = "."
+    """Decimal sign."""
+    thousands: Literal["", ",", ".", " ", "'"] = ""
+    """Sign between groups of digits; empty: none."""
+    dates: Literal["iso", "day_first", "month_first"] = "iso"
+    """Order of dates: 2024-12-31, 31.12.2024 or 12/31/2024."""
+    encoding: Literal["utf-8", "utf-16", "cp1252"] = "utf-8"
+    """Encoding; bytes that it lacks become U+FFFD."""
+    comment: str = Field(default="", max_length=8, examples=["#"])
+    """Lines that begin with it are left out; empty: none."""
+    skip_lines: int = Field(default=0, ge=0, le=10000)
+    """Lines left out at the beginning of the file."""
+    multiline: bool = False
+    """Line breaks within quotes belong to the cell (RFC 4180); false: each line is a record, which
+    no quote of another one can reach."""
+
+    def _mixes(self) -> Iterator[Mix]:
+        if self.decimal == self.thousands:
+            text = f"is '{self.decimal}', as the decimal sign; leave one of them out"
+            yield Mix(("thousands", "decimal"), text)
+
+
 class DataFiles(Block):
     """The files of a data source, if any."""
 
@@ -54,6 +81,9 @@ class DataFiles(Block):
     """The labels of `idx`."""
     header: bool | None = Field(default=None, exclude_if=lambda given: given is None)
     """Of `csv`: whether line 1 names the columns (else `data.schema.header`). Devices need it."""
+    form: TableForm | None = Field(default=None, exclude_if=lambda given: given is None)
+    """Of `csv`: separator, decimal sign and so on; null: `,` and `.` in UTF-8 on devices, and what
+    `edgeveil run` finds in the file, which it prints."""
     label_column: str | None = Field(default=None, min_length=1, max_length=128)
     """The label's column in `csv` and `parquet`; none: the last one."""
     images: Images | None = None
@@ -181,7 +211,7 @@ def held_back_mixes(
 
 def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Iterator[Mix]:
     """Yield keys of `files` that the source, named at `source_key`, does not read."""
-    for key in ("header", "labels_path", "label_column", "images"):
+    for key in ("header", "form", "labels_path", "label_column", "images"):
         readers = _readers("sources", key)
         if getattr(files, key) is not None and source not in readers:
             text = f"is only for {' and '.join(readers)}, and the source is {source}"

@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.config.data import TableForm
 from edgeveil.crypto.labels import RECORD_STORED, context
 from edgeveil.data.anomaly import ANOMALOUS, UNKNOWN, UNLABELLED
 from edgeveil.data.records import MAX_BYTES, Records, require_room
 from edgeveil.data.schema import PIXEL_RANGE, Column, DataSchema
 from edgeveil.data.split import RecordLimit
+from edgeveil.data.table_form import date_in, number_reader
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
 
@@ -31,6 +33,7 @@ _DIGEST_BYTES = 32
 NO_CLASS = -1
 _WHOLE = 2.0**53
 UNREADABLE = "\ufffd"  # for a list, invalid UTF-8, or a date out of range
+_MONTHS, _WEEK, _HOURS = 12, 7, 24  # periods; an hour of 24 is missing
 _SPARE_ROWS = 64  # rows beyond a limit, so that not each further row needs a sort
 
 
@@ -49,6 +52,7 @@ class Encoded:
     """Records and the tallies of their columns; `unknown_labels` are dropped in learning."""
 
     records: Records
+    readable: NDArray[np.bool_]  # records with a value in at least one column
     columns: tuple[ColumnTally, ...] = ()
     unknown_labels: int = 0
     labelled: bool = True
@@ -96,6 +100,7 @@ class RowEncoder:
         labelled: bool | None = True,
         max_bytes: int = MAX_BYTES,
         limit: RecordLimit | None = None,
+        form: TableForm | None = None,
     ) -> None:
         self._schema, self._where, self._max_bytes = schema, where, max_bytes
         self._limit = limit
@@ -118,21 +123,24 @@ class RowEncoder:
             what = f"names two columns '{twice}', which data.schema reads"
             raise DataError(what, where=where, fix="give each column its own name")
         missing = frozenset(("", *schema.missing))
+        form = form or TableForm()
         self._columns = [
-            (place[name], _ColumnReader(name, column, missing))
+            (place[name], _ColumnReader(name, column, missing, form))
             for column in schema.columns or ()
             for name in column.names
         ]
         self._label = place[label] if labelled else None
-        self._label_of = _label_reader(schema)
+        self._label_of = _label_reader(schema, number_reader(form))
         self._dropped = UNKNOWN if schema.anomaly else NO_CLASS
         self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
 
-    def add(self, cells: Sequence[str]) -> str:
-        """Add a row; return its problem or "". Raises RecordsError for too many bytes."""
+    def add(self, cells: Sequence[str], stored: Sequence[str] | None = None) -> str:
+        """Add a row; return its problem or "". Raises RecordsError for too many bytes.
+
+        `stored` identifies the record in its file; by default its cells do."""
         self._make_room(len(self._labels) + 1)
-        whole = len(cells) == self._width
-        self._digests += stored_digest(cell.encode("utf-8", "surrogatepass") for cell in cells)
+        whole, stored = len(cells) == self._width, cells if stored is None else stored
+        self._digests += stored_digest(cell.encode("utf-8", "surrogatepass") for cell in stored)
         self._broken.append(not whole)
         for at, column in self._columns:
             column.add(cells[at].strip() if whole else "")
@@ -159,9 +167,11 @@ class RowEncoder:
             column.fill(x[:, at : at + column.width])
             at += column.width
         x[broken] = np.nan
+        known = np.array([column.known() for _, column in self._columns], np.bool_)
         labels = np.array(self._labels, np.int64)
         return Encoded(
             Records(x, labels, digest_rows(self._digests)),
+            np.asarray(known.any(axis=0)),
             tuple(column.tally(broken) for _, column in self._columns),
             int((labels[~broken] == self._dropped).sum()) if self._label is not None else 0,
             self._label is not None,
@@ -189,7 +199,7 @@ def _chosen(values: array[Any], chosen: NDArray[np.int64]) -> array[Any]:
     return array(values.typecode, np.frombuffer(values, values.typecode)[chosen].tobytes())
 
 
-def _label_reader(schema: DataSchema) -> Callable[[str], int]:
+def _label_reader(schema: DataSchema, number: Callable[[str], float]) -> Callable[[str], int]:
     target, numbers = schema.target, schema.label.numbers
     missing = frozenset(("", *schema.missing))
     if schema.anomaly:
@@ -199,41 +209,60 @@ def _label_reader(schema: DataSchema) -> Callable[[str], int]:
         return lambda cell: numbers.get(cell, NO_CLASS)
 
     def label(cell: str) -> int:
-        found = None if cell in missing else target.label(number_in(cell))
+        found = None if cell in missing else target.label(number(cell))
         return NO_CLASS if found is None else found
 
     return label
 
 
 class _ColumnReader:
-    def __init__(self, name: str, column: Column, missing: frozenset[str]) -> None:
+    def __init__(self, name: str, column: Column, missing: frozenset[str], form: TableForm) -> None:
         self._name, self._column, self._missing = name, column, missing
         self.width, category = column.width, column.category or ()
         self._unknown = len(category)
-        self._number = {text: at for at, text in enumerate(category)}
-        self._cells = array("d")  # numbers, or indices of categories
+        self._index = {text: at for at, text in enumerate(category)}
+        self._form, self._number = form, number_reader(form)
+        self._cells = array("d")  # numbers, indices of categories, or packed dates
         self._gaps = self._unreadable = 0
 
     def add(self, cell: str) -> None:
         gap = cell in self._missing
         self._gaps += gap
         if self._column.category is not None:
-            value = float(self._unknown if gap else self._number.get(cell, self._unknown))
+            value = float(self._unknown if gap else self._index.get(cell, self._unknown))
         else:
-            value = math.nan if gap else number_in(cell)
+            read = self._packed_date if self._column.date else self._number
+            value = math.nan if gap else read(cell)
             self._unreadable += not gap and math.isnan(value)
         self._cells.append(value)
+
+    def _packed_date(self, cell: str) -> float:
+        found = date_in(cell, self._form)
+        if found is None:
+            return math.nan
+        year, month, weekday, hour = found
+        at = year * _MONTHS + month - 1
+        return float((at * _WEEK + weekday) * (_HOURS + 1) + (_HOURS if hour is None else hour))
 
     def keep(self, chosen: NDArray[np.int64]) -> None:
         self._cells = _chosen(self._cells, chosen)
 
+    def known(self) -> NDArray[np.bool_]:
+        """Return for each row whether its cell was read: no gap, no unknown category."""
+        values = np.frombuffer(self._cells)
+        of_category = self._column.category is not None
+        return np.asarray(values != self._unknown if of_category else ~np.isnan(values))
+
     def fill(self, x: NDArray[np.float32]) -> None:
         column, values = self._column, np.frombuffer(self._cells)
-        if column.number is None:
+        if column.category is not None:
             x[np.arange(len(x)), values.astype(np.int64)] = 1
             return
-        low, high = column.number
         known = ~np.isnan(values)
+        if column.date:
+            self._fill_date(x, np.where(known, values, 0).astype(np.int64), known)
+            return
+        low, high = column.number or (0.0, 1.0)
         within = np.clip(np.where(known, values, low), low, high)
         if column.bins:
             places = np.searchsorted(np.array(column.bins), within, side="right")
@@ -242,22 +271,39 @@ class _ColumnReader:
         scaled = (within - low) / (high - low) * 2.0 - 1.0
         x[:, 0] = np.where(known, scaled, 0.0)
 
+    def _fill_date(
+        self, x: NDArray[np.float32], packed: NDArray[np.int64], known: NDArray[np.bool_]
+    ) -> None:
+        days, hour = np.divmod(packed, _HOURS + 1)
+        months, weekday = np.divmod(days, _WEEK)
+        year, month = np.divmod(months, _MONTHS)
+        of = {"month": (month, _MONTHS), "weekday": (weekday, _WEEK), "hour": (hour, _HOURS)}
+        at = 0
+        for part in self._column.date:
+            if part == "year":
+                low, high = self._column.years or (0, 1)
+                scaled = (np.clip(year, low, high) - low) / (high - low) * 2.0 - 1.0
+                x[:, at] = np.where(known, scaled, 0.0)
+                at += 1
+                continue
+            value, period = of[part]
+            angle, there = value * (2 * math.pi / period), known & (value < period)
+            x[:, at] = np.where(there, np.sin(angle), 0.0)
+            x[:, at + 1] = np.where(there, np.cos(angle), 0.0)
+            at += 2
+
     def tally(self, broken: NDArray[np.bool_]) -> ColumnTally:
         rows, gaps = int((~broken).sum()), self._gaps - int(broken.sum())
         clipped, unknown, values = 0, 0, np.frombuffer(self._cells)
-        if self._column.number is None:
+        ends = self._column.number
+        if self._column.category is not None:
             unknown = int((values == self._unknown).sum()) - self._gaps
-        else:
-            low, high = self._column.number
-            clipped = int(((values < low) | (values > high)).sum())
+        elif self._column.date:
+            values = values // (_MONTHS * _WEEK * (_HOURS + 1))
+            ends = self._column.years
+        if ends is not None:
+            clipped = int(((values < ends[0]) | (values > ends[1])).sum())
         return ColumnTally(self._name, rows, gaps, self._unreadable, clipped, unknown)
-
-
-def number_in(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return math.nan
 
 
 def stored_digest(parts: Iterable[bytes]) -> bytes:

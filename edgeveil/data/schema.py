@@ -27,6 +27,7 @@ Pixels = Annotated[int, Field(ge=1, le=4096)]
 LabelNames = Annotated[tuple[Text, ...], Field(max_length=256)]
 
 Origin = Literal["public", "own_records"]
+DatePart = Literal["year", "month", "weekday", "hour"]
 PIXEL_RANGE = (0.0, 255.0)
 
 
@@ -52,12 +53,22 @@ class Column(Block):
     )
     """Public list of a text's values, one-hot, with one more place for all others."""
 
+    date: Annotated[tuple[DatePart, ...], Field(max_length=4)] = Field(
+        default=(), examples=[["year", "month", "weekday", "hour"]], exclude_if=_empty
+    )
+    """Parts of a date that are read, a missing one 0: the year within `years`, each other as sine
+    and cosine of its place in the year, week or day."""
+    years: tuple[int, int] | None = Field(default=None, examples=[[2020, 2030]], exclude_if=_empty)
+    """Public range of the year, mapped to [-1, 1]; others are clipped."""
+
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name,) if isinstance(self.name, str) else self.name
 
     @property
     def width(self) -> int:
+        if self.date:
+            return sum(1 if part == "year" else 2 for part in self.date)
         if self.category is not None:
             return len(self.category) + 1
         return len(self.bins) + 2 if self.bins else 1
@@ -154,6 +165,7 @@ class DataSchema(Block):
         return PIXEL_RANGE[1] if self.image is not None else 1.0
 
 
+COLUMN_KINDS = ("number", "category", "date")
 SCHEMA, NAMES = "edgeveil.schema", "edgeveil.labels"
 METADATA_BYTES = 1 << 17
 
@@ -269,11 +281,20 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
 
 
 def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
-    if (column.number is None) == (column.category is None):
-        given = "both are given" if column.number else "neither is given"
+    given = [kind for kind in COLUMN_KINDS if getattr(column, kind) not in (None, ())]
+    if len(given) != 1:
+        there = f"{' and '.join(given) or 'none'} {'are' if given else 'is'} given"
         fix = "write for example number: [0, 100], or category: [red, green]"
-        yield Mix((f"{at}.number", at), f"a column is a number or a category, and {given}; {fix}")
+        text = f"a column has one of {', '.join(COLUMN_KINDS)}, and {there}; {fix}"
+        yield Mix((f"{at}.{(given or ['number'])[0]}", at), text)
         return
+    if ("year" in column.date) != (column.years is not None):
+        text = "is the range of the year of a date; write date: [year], years: [2020, 2030]"
+        yield Mix((f"{at}.years", f"{at}.date", at), text)
+    elif column.years is not None and column.years[0] >= column.years[1]:
+        yield _not_a_range(column.years, f"{at}.years")
+    if (twice := _twice(column.date)) is not None:
+        yield Mix((f"{at}.date",), f"'{twice}' occurs twice; name each part once")
     if column.category is not None:
         if (twice := _twice(column.category)) is not None:
             yield Mix((f"{at}.category",), f"'{twice}' occurs twice; name each once")

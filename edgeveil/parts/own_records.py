@@ -42,7 +42,7 @@ def local_records(data: DataSource, schema: DataSchema | None = None) -> Records
             require_schema(source_part(data.source), schema)
         return test(origin)
     path = data.path if data.test_share is not None else data.test_path or data.path
-    header = guessed_header(data.source, data.header, path, schema)
+    header = guessed_header(data.source, data.header, path, schema, data.form)
     origin = replace(origin, path=path, header=header)
     if data.test_share is None:
         return load_records(data.source, origin)

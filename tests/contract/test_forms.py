@@ -58,6 +58,31 @@ def csv_of(header):
     return form
 
 
+OWNERS_FORM = {
+    "separator": ";",
+    "decimal": ",",
+    "encoding": "utf-16",
+    "comment": "#",
+    "skip_lines": 1,
+    "multiline": True,
+}
+
+
+def csv_by_form(folder, rows):
+    with (folder / "records").open("w", newline="", encoding="utf-16") as file:
+        file.write("of box 7\n# and so on\n")
+        quoted = csv.writer(file, delimiter=";", quoting=csv.QUOTE_ALL)
+        quoted.writerows([NAMES, *([f"{cell}\n" for cell in row] for row in rows)])
+    return {"source": "csv", "path": folder / "records", "header": True, "form": OWNERS_FORM}
+
+
+def json_lines(folder, rows):
+    records = [dict(zip(NAMES, row, strict=False)) for row in rows]
+    lines = ("[" * 9999 if "a,b" in one.values() else json.dumps(one) for one in records)
+    (folder / "records").write_text("".join(f"{line}\n" for line in lines))
+    return {"source": "jsonl", "path": folder / "records"}
+
+
 def numbers_or_texts(cells):
     for kind in (int, float):
         with suppress(ValueError, OverflowError):
@@ -139,6 +164,8 @@ FORMS = {
     "csv, a line of names": csv_of(True),
     "csv, none": csv_of(False),
     "csv, not said": csv_of(None),
+    "csv, by a form": csv_by_form,
+    "jsonl": json_lines,
     "parquet": parquet_file,
     "npz": npz,
     "idx": idx,
@@ -312,6 +339,8 @@ COLUMNS = {
 }
 READ_BY = {
     HEADED: COLUMNS,
+    "csv, by a form": COLUMNS,
+    "jsonl": COLUMNS,
     "csv, none": {**COLUMNS, "header": NAMES},
     "parquet": COLUMNS,
     "images": {
@@ -321,7 +350,7 @@ READ_BY = {
     },
 }
 BY_A_SCHEMA = list(READ_BY.items())
-BY_VALUES = [(form, None) for form in FORMS if "csv" not in form or form == HEADED]
+BY_VALUES = [(form, None) for form in FORMS if form == HEADED or form[:3] not in ("csv", "jso")]
 
 
 def different(count):

@@ -12,7 +12,7 @@ from tests.kits.commands import ran
 from tests.kits.plugin_wheels import ROOT, edgeveil, files_of, install, written
 
 ROOMS = ("edgeveil", "edge_client", "cloud_server", "proxy", "tools")
-NAMES = {"midrange", "jsonl", "cut", "two_layers", "one_step"}
+NAMES = {"midrange", "vectors", "cut", "two_layers", "one_step"}
 
 
 @pytest.fixture(scope="module")

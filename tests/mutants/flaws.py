@@ -874,7 +874,7 @@ MUTANTS = {
     ),
     "line-of-another-width-ends-the-reading": Mutant(
         "edgeveil.parts.sources.tables:_row",
-        "[missing] * width -> [missing]",
+        "[missing] * len(named) -> [missing]",
         "tests/unit/edgeveil/parts/sources/test_sources.py::test_a_line_out_of_form_drops_its_record_alone",
     ),
     "row-of-another-width-ends-the-reading": Mutant(
@@ -890,7 +890,7 @@ MUTANTS = {
     ),
     "a-record-taken-for-names": Mutant(
         "edgeveil.parts.sources.tables:_require_no_number",
-        "cell and _number(cell) is not None -> False",
+        "cell and _number(cell, read) is not None -> False",
         "tests/contract/test_forms.py::test_a_record_that_an_owner_wrongly_calls_a_line_of_names_is_taken_for_none",
     ),
     "header-read-off-the-file": Mutant(

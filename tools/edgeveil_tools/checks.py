@@ -35,6 +35,7 @@ from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
+from edgeveil.logs import printable
 from edgeveil.parts.features.onnx import backbone_path
 from edgeveil.parts.models.network import SUFFIXES as STATE_DICT_SUFFIXES
 from edgeveil.parts.own_records import device_records
@@ -70,6 +71,7 @@ class CheckedFile:
     kind: str = ""
     problems: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # guesses, on standard error
     fields: dict[str, Any] = field(default_factory=dict)
     plan: Plan | None = None
     site: EdgeSite | None = None
@@ -91,7 +93,7 @@ def command(args: argparse.Namespace) -> int:
         if one.site is not None:
             _check_device(one, one.site, jobs)
     found = [
-        checked[path] if path in checked else _checked_other(path, alone=not jobs)
+        checked[path] if path in checked else _checked_other(path, alone=not yaml_files)
         for path in dict.fromkeys(files)
     ]
     failed = False
@@ -99,6 +101,8 @@ def command(args: argparse.Namespace) -> int:
         if not args.json:
             verdict = one.problems or [f"{one.path}: ok ({one.kind})"]
             print("\n".join([*verdict, *one.lines]), flush=True)
+        for note in one.notes:
+            print(printable(f"edgeveil: {one.path}: {note}"), file=sys.stderr)
         if args.estimate and one.plan is not None:
             failed |= _estimate(one, args)
     codes = {one.code for one in found if one.problems}
@@ -164,6 +168,10 @@ def _check_device(one: CheckedFile, site: EdgeSite, jobs: Sequence[Job]) -> None
         found = self_check(site, read_records=True, asked=None if job is None else job.data)
         one.problems += [text for text in found if text not in one.problems]
     if not all(text.startswith("data.name: ") for text in one.problems):
+        from edgeveil_tools.local.data import form_problems
+
+        schemas = [None if job is None else job.data.schema_ for job in its_jobs]
+        one.problems += dict.fromkeys(p for s in schemas for p in form_problems(site.data, s))
         return  # the records cannot be read
     for job in its_jobs:
         try:
@@ -188,10 +196,14 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
 
             one.problems, one.code = problems_of(path, SOON_DAYS), 1
         elif one.kind == "records":
-            if alone and (path.is_dir() or path.suffix in (".csv", ".parquet")):
+            if alone and (path.is_dir() or path.suffix not in (".npz", ".npy")):
                 from edgeveil_tools.describe import describe
 
-                one.lines = [describe(path).rstrip()]
+                draft = describe(path)
+                one.lines, one.notes = [draft.text.rstrip()], list(draft.notes)
+                if draft.stated:
+                    one.lines.append(f"# In a device's site file: {', '.join(draft.stated)}")
+                one.fields = {"draft": draft.text, "notes": one.notes}
         else:
             facts = backbone_facts(path) if one.kind == "backbone" else weight_facts(path)
             one.fields, one.lines = facts, [f"  {line}" for line in file_lines(facts)]
@@ -267,8 +279,10 @@ def record_notes(job: LocalJob, path: Path, data: Path | None = None) -> list[st
     from edgeveil_tools.local.data import check_data, run_on
 
     run = job.local_run or LocalRun()
-    if data is None and (run.data.path is None or not run.data.path.exists()):
+    if data is None and run.data.path is None:
         return []
+    if data is None and run.data.path is not None and not run.data.path.exists():
+        return [f"{run.data.path} (local_run.data.path) is not there: no record was checked"]
     try:
         return check_data(job.alone, run if data is None else run_on(data, job))
     except (DataError, UsageError) as error:
@@ -420,17 +434,18 @@ def job_notes(plan: Plan) -> tuple[str, ...]:
 
 def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[str], list[str]]:
     """Return lines about a device's records, read as site file and job define, and problems."""
-    from edgeveil_tools.local.data import column_problems, form_of, places
+    from edgeveil_tools.local.data import column_problems, form_of, form_problems, places
 
     key_file = site.state_dir / SPLIT_KEY_FILE
     started = key_file.exists()  # a check must not make a device's key
     key = load_split_key(key_file) if started else secrets.token_bytes(32)
     share = DEFAULT_SHARE if job is None else job.data.evaluation_share
     schema = None if job is None else job.data.schema_
+    problems = form_problems(site.data, schema)
     training, evaluation = device_records(site.data, key, evaluation_share=share, schema=schema)
     asked = {} if job is None else form_of(job)
     report = check_records(training, evaluation, **asked)
-    problems = report.problems + places(site.data, schema) + column_problems(site.data, schema)
+    problems += report.problems + places(site.data, schema) + column_problems(site.data, schema)
     held, most = len(training) + len(evaluation), site.policy.max_records
     if held > most:
         problems.append(

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from edgeveil.config.data import TableForm
 from edgeveil.config.explain import number
-from edgeveil.data.encoding import number_in
+from edgeveil.data.table_form import date_in, number_reader
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.images import class_folders, pictures_below
-from edgeveil.parts.sources.tables import csv_rows, parquet_rows
+from edgeveil.parts.sources.guess import Guess, guess
+from edgeveil.parts.sources.images import FORMATS, class_folders, pictures_below
+from edgeveil.parts.sources.tables import csv_rows, jsonl_rows, parquet_rows
 
 OF_NUMBER = "in place of classes"  # a draft's remark on a numeric label
 _MISSING = ("?", "NA", "N/A", "NaN", "nan", "null", "None", "-")
@@ -28,6 +31,30 @@ _LIST = 64  # different texts that make a category; more make a name or a remark
 _MOSTLY = 0.95
 _USUAL = 100  # records of a device
 _WIDTH = 100
+_SIDE = 64  # of a drafted picture
+_WORDS = 3  # of a free text, on average
+_WITH_UNIT = re.compile(r"[+-]?[\d.,]*\d\s*[^\d\s.,:/-][^\d\s]{0,9}")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The YAML of a `data` block; `notes` tell what was guessed and what is left out, and why.
+
+    `read_as` is the form of a table, None for pictures."""
+
+    text: str
+    notes: tuple[str, ...]
+    read_as: Guess | None = None
+
+    @property
+    def stated(self) -> list[str]:
+        """The keys that state a CSV file's form beside its `path`."""
+        if self.read_as is None or self.read_as.source != "csv":
+            return []
+        form = self.read_as.form.model_dump(exclude_defaults=True).items()
+        block = ", ".join(f"{key}: {json.dumps(value)}" for key, value in form)
+        header = f"header: {json.dumps(self.read_as.header)}"
+        return [header, *([f"form: {{{block}}}"] if block else ())]
 
 
 @dataclass(frozen=True)
@@ -35,37 +62,94 @@ class _Look:
     name: str
     texts: Counter[str]  # of values that are not missing
     gaps: frozenset[str]  # texts of a missing value
+    form: TableForm
 
     @property
     def numeric(self) -> bool:
-        given = self.texts.total()
-        numbers = sum(n for text, n in self.texts.items() if not math.isnan(number_in(text)))
-        return given > 0 and numbers >= _MOSTLY * given
+        read = number_reader(self.form)
+        return self._mostly(lambda text: not math.isnan(read(text)))
+
+    @property
+    def dated(self) -> bool:
+        return self._mostly(lambda text: date_in(text, self.form) is not None)
+
+    @property
+    def why_unread(self) -> str:
+        """Why no column of a schema reads it, or ""."""
+        once = len(self.texts) == self.texts.total()
+        words = sum(len(text.split()) * count for text, count in self.texts.items())
+        if not self.texts:
+            return "it is empty"
+        if self._mostly(lambda text: _WITH_UNIT.fullmatch(text) is not None):
+            return "it looks like numbers with a unit; write the numbers alone"
+        if len(self.texts) > self.texts.total() / 2 and words >= _WORDS * self.texts.total():
+            return "it looks like free text, which no column reads"
+        if len(self.texts) > _LIST or (once and len(self.texts) > _FEW):
+            return f"{len(self.texts)} different texts"
+        return ""
 
     @property
     def span(self) -> tuple[float, float]:
-        found = [value for text in self.texts if math.isfinite(value := number_in(text))]
+        read = number_reader(self.form)
+        found = [value for text in self.texts if math.isfinite(value := read(text))]
         low, high = min(found, default=0.0), max(found, default=1.0)
         step = _step(high - low)
         low, high = math.floor(low / step) * step, math.ceil(high / step) * step
         return (low, high) if low < high else (low, low + step)
 
+    def _mostly(self, holds: Callable[[str], bool]) -> bool:
+        given = self.texts.total()
+        return given > 0 and sum(n for text, n in self.texts.items() if holds(text)) >= (
+            _MOSTLY * given
+        )
 
-def describe(path: Path, label: str | None = None, devices: int | None = None) -> str:
-    """Draft the YAML of a `data` block from a table or a picture folder; raises DataError."""
-    lines = _of_pictures(path, devices) if path.is_dir() else _of_table(path, label, devices)
-    return "\n".join(lines) + "\n"
+
+def describe(path: Path, label: str | None = None, devices: int | None = None) -> Draft:
+    """Draft a schema from a table or a picture folder; raises DataError for what is neither."""
+    notes: list[str] = []
+    if path.is_dir():
+        lines, read_as = list(_of_pictures(path, devices, notes)), None
+    else:
+        read_as = guess(path)
+        notes += read_as.notes
+        lines = list(_of_table(path, read_as, label, devices, notes))
+    lead = [f"# {note[0].upper()}{note[1:]}." for note in notes]
+    return Draft("\n".join([lines[0], *lead, *lines[1:]]) + "\n", tuple(notes), read_as)
 
 
-def _of_table(path: Path, label: str | None, devices: int | None) -> Iterator[str]:
-    named, rows = parquet_rows(path) if path.suffix == ".parquet" else csv_rows(path)
+def _rows(path: Path, read_as: Guess) -> tuple[list[str], list[list[str]]]:
+    """Return names of all columns, and all rows as they are."""
+    if read_as.source != "csv":
+        return (parquet_rows if read_as.source == "parquet" else jsonl_rows)(path)
+    rows = csv_rows(path, read_as.form)
+    if read_as.header:
+        return rows[0], rows[1:]
+    width = Counter(map(len, rows)).most_common(1)[0][0]
+    return [f"v{at}" for at in range(1, width + 1)], rows
+
+
+def _of_table(
+    path: Path, read_as: Guess, label: str | None, devices: int | None, notes: list[str]
+) -> Iterator[str]:
+    names, every = _rows(path, read_as)
+    rows = [row for row in every if len(row) == len(names)]
     if not rows:
         raise DataError("holds no records", where=str(path), fix="name a file with some")
-    width = Counter(map(len, rows)).most_common(1)[0][0]
-    names = named or [f"v{at}" for at in range(1, width + 1)]
-    rows = [row for row in rows if len(row) == len(names)]
-    looks = [_look(name, [row[at].strip() for row in rows]) for at, name in enumerate(names)]
+    if len(rows) < len(every):
+        notes.append(f"{len(every) - len(rows)} lines have another number of cells: left out")
+    once = [at for at, name in enumerate(names) if name and names.count(name) == 1]
+    looks = [_look(names[at], [row[at].strip() for row in rows], read_as.form) for at in once]
     chosen = _label(path, looks, label)
+    if label is None:
+        notes.append(f"label '{chosen.name}': guessed by its name or its few values")
+    others = [look for look in looks if look is not chosen]
+    unread = {look.name: look.why_unread for look in others if not look.numeric and not look.dated}
+    notes += [f"'{name}' is left out: {why}" for name, why in unread.items() if why]
+    others = [look for look in others if not unread.get(look.name)]
+    if not others:
+        why = "; ".join(note for note in notes if "left out" in note)
+        what = f"has no column that can be read{why and f': {why}'}"
+        raise DataError(what, where=str(path), fix="write numbers, dates or words of a short list")
     yield from _head(path, len(rows), devices)
     yield "    label:"
     yield f"      column: {_text(chosen.name)}" + ("" if label else "   # a guess")
@@ -76,17 +160,16 @@ def _of_table(path: Path, label: str | None, devices: int | None) -> Iterator[st
     else:
         remark = f"{len(chosen.texts)} different texts: list the classes"
         yield f'      classes: ["no", "yes"]   # {remark}'
-    if not named:
+    if not read_as.header:
         yield "    # the file has no header: these names are made up"
         yield from _wrapped("    header: ", names)
     if missing := sorted({text for look in looks for text in look.gaps}):
         yield from _wrapped("    missing: ", missing)
     yield "    columns:"
-    others = [look for look in looks if look is not chosen]
     for span, alike in groupby(others, lambda look: look.span if look.numeric else None):
         if span is None:
             for look in alike:
-                yield from _category(look)
+                yield from _date(look) if look.dated else _category(look)
         elif len(columns := [look.name for look in alike]) == 1:
             yield f"    - {{name: {_text(columns[0])}, number: {_ends(span)}}}"
         else:
@@ -95,12 +178,12 @@ def _of_table(path: Path, label: str | None, devices: int | None) -> Iterator[st
             yield from _wrapped("      name: ", columns)
 
 
-def _look(name: str, cells: Sequence[str]) -> _Look:
+def _look(name: str, cells: Sequence[str], form: TableForm) -> _Look:
     texts = Counter(cells)
     gaps = frozenset(text for text in _MISSING if text in texts)
     for text in ("", *gaps):
         texts.pop(text, None)
-    return _Look(name, texts, gaps)
+    return _Look(name, texts, gaps, form)
 
 
 def _label(path: Path, looks: list[_Look], label: str | None) -> _Look:
@@ -121,29 +204,39 @@ def _ends(span: tuple[float, float]) -> str:
 
 
 def _category(look: _Look) -> Iterator[str]:
-    if not 0 < len(look.texts) <= _LIST:
-        why = f"{len(look.texts)} different texts" if look.texts else "it is empty"
-        yield f"    # {_text(look.name)} is left out: {why}"
-        return
     once = sum(count == 1 for count in look.texts.values())
     remark = f"   # {once} of them occur in only one record" if once else ""
     yield f"    - name: {_text(look.name)}{remark}"
     yield from _wrapped("      category: ", sorted(look.texts))
 
 
-def _of_pictures(folder: Path, devices: int | None) -> Iterator[str]:
+def _date(look: _Look) -> Iterator[str]:
+    found = [date for text in look.texts if (date := date_in(text, look.form)) is not None]
+    low, high = min(found)[0], max(found)[0]
+    hour = ", hour" * any(date[3] is not None for date in found)
+    parts = f"date: [year, month, weekday{hour}], years: [{low}, {max(high, low + 1)}]"
+    yield f"    - {{name: {_text(look.name)}, {parts}}}"
+
+
+def _of_pictures(folder: Path, devices: int | None, notes: list[str]) -> Iterator[str]:
     from PIL import Image
 
     classes = [one.name for one in class_folders(folder)]
     sizes: Counter[tuple[int, int]] = Counter()
     coloured = False
     for file in pictures_below(folder):
-        with suppress(Exception), Image.open(file, formats=("PNG", "JPEG")) as image:
+        with suppress(Exception), Image.open(file, formats=FORMATS) as image:
             sizes[image.height, image.width] += 1
             coloured |= image.mode not in ("1", "L", "LA", "I", "I;16")
     if not sizes:
         raise DataError("holds no pictures", where=str(folder), fix="put them into class folders")
+    files = sum(one.is_file() for one in folder.rglob("*"))
+    if files > sizes.total():
+        notes.append(f"{files - sizes.total()} files are no pictures that are read: left out")
     height, width = sizes.most_common(1)[0][0]
+    if (longest := max(height, width)) > _SIDE:
+        height, width = (max(1, round(side * _SIDE / longest)) for side in (height, width))
+        notes.append(f"size: {longest} pixels a side are too many to learn from, {_SIDE} are usual")
     yield from _head(folder, sizes.total(), devices)
     yield from _wrapped("    label: {classes: ", classes, end="}")
     remark = f"   # {len(sizes)} sizes: all are scaled to this one" * (len(sizes) > 1)
@@ -177,7 +270,9 @@ def _step(width: float) -> float:
 def _text(name: str) -> str:
     plain = name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
     reserved = name.casefold() in ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
-    return name if plain and name.isascii() and not reserved else json.dumps(name)
+    if plain and name.isascii() and not reserved:
+        return name
+    return json.dumps(name, ensure_ascii=not name.isprintable())
 
 
 def _wrapped(lead: str, names: Sequence[str], end: str = "") -> Iterator[str]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from edgeveil.config.data import TableForm
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.part import PartTable
+from edgeveil.parts.sources.guess import guess_header
 from edgeveil.parts.sources.source import FileSet
 from edgeveil.parts.sources.source import Origin as Origin
 from edgeveil.parts.sources.source import SourcePart as SourcePart
-from edgeveil.parts.sources.tables import guess_header, require_columns
+from edgeveil.parts.sources.tables import require_columns
 
 SOURCES = TABLE = PartTable(__name__, SourcePart)
 
@@ -66,11 +68,15 @@ def require_header(source: str, header: bool | None, schema: DataSchema | None) 
 
 
 def guessed_header(
-    source: str, header: bool | None, path: Path | None, schema: DataSchema | None
+    source: str,
+    header: bool | None,
+    path: Path | None,
+    schema: DataSchema | None,
+    form: TableForm | None = None,
 ) -> bool | None:
     """Return `header`, or a guess from the file. Only for tools and the cloud's test records."""
     if header is None and "header" in source_part(source).reads:
-        return guess_header(path, schema)
+        return guess_header(path, schema, form)
     return header
 
 

@@ -1,4 +1,4 @@
-"""Image folders: PNG and JPEG files, one folder per class, resized and recoloured.
+"""Image folders: pictures of the formats of Pillow, one folder per class, resized and recoloured.
 
 Size and colours are set by the owner. An unreadable picture becomes a record that learning drops.
 """
@@ -23,9 +23,17 @@ from edgeveil.parts.sources.source import Origin, SourcePart, require_folder
 if TYPE_CHECKING:
     from edgeveil.config.data import Images
 
-ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
+# What Pillow decodes by itself; EPS, for example, would start another program. Fixed, so that a
+# device's records do not depend on how its Pillow was built.
+_ENDINGS_OF = {
+    "PNG": "png apng", "JPEG": "jpg jpeg jpe jfif", "GIF": "gif", "BMP": "bmp", "DIB": "dib",
+    "TIFF": "tif tiff", "WEBP": "webp", "PPM": "pbm pgm ppm pnm pfm", "JPEG2000": "jp2 j2k jpx jpf",
+    "AVIF": "avif", "TGA": "tga", "PCX": "pcx", "SGI": "sgi rgb bw", "ICO": "ico", "QOI": "qoi",
+    "DDS": "dds", "PSD": "psd", "XBM": "xbm", "XPM": "xpm", "MPO": "mpo", "FITS": "fit fits",
+}  # fmt: skip
+FORMATS = tuple(_ENDINGS_OF)
+ENDINGS = frozenset(f".{one}" for some in _ENDINGS_OF.values() for one in some.split())
 MAX_PIXELS = 1 << 26  # of one stored picture
-_FORMATS = ("PNG", "JPEG")
 
 _Labelled = tuple[Path, int]  # a picture and its class
 
@@ -103,7 +111,7 @@ def _into(record: NDArray[np.float32], file: Path, form: Images) -> str:
 
     height, width = form.size
     try:
-        with Image.open(file, formats=_FORMATS) as image:
+        with Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 return f"{image.width} by {image.height} pixels, at most {MAX_PIXELS} are read"
             record[:] = _values(image, form.colours, (width, height))
@@ -171,6 +179,6 @@ PART = SourcePart(
     by_schema="image",
     source="the user's own data",
     needs="a folder for each of images.classes; pip install 'edgeveil[images]'",
-    summary="PNG and JPEG pictures, brought to one size.",
+    summary="Pictures of the formats of Pillow, brought to one size.",
     example="local_run: {data: {source: images, path: pictures, images: {size: [28, 28]}}}",
 )

@@ -18,7 +18,7 @@ from edgeveil.errors import DataError
 from edgeveil.parts.part import Part
 
 if TYPE_CHECKING:
-    from edgeveil.config.data import Images
+    from edgeveil.config.data import Images, TableForm
 
 Half = Literal["train", "test"]
 
@@ -30,6 +30,7 @@ class Origin:
     path: Path | None = None
     labels_path: Path | None = None
     header: bool | None = None  # csv: whether the first line names the columns
+    form: TableForm | None = None  # csv; None: the default
     label_column: str | None = None
     function: str | None = None
     images: Images | None = None

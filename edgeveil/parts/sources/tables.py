@@ -1,4 +1,4 @@
-"""Tables: CSV and Parquet files, numbers with a label column, or read by a job's schema.
+"""Tables: CSV, JSON lines and Parquet, numbers with a label column, or read by a job's schema.
 
 Whether a CSV file's first line names the columns is set by the owner (`Origin.header`), never
 guessed: otherwise a job could ask whether the first record holds certain cells. No record makes a
@@ -11,18 +11,19 @@ Numbers are read as float64, so that a gap does not change the rounding of other
 
 from __future__ import annotations
 
-import csv
+import json
+import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.config.data import TableForm
 from edgeveil.data.encoding import UNREADABLE, Encoded, RowEncoder, cell_text
 from edgeveil.data.records import (
     MAX_BYTES,
@@ -34,6 +35,13 @@ from edgeveil.data.records import (
     whole_labels,
 )
 from edgeveil.data.schema import DataSchema
+from edgeveil.data.table_form import (
+    bounded_lines,
+    number_in,
+    number_reader,
+    open_text,
+    text_rows,
+)
 from edgeveil.errors import DataError, RecordsError
 from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.registry import nearest
@@ -42,8 +50,6 @@ _ADD_HEADER = "write a first line that names every column, such as v1,v2,label"
 _SET_HEADER = (
     "write header: true where the first line names the columns, header: false where it does not"
 )
-
-_LINES_LOOKED_AT = 100
 
 Report = Callable[[int, str], object]  # (line number from 1, fault)
 
@@ -58,7 +64,7 @@ def read_csv(origin: Origin) -> Records:
         return encode_csv(origin, origin.schema).records
     require_columns(origin.header, None)
     file = require_file(origin.path, "data.path")
-    header, table = read_matrix(file, origin.max_bytes)
+    header, table = read_matrix(file, origin.max_bytes, form=origin.form)
     column = _label_index(header, origin.label_column, f"{file}:1")
     return as_records(np.delete(table, column, axis=1), table[:, column], where=str(file))
 
@@ -71,7 +77,7 @@ def csv_faults(origin: Origin) -> list[str]:
     else:
         require_columns(origin.header, None)
         file, numbers = require_file(origin.path, "data.path"), list[int]()
-        header, table = read_matrix(file, report=found.setdefault, lines=numbers)
+        header, table = read_matrix(file, report=found.setdefault, lines=numbers, form=origin.form)
         labels = table[:, _label_index(header, origin.label_column, f"{file}:1")]
         for line, label, whole in zip(numbers, labels, whole_labels(labels), strict=True):
             if label != whole:
@@ -86,24 +92,27 @@ def read_matrix(
     lines: list[int] | None = None,
     *,
     need_header: bool = True,
+    form: TableForm | None = None,
 ) -> tuple[list[str], NDArray[np.float64]]:
     """Return (header, table (n, columns) float64), with NaN for cells that are not numbers.
 
-    `report` gets malformed lines, `lines` each record's line number. Raises DataError if a needed
-    header is missing, or beyond `max_bytes`."""
+    Columns without a name are left out. `report` gets malformed lines, `lines` each record's line
+    number. Raises DataError if a needed header is missing, or beyond `max_bytes`."""
     _require_small(file, max_bytes)
-    header: list[str] = []
-    width, values = 0, array("d")
-    for number, line in _lines(file):
+    form = form or TableForm()
+    read, header = number_reader(form), list[str]()
+    width, named, values = 0, list[int](), array("d")
+    for number, cells in text_rows(file, form):
         if not width:
-            first = _first_row(line, f"{file}:{number}")
-            width = len(first)
+            first = _names(cells, f"{file}:{number}")
+            width, named = len(first), list(range(len(first)))
             if need_header:
-                _require_names(first, f"{file}:{number}")
-            if need_header or any(_number(cell) is None for cell in first):
-                header = first
+                _require_names(first, read, f"{file}:{number}")
+            if need_header or any(_number(cell, read) is None for cell in first):
+                named = [at for at, name in enumerate(first) if name]
+                header = [first[at] for at in named]
                 continue
-        row, fault = _row(line, width)
+        row, fault = _row(cells, width, named, read)
         values.extend(row)
         if fault:
             report(number, fault)
@@ -111,7 +120,7 @@ def read_matrix(
             lines.append(number)
     if not width:
         raise DataError("is empty", where=str(file), fix=_ADD_HEADER)
-    return header, np.frombuffer(values, dtype=np.float64).reshape(-1, width)
+    return header, np.frombuffer(values, dtype=np.float64).reshape(-1, len(named))
 
 
 def encode_csv(
@@ -126,25 +135,31 @@ def encode_csv(
     `report` gets malformed lines; with a limit a file may have any size. Raises DataError for a
     header that is missing or holds a number and for a missing column, never for a record."""
     require_columns(origin.header, schema)
-    file = require_file(origin.path, "data.path")
-    if origin.limit is None:
-        _require_small(file, origin.max_bytes)
+    file, form = require_file(origin.path, "data.path"), origin.form or TableForm()
+    read = number_reader(form)
 
     def encoding(names: list[str], where: str) -> RowEncoder:
-        most, limit = origin.max_bytes, origin.limit
-        return RowEncoder(schema, names, where, labelled=labelled, max_bytes=most, limit=limit)
+        return _encoder(origin, schema, names, where, labelled=labelled, form=form)
 
     encoder = None if origin.header else encoding(list(schema.header or ()), str(file))
-    for number, line in _lines(file):
+    for number, cells in text_rows(file, form):
         if encoder is None:
-            names = _first_row(line, f"{file}:{number}")
-            _require_no_number(names, f"{file}:{number}")
+            names = _names(cells, f"{file}:{number}")
+            _require_no_number(names, read, f"{file}:{number}")
             encoder = encoding(names, f"{file}:{number}")
-        elif fault := encoder.add(_cells(line)):
+        elif fault := encoder.add(cells):
             report(number, fault)
     if encoder is None:
         raise DataError("is empty", where=str(file), fix=_ADD_HEADER)
     return encoder.encoded()
+
+
+def _encoder(
+    origin: Origin, schema: DataSchema, names: Sequence[str], where: str, **how: Any
+) -> RowEncoder:
+    if origin.limit is None and origin.path is not None:
+        _require_small(origin.path, origin.max_bytes)
+    return RowEncoder(schema, names, where, max_bytes=origin.max_bytes, limit=origin.limit, **how)
 
 
 def require_columns(header: bool | None, schema: DataSchema | None) -> None:
@@ -161,44 +176,9 @@ def require_columns(header: bool | None, schema: DataSchema | None) -> None:
         )
 
 
-def guess_header(path: Path | None, schema: DataSchema | None) -> bool:
-    if schema is None or schema.header is None:
-        return True
-    if path is None or not path.is_file():
-        return False
-    return detected_form(path, schema)[1]
-
-
-def csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    file = require_file(path, "the file")
+def csv_rows(file: Path, form: TableForm) -> list[list[str]]:
     _require_small(file, MAX_BYTES)
-    rows = [_cells(line) for _, line in _lines(file)]
-    first = [cell.strip() for cell in rows[0]] if rows else []
-    try:
-        _require_names(first, str(file))
-    except DataError:
-        return [], rows
-    return first, rows[1:]
-
-
-def detected_form(file: Path, schema: DataSchema) -> tuple[DataSchema, bool]:
-    """Return (schema, header) to read a file to predict, with or without header and label."""
-    wanted = {name for column in schema.columns or () for name in column.names}
-    lines = islice(_lines(file), _LINES_LOOKED_AT)
-    rows = [[cell.strip() for cell in _cells(line)] for _, line in lines]
-    if schema.header is None or (rows and wanted <= set(rows[0])):
-        return schema, True
-    if any(len(row) == len(schema.header) for row in rows):
-        return schema, False
-    without = tuple(name for name in schema.header if name != schema.label.column)
-    return schema.model_copy(update={"header": without}), False
-
-
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    with file.open(encoding="utf-8-sig", errors="replace") as stream:
-        for number, line in enumerate(stream, start=1):
-            if line.strip():
-                yield number, line
+    return [[cell.strip() for cell in cells] for _, cells in text_rows(file, form)]
 
 
 def _require_small(file: Path, max_bytes: int) -> None:
@@ -211,27 +191,20 @@ def _require_small(file: Path, max_bytes: int) -> None:
         )
 
 
-def _cells(line: str, *, skip_blanks: bool = True) -> list[str]:
-    try:
-        return next(csv.reader([line], skipinitialspace=skip_blanks))
-    except csv.Error:
-        return [line]
+def _names(cells: Sequence[str], where: str) -> list[str]:
+    if any("\ufffd" in cell for cell in cells):
+        raise DataError(
+            "is not readable CSV: it names columns with bytes that are no UTF-8",
+            where=where,
+            fix="save it as UTF-8, or state its encoding, form: {encoding: cp1252}",
+        )
+    return [cell.strip() for cell in cells]
 
 
-def _first_row(line: str, where: str) -> list[str]:
-    fault = "a byte that is no UTF-8" if "\ufffd" in line else ""
-    try:
-        row = next(csv.reader([line], strict=True))
-    except csv.Error as error:
-        row, fault = [], str(error)
-    if fault:
-        raise DataError(f"is not readable CSV: {fault}", where=where, fix="save it as UTF-8 CSV")
-    return [cell.strip() for cell in row]
-
-
-def _require_names(cells: list[str], where: str) -> None:
-    named = all(cells) and len(set(cells)) == len(cells)
-    if not named or any(_number(cell) is not None for cell in cells):
+def _require_names(cells: list[str], read: Callable[[str], float], where: str) -> None:
+    named = [cell for cell in cells if cell]
+    distinct = named and len(set(named)) == len(named)
+    if not distinct or any(_number(cell, read) is not None for cell in named):
         raise DataError(
             "holds no header: one record more or less would change the form of the file",
             where=where,
@@ -239,8 +212,8 @@ def _require_names(cells: list[str], where: str) -> None:
         )
 
 
-def _require_no_number(cells: list[str], where: str) -> None:
-    if any(cell and _number(cell) is not None for cell in cells):
+def _require_no_number(cells: list[str], read: Callable[[str], float], where: str) -> None:
+    if any(cell and _number(cell, read) is not None for cell in cells):
         raise DataError(
             "should name the columns (data.header) but contains a number: it may be a record",
             where=where,
@@ -248,27 +221,27 @@ def _require_no_number(cells: list[str], where: str) -> None:
         )
 
 
-def _row(line: str, width: int) -> tuple[list[float], str]:
-    """Return one line's numbers, and a fault or ""; an open quote ends with the line."""
-    cells, missing = _cells(line, skip_blanks=False), float("nan")
+def _row(
+    cells: list[str], width: int, named: list[int], read: Callable[[str], float]
+) -> tuple[list[float], str]:
+    """Return the numbers of one line's named columns, and a fault or ""."""
+    missing = float("nan")
     if len(cells) != width:
-        return [missing] * width, f"{len(cells)} columns, the first line has {width}"
-    with suppress(ValueError):
-        return list(map(float, cells)), ""  # the common case
-    row, fault = [_number(cell) for cell in cells], ""
+        return [missing] * len(named), f"{len(cells)} columns, the first line has {width}"
+    if read is number_in and len(named) == width:
+        with suppress(ValueError):
+            return list(map(float, cells)), ""  # the common case
+    row, fault = [_number(cells[at], read) for at in named], ""
     if None in row:  # the text may be private, so it is not shown
-        fault = f"column {row.index(None) + 1} holds text where a number belongs"
+        fault = f"column {named[row.index(None)] + 1} holds text where a number belongs"
     return [missing if cell is None else cell for cell in row], fault
 
 
-def _number(cell: str) -> float | None:
+def _number(cell: str, read: Callable[[str], float] = number_in) -> float | None:
     text = cell.strip()
-    if not text:
-        return float("nan")
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    value = read(text)
+    known = not math.isnan(value) or text.lstrip("+-").lower() in ("", "nan")
+    return value if known else None
 
 
 def _label_index(columns: list[str], name: str | None, where: str) -> int:
@@ -278,6 +251,72 @@ def _label_index(columns: list[str], name: str | None, where: str) -> int:
     if name is not None and name not in columns:
         raise DataError(f"has no column '{name}'", where=where, fix=nearest(name, columns))
     return len(columns) - 1 if name is None else columns.index(name)
+
+
+def read_jsonl(origin: Origin) -> Records:
+    """Return records by the origin's schema. Raises DataError without one."""
+    if origin.schema is None:
+        raise DataError(
+            "no line of the file names its columns, and the job does not either",
+            where="data.source",
+            fix="take a job whose data.schema names them",
+        )
+    return encode_jsonl(origin, origin.schema).records
+
+
+def encode_jsonl(
+    origin: Origin,
+    schema: DataSchema,
+    report: Report = lambda _line, _what: None,
+    *,
+    labelled: bool | None = True,
+) -> Encoded:
+    """Return the records of lines of JSON as `encode_csv`; a key that is not there is missing.
+
+    The columns are the schema's: a line that is no object is dropped."""
+    file = require_file(origin.path, "data.path")
+    names = [name for column in schema.columns or () for name in column.names]
+    names.append(schema.label.column or "")
+    encoder = _encoder(origin, schema, names, str(file), labelled=labelled)
+    for number, line, record in _objects(file):
+        cells = [] if record is None else [cell_text(record.get(name)) for name in names]
+        if fault := encoder.add(cells, stored=[line]):
+            report(number, fault if cells else "is no JSON object")
+    return encoder.encoded()
+
+
+def jsonl_faults(origin: Origin) -> list[str]:
+    """Return `file:line: fault` for each line that learning drops, without its contents."""
+    found: dict[int, str] = {}
+    if origin.schema is not None:
+        encode_jsonl(origin, origin.schema, found.setdefault)
+    return [f"{origin.path}:{line}: {what}" for line, what in sorted(found.items())]
+
+
+def jsonl_rows(file: Path) -> tuple[list[str], list[list[str]]]:
+    """Return all keys and the rows, with an empty cell for a key that a record lacks."""
+    _require_small(file, MAX_BYTES)
+    records = [record for _, _, record in _objects(file) if record is not None]
+    names = list(dict.fromkeys(name for record in records for name in record))
+    require_room((len(records), len(names)), 8, MAX_BYTES, str(file))
+    rows = [[cell_text(record.get(name)).strip() for name in names] for record in records]
+    return names, rows
+
+
+def _objects(file: Path) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
+    with open_text(file) as stream:
+        for number, line in enumerate(bounded_lines(stream), 1):
+            if text := line.strip():
+                yield number, text, json_object(text)
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """Return the object of a line of JSON, None for anything else. No text raises."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 _TEXT_BYTES = 1 << 20  # of one name in the footer
@@ -470,7 +509,7 @@ PARTS = (
         name="csv",
         read=read_csv,
         place="file",
-        reads=("header", "label_column"),
+        reads=("header", "form", "label_column"),
         faults=csv_faults,
         tallies=encode_csv,
         by_schema="columns",
@@ -478,6 +517,18 @@ PARTS = (
         needs="a file of the user's",
         summary="A table, one record a line, under a line that names the columns.",
         example="local_run: {data: {source: csv, path: records.csv, label_column: label}}",
+    ),
+    SourcePart(
+        name="jsonl",
+        read=read_jsonl,
+        place="file",
+        faults=jsonl_faults,
+        tallies=encode_jsonl,
+        by_schema="columns",
+        source="the user's own data",
+        needs="a file of the user's; data.schema",
+        summary="A table, one record a line, as a JSON object.",
+        example="local_run: {data: {source: jsonl, path: records.jsonl}}",
     ),
     SourcePart(
         name="parquet",

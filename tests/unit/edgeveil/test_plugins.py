@@ -10,7 +10,7 @@ import pytest
 from tests.kits.plugin_wheels import ROOT, edgeveil, files_of, laid_out
 
 RULE = files_of(ROOT / "docs" / "extending.md")["my_parts/midrange.py"]
-SOURCE = files_of(ROOT / "docs" / "extending.md")["my_parts/jsonl.py"]
+SOURCE = files_of(ROOT / "docs" / "extending.md")["my_parts/vectors.py"]
 POINTS = {"aggregation.midrange": "good_parts.midrange:PART"}
 GOOD = {"good_parts/__init__.py": "", "good_parts/midrange.py": RULE}
 JOB = """
@@ -136,11 +136,11 @@ def test_a_device_imports_what_its_owner_allows_and_nothing_else(good):
 
 def test_a_site_names_a_source_only_with_its_owners_word(tmp_path):
     files = {"source_parts/__init__.py": SOURCE}
-    points = {"sources.jsonl": "source_parts:PART"}
+    points = {"sources.vectors": "source_parts:PART"}
     folder = laid_out(tmp_path / "site", "source-parts", points, files)
     text = (ROOT / "configs" / "edge.yaml").read_text()
-    text = re.sub(r"(?m)^    source: .*", "    source: jsonl", text)
-    ran = edgeveil("methods", "--json", "digest", "jsonl", plugins=folder, cwd=tmp_path)
+    text = re.sub(r"(?m)^    source: .*", "    source: vectors", text)
+    ran = edgeveil("methods", "--json", "digest", "vectors", plugins=folder, cwd=tmp_path)
     for allowed in ([], json.loads(ran.stdout)["allowed"]):
         line = f"allowed_plugins: {json.dumps(allowed)}"
         (tmp_path / "edge.yaml").write_text(re.sub(r"(?m)allowed_plugins: .*", line, text))
@@ -173,7 +173,7 @@ def test_a_digest_is_that_of_the_files_and_changes_with_any_code_that_python_wou
 
 def test_a_device_in_a_program_imports_nothing_before_its_owners_word(good, tmp_path):
     spy = {"spy_parts/__init__.py": "", "spy_parts/spy.py": "print('imported')\n" + SOURCE}
-    laid_out(good, "spy-parts", {"sources.jsonl": "spy_parts.spy"}, spy)
+    laid_out(good, "spy-parts", {"sources.vectors": "spy_parts.spy"}, spy)
     site = tmp_path / "edge.yaml"
     site.write_text((ROOT / "configs" / "edge.yaml").read_text())
     found = play(
@@ -184,7 +184,7 @@ def test_a_device_in_a_program_imports_nothing_before_its_owners_word(good, tmp_
         edgeveil.validate({str(site)!r})
         print("done")
         from edgeveil.parts.sources import SOURCES
-        "jsonl" in SOURCES and SOURCES["jsonl"]
+        "vectors" in SOURCES and SOURCES["vectors"]
         """,
     )
     assert found == ["done", "imported"]

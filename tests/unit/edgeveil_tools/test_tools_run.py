@@ -7,7 +7,7 @@ import yaml
 
 from edgeveil.config.site_files import load_site
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
-from edgeveil.errors import JobFailed
+from edgeveil.errors import JobFailed, UsageError
 from edgeveil.parts.features import read_backbones
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.own_records import device_records
@@ -15,7 +15,7 @@ from edgeveil_tools.local import reference as run_reference
 from edgeveil_tools.local.children import Children
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.local.local_run import owners_policy
-from edgeveil_tools.local.run import FILES, prepare
+from edgeveil_tools.local.run import FILES, prepared
 from edgeveil_tools.site.provision import SiteSpec, provision
 from tests.kits.backbone_files import small_backbone
 from tests.kits.live_site import wait_for
@@ -39,7 +39,9 @@ def test_an_earlier_runs_files_go_and_others_stay(tmp_path):
     (tmp_path / "logs").mkdir()
     for name in (*FILES, "logs/cloud.log", "mine.txt", "logs/mine.txt"):
         (tmp_path / name).write_text("old")
-    prepare(tmp_path)
+    alone = prepared(tmp_path, force=True)
+    with alone, pytest.raises(UsageError), prepared(tmp_path, force=True):
+        pass
     left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert left == {"events.jsonl", "mine.txt", "logs/mine.txt"}
     assert (tmp_path / "events.jsonl").read_text() == ""

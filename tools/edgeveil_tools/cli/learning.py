@@ -76,13 +76,14 @@ def predict(args: argparse.Namespace) -> int:
     if args.input is None:
         raise UsageError("no records given", where="edgeveil predict", fix="name a file of records")
     found = use(args.model, args.input, personal=args.personal)
-    if found.stale:
-        print(f"edgeveil: {found.stale}", file=sys.stderr)
+    for line in (*([found.stale] if found.stale else ()), *found.notes, *map(_count, found.unread)):
+        print(printable(f"edgeveil: {line}"), file=sys.stderr)
     if args.json:
         right = dict(found.errors or {})
         if found.accuracy is not None:
             right |= {"accuracy": found.accuracy, **found.baselines}
-        head = json.dumps({"command": "predict", "ok": True, **right, "model": found.model})
+        about = {"model": found.model, "notes": list(found.notes), "unread": found.unread}
+        head = json.dumps({"command": "predict", "ok": True, **right, **about})
         print(f'{head[:-1]}, "predictions": [', end="")
         for at, plain in enumerate(found.plain_rows()):
             print(", " * (at > 0) + json.dumps(plain), end="")
@@ -91,6 +92,11 @@ def predict(args: argparse.Namespace) -> int:
     for line in _prediction_lines(found):
         print(line)
     return 0
+
+
+def _count(unread: dict[str, Any]) -> str:
+    counts = ", ".join(f"{n} {key}" for key, n in unread.items() if n and key != "column")
+    return f"column '{unread['column']}': {counts}"
 
 
 def _prediction_lines(found: Predictions) -> Iterator[str]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgeveil.config.data import MAX_SIDE, DataFiles, DataSource, Images, data_mixes
+from edgeveil.config.data import (
+    MAX_SIDE,
+    DataFiles,
+    DataSource,
+    Images,
+    TableForm,
+    data_mixes,
+)
 from edgeveil.data.anomaly import NORMAL, learned_from
 from edgeveil.data.check import check_records, schema_problems
 from edgeveil.data.records import Records
@@ -25,12 +33,13 @@ from edgeveil.parts.sources import (
     published_files,
     source_part,
 )
+from edgeveil.parts.sources.guess import guess, table_source
 from edgeveil.parts.sources.images import class_folders
 from edgeveil.parts.sources.tables import read_matrix
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 
 PLACES = (Path("../shared/data"), Path("data"))  # searched if no folder is named
-_KINDS = {".csv": "csv", ".data": "csv", ".parquet": "parquet", ".npz": "npz"}
+_OF_FILES = ("csv", "jsonl", "parquet", "npz", "images")
 LINES_SHOWN = 10
 TEST_SHARE = 0.2  # of records that come without a test half
 
@@ -74,26 +83,31 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
         sizes.append(f"{len(pool)} records for {run.devices} devices: some devices have none")
     dropped = places(data, schema) if report.usable < report.records else []
     labels, by_column = _labels(job, data, pool, test), column_problems(data, schema)
-    return sizes + report.problems + labels + by_column + dropped
+    return [*_guessed(job, run)[1], *sizes, *report.problems, *labels, *by_column, *dropped]
 
 
 def run_on(file: Path, job: LocalJob) -> LocalRun:
-    """Return the job's run on the records of a file or folder; raises UsageError."""
+    """Return the job's run on the records of a file or folder; raises UsageError or DataError."""
     run = job.local_run or LocalRun(devices=1)
-    named = run.data.source or job.data.source
-    kind = "images" if file.is_dir() else _KINDS.get(file.suffix.lower(), "")
     if not file.exists():
         raise UsageError("is not there", where=str(file), fix="check the path")
-    if named in SOURCES and (has_own_test(named) or not kind):
-        kind = named
-    if not kind:
-        fix = "convert it, or write local_run: {data: {source: …}} into the job"
-        raise UsageError(f"does not end in one of {', '.join(_KINDS)}", where=str(file), fix=fix)
+    kind = source_of(file, run.data.source or job.data.source)
     if not source_part(kind).place:
         what = f"the job's records are those of '{kind}', which reads no file"
         raise UsageError(what, where=str(file), fix="leave the file out")
-    files = run.data.model_copy(update={"source": kind, "path": file.absolute(), "test_path": None})
-    return run.model_copy(update={"data": files})
+    changes: dict[str, Any] = {"source": kind, "path": file.absolute(), "test_path": None}
+    if run.data.path is not None and file.name != run.data.path.name:  # the form is of that one
+        changes |= {"form": None, "header": None}
+    return run.model_copy(update={"data": run.data.model_copy(update=changes)})
+
+
+def source_of(file: Path, named: str) -> str:
+    """Return the source that reads a file; `named` unless it is one of tables and pictures."""
+    if named in SOURCES and named not in _OF_FILES:
+        return named
+    if file.is_dir() or file.suffix.lower() == ".npz":
+        return "images" if file.is_dir() else "npz"
+    return table_source(file)
 
 
 def held(job: Job, run: LocalRun) -> Records:
@@ -120,12 +134,14 @@ def is_published(job: Job, run: LocalRun) -> bool:
 def source(job: Job, run: LocalRun) -> DataSource:
     name, own = run.data.source or job.data.source, run.data
     path = _folder(name) if name in published_files() and own.path is None else own.path
+    form = _guessed(job, run)[0]
     found = DataSource(
         name=job.data.source,
         source=name,
         path=path,
         labels_path=own.labels_path,
-        header=guessed_header(name, own.header, path, job.data.schema_),
+        header=guessed_header(name, own.header, path, job.data.schema_, form),
+        form=form,
         label_column=own.label_column,
         images=_form(job, own) if name == "images" and not job.data.schema_ else own.images,
         test_records=run.test_records,
@@ -142,6 +158,36 @@ def source(job: Job, run: LocalRun) -> DataSource:
     if found.test_share is None and not tests_itself:
         return found.model_copy(update={"test_share": TEST_SHARE})
     return found
+
+
+def _guessed(job: Job, run: LocalRun) -> tuple[TableForm | None, tuple[str, ...]]:
+    """Return the form of a run's CSV file, stated or guessed, and why; raises DataError."""
+    name, own = run.data.source or job.data.source, run.data
+    if name != "csv" or own.form is not None or own.path is None or not own.path.is_file():
+        return own.form, ()
+    schema = job.data.schema_
+    found = guess(own.path, schema, header=own.header if schema is not None else True)
+    if found.source != name:
+        fix = f"write local_run: {{data: {{source: {found.source}}}}}"
+        raise DataError(f"is {found.source}, not csv", where=str(own.path), fix=fix)
+    plain = found.form == TableForm()
+    return None if plain else found.form, found.notes
+
+
+def form_problems(data: DataSource, schema: DataSchema | None) -> list[str]:
+    """Return how a device's CSV file seems to differ from the form that its owner states."""
+    if data.source != "csv" or data.path is None or not data.path.is_file():
+        return []
+    try:
+        found = guess(data.path, schema)
+    except DataError as error:
+        return [str(error)]
+    stated = data.form or TableForm()
+    differing = {key: value for key, value in found.form if value != getattr(stated, key)}
+    if found.source != "csv" or not differing:
+        return []
+    block = ", ".join(f"{key}: {json.dumps(value)}" for key, value in differing.items())
+    return [f"data.form: {data.path} seems to need {{{block}}}: {'; '.join(found.notes)}"]
 
 
 def _folder(name: str) -> Path:
@@ -197,7 +243,7 @@ def _first(data: DataSource, classes: int, schema: DataSchema | None) -> str:
     index = int(np.flatnonzero(whole.y >= classes)[0])
     if data.source == "csv" and data.path is not None:
         lines: list[int] = []
-        read_matrix(data.path, lines=lines)
+        read_matrix(data.path, lines=lines, form=data.form)
         return f"{data.path}:{lines[index]}"
     return f"{_called(data)}, record {index + 1}"
 

@@ -12,8 +12,9 @@ import yaml
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import OnnxParameters
+from edgeveil.parts.sources import SOURCES
 from edgeveil_tools.backbone.command import ensure_for_jobs
-from edgeveil_tools.local.data import dealt_classes, source
+from edgeveil_tools.local.data import dealt_classes, source, source_of
 from edgeveil_tools.local.local_run import (
     LocalJob,
     LocalRun,
@@ -55,7 +56,9 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     run = (job.local_run if isinstance(job, LocalJob) else None) or LocalRun()
     plain, block = _plain(job), run.model_dump(mode="json")
     if "data" in of_run:
-        of_run["data"] = {**block["data"], **_files(block["data"], Path(of_run["data"]).absolute())}
+        named = block["data"]["source"] or job.data.source
+        given_at = Path(of_run["data"]).absolute()
+        of_run["data"] = {**block["data"], **_files(block["data"], given_at, named)}
     plain["local_run"] = {**block, **of_run}
     for key, value in settings:
         _set(plain, key, value)
@@ -75,13 +78,18 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     return checked.alone, run
 
 
-def _files(data: dict[str, Any], given: Path) -> dict[str, str]:
+def _files(data: dict[str, Any], given: Path, source: str) -> dict[str, Any]:
     """Return the paths for `--data`: in a folder, those of the files that the job names."""
     named = {key: data[key] for key in ("path", "test_path") if data.get(key)}
     inside = {key: given / Path(path).name for key, path in named.items()}
     if given.is_dir() and inside and all(path.is_file() for path in inside.values()):
         return {key: str(path) for key, path in inside.items()}
-    return {"path": str(given)}
+    found: dict[str, Any] = {"path": str(given)}
+    if named.get("path") and given.name != Path(named["path"]).name:  # the form is of that one
+        found |= {"form": None, "header": None}
+    if given.is_file() and source in SOURCES:
+        found["source"] = source_of(given, source)
+    return found
 
 
 def _set(plain: dict[str, Any], key: str, value: Any) -> None:

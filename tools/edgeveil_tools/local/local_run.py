@@ -267,7 +267,7 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
 def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
     policy, asked = owners_policy(plan.job, run), plan.job.selection
     data, source = run.data, run.data.source or plan.job.data.source
-    named = bool(guessed_header(source, data.header, data.path, plan.job.data.schema_))
+    named = bool(guessed_header(source, data.header, data.path, plan.job.data.schema_, data.form))
     fewer = too_few(policy, how_many(asked.devices, run.devices, asked.over_select))
     for error in (*refusals(policy, plan, trains=True, header=named), *([fewer] if fewer else [])):
         yield _refusal(error.where, error.what)

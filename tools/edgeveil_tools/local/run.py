@@ -7,6 +7,7 @@ folder gets FILES and `logs/`; an existing result is overwritten only on request
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -150,9 +151,20 @@ def _run(job: str | Path | Job, options: RunOptions, stop: threading.Event | Non
 
 
 def play(
+    job: str | Path | Job, out: Path | None, overrides: Overrides, **how: Any
+) -> tuple[Result, EdgeVeilError | KeyboardInterrupt | None]:
+    """Play a run; returns its result, and the error that ended it early or None.
+
+    Errors before the start are raised. `stop`, set from another thread, ends the run as failed."""
+    with ExitStack() as held:  # the folder, until all is written
+        return _play(job, out, overrides, held, **how)
+
+
+def _play(
     job: str | Path | Job,
     out: Path | None,
     overrides: Overrides,
+    held: ExitStack,
     *,
     keep: bool = False,
     force: bool = False,
@@ -164,9 +176,6 @@ def play(
     listener: Listener = ignore_progress,
     stop: threading.Event | None = None,
 ) -> tuple[Result, EdgeVeilError | KeyboardInterrupt | None]:
-    """Play a run; returns its result, and the error that ended it early or None.
-
-    Errors before the start are raised. `stop`, set from another thread, ends the run as failed."""
     if out is not None:
         require_unused(out, force=force)
     for target in track:
@@ -187,7 +196,7 @@ def play(
         choose_engine(settings.broker)
     if out is None:
         out = Path(tempfile.mkdtemp(prefix="edgeveil-out-"))
-    prepare(out)
+    held.enter_context(prepared(out, force=force))
     with writing(out):
         write_whole(out / "job.yaml", whole_job(loaded, settings))
     record_dir = (out / "recording").absolute() if record else None
@@ -289,15 +298,31 @@ def require_unused(out: Path, *, force: bool = False) -> None:
     raise UsageError("already holds a result", where=str(out), fix=fix)
 
 
-def prepare(out: Path) -> None:
-    """Create `out` and its `logs`, and remove an earlier run's files; raises UsageError."""
+@contextmanager
+def prepared(out: Path, *, force: bool = False) -> Iterator[None]:
+    """Create `out` and its `logs`, remove an earlier run's files, and keep out other runs.
+
+    Raises UsageError."""
     with writing(out):
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            (out / name).unlink(missing_ok=True)
-        for log in (out / "logs").glob("*.log"):
-            log.unlink()
-        write_whole(out / "events.jsonl", b"")
+        folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what, fix = "another run is writing it", "name another folder with --out"
+            raise UsageError(what, where=str(out), fix=fix) from None
+        require_unused(out, force=force)  # the other one may have ended just now
+        with writing(out):
+            for name in FILES:
+                (out / name).unlink(missing_ok=True)
+            for log in (out / "logs").glob("*.log"):
+                log.unlink()
+            write_whole(out / "events.jsonl", b"")
+        yield
+    finally:
+        fcntl.flock(folder, fcntl.LOCK_UN)  # children of the run may have the descriptor
+        os.close(folder)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import UsageError, needs_extra
-from edgeveil.parts.sources.tables import csv_rows
+from edgeveil.logs import printable
 from edgeveil_tools.cli.common import answer
 from edgeveil_tools.describe import OF_NUMBER, describe
 from edgeveil_tools.result import write_whole, writing
@@ -26,15 +27,19 @@ _SEED = 2025
 
 def command(args: argparse.Namespace) -> int:
     folder = args.out or Path(f"my-{args.records.stem if args.records else args.kind}")
+    notes: tuple[str, ...] = ()
     if args.records is not None:
-        then = write_from(args.records, folder, args.label)
+        then, notes = write_from(args.records, folder, args.label)
         hint = "judge each list and range of its schema, then write origin: public"
     elif args.label is not None:
         raise UsageError("needs a file with this column", where="--label", fix="add --from FILE")
     else:
         then, hint = write(args.kind, folder), "see README.md in its folder"
     line = f"wrote {folder / 'job.yaml'}: {hint}. Next:\n\n  {then}"
-    return answer(args, [line], {"job": str(folder / "job.yaml"), "next": then})
+    for note in notes:
+        print(printable(f"edgeveil: {args.records}: {note}"), file=sys.stderr)
+    plain = {"job": str(folder / "job.yaml"), "next": then, "notes": notes}
+    return answer(args, [line], plain)
 
 
 def write(kind: str, folder: Path) -> str:
@@ -66,36 +71,37 @@ _WITHOUT_CLASSES = """
 unsupervised: {eval_type: NOT_EVAL}       # that is about classes
 """
 _HEADER = (
-    "\n    header: false         # no line names the columns, as it seems",
-    "\n    header: true          # the first line names the columns, as it seems",
+    "header: false         # no line names the columns, as it seems",
+    "header: true          # the first line names the columns, as it seems",
 )
 DEVICES = 20
 _NAME = re.compile(r"[^a-z0-9_-]+")
 
 
-def write_from(records: Path, folder: Path, label: str | None = None) -> str:
-    """Write a job drafted from records; returns a command, raises UsageError or DataError."""
-    source = "images" if records.is_dir() else records.suffix.removeprefix(".")
-    if source not in ("images", "csv", "parquet"):
-        fix = "use a CSV or Parquet file, or a folder with one folder of pictures for each class"
-        raise UsageError(f"unknown kind '{records.suffix}'", where=str(records), fix=fix)
-    job = _NAME.sub("_", records.stem.lower()).strip("_")[:64] or "mine"
-    data = describe(records, label, devices=DEVICES)
+def write_from(
+    records: Path, folder: Path, label: str | None = None
+) -> tuple[str, tuple[str, ...]]:
+    """Write a job drafted from records; returns a command, and notes on what was guessed.
+
+    Raises UsageError, or DataError for what is no table and no folder of pictures."""
+    draft = describe(records, label, devices=DEVICES)
+    read_as, stated = draft.read_as, draft.stated
+    header = [_HEADER[read_as is not None and read_as.header]] if stated else []
     text = (_TEMPLATES.parent / "job_of_records.yaml").read_text("utf-8")
     text = text.format(
-        what="the class of a picture" if source == "images" else "the label of a record",
+        what="the class of a picture" if read_as is None else "the label of a record",
         file=records.name,
-        job=job,
+        job=_NAME.sub("_", records.stem.lower()).strip("_")[:64] or "mine",
         devices=DEVICES,
-        data=data,
-        evaluation=_WITHOUT_CLASSES if OF_NUMBER in data else "",
-        features=_OF_PICTURES if source == "images" else _OF_TABLE,
-        source=source,
-        header=_HEADER[bool(csv_rows(records)[0])] if source == "csv" else "",
+        data=draft.text,
+        evaluation=_WITHOUT_CLASSES if OF_NUMBER in draft.text else "",
+        features=_OF_PICTURES if read_as is None else _OF_TABLE,
+        source="images" if read_as is None else read_as.source,
+        header="".join(f"\n    {line}" for line in [*header, *stated[1:]]),
         path=json.dumps(os.path.relpath(records, folder), ensure_ascii=False),
     )
     _write_new(folder, {"job.yaml": text.encode()})
-    return f"edgeveil check {folder / 'job.yaml'}"
+    return f"edgeveil check {folder / 'job.yaml'}", draft.notes
 
 
 def _fruit() -> dict[str, bytes]:

@@ -70,7 +70,7 @@ def test_csv_under_a_header(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "first", ["1,2,0", "n/a,2,0", "a,b,", "0,1,label", "nan,b,label", "inf,-inf,nan"]
+    "first", ["1,2,0", "n/a,2,0", ",,", "a,a,b", "0,1,label", "nan,b,label", "inf,-inf,nan"]
 )
 def test_csv_whose_first_line_may_be_a_record_is_refused(tmp_path, first):
     """Else the line after it would state the form once it is gone, or none would."""

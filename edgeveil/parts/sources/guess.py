@@ -1,0 +1,312 @@
+"""What a file of records is, guessed from its first lines: for a person's own commands alone.
+
+A device reads a file as its owner states (`TableForm`, `header`), since a guess would depend on
+records."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from edgeveil.config.data import TableForm
+from edgeveil.data.records import require_file
+from edgeveil.data.schema import DataSchema
+from edgeveil.data.table_form import date_in, number_reader, rows_in
+from edgeveil.errors import DataError
+from edgeveil.parts.sources.tables import json_object
+
+_SAMPLE = 1 << 20  # bytes looked at
+_ROWS = 1000
+_MOSTLY = 0.95
+_SEPARATORS: tuple[Any, ...] = (",", ";", "\t", "|", " ")
+_CALLED = {"\t": "a tab", " ": "blanks"}
+_FROM_FEATHER = "write it as Parquet: pandas.read_feather(FILE).to_parquet('records.parquet')"
+_FROM_JSON = "write one object a line: in pandas to_json(FILE, orient='records', lines=True)"
+_ARFF_FILE = ("ARFF", "write what follows @data as CSV, under a line of the attributes' names")
+# Beginnings of files, in lower case, and how to get a table from them.
+_OTHERS = {
+    b"pk\x03\x04": ("an Excel workbook, or another ZIP archive", "save its sheet as CSV"),
+    b"\xd0\xcf\x11\xe0": ("an Excel workbook of 1997 to 2003", "save its sheet as CSV"),
+    b"arrow1": ("Feather", _FROM_FEATHER),
+    b"fea1": ("Feather", _FROM_FEATHER),
+    b"\x1f\x8b": ("compressed by gzip", "unpack it with gunzip"),
+    b"%pdf": ("a PDF document", "export its table as CSV"),
+    b"\x89hdf": ("HDF5", "write its table as CSV or Parquet"),
+    b"sqlite format 3": ("an SQLite database", "export a table of it as CSV"),
+    b"<!doctype": ("HTML", "save its table as CSV"),
+    b"<html": ("HTML", "save its table as CSV"),
+    b"<?xml": ("XML", "save its table as CSV"),
+}
+
+
+_JSON = re.compile(rb'[\[{]\s*(["\[\]{}\d-]|$)')
+_ARFF = re.compile(rb"^@relation\s", re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """How to read a table; `notes` give the reasons.
+
+    `schema` is the given one, without its label's column in `header` where the file has none."""
+
+    source: str
+    form: TableForm = field(default_factory=TableForm)
+    header: bool = True
+    schema: DataSchema | None = None
+    notes: tuple[str, ...] = ()
+
+
+def guess(
+    file: Path,
+    schema: DataSchema | None = None,
+    form: TableForm | None = None,
+    header: bool | None = None,
+) -> Guess:
+    """Return how to read a table; `form` and `header`, where they are known, are not guessed.
+
+    With a schema, its columns tell a header. Raises DataError for what is no table."""
+    if (source := table_source(file)) != "csv":
+        return Guess(source, schema=schema)
+    raw = _sample(file)
+    notes: list[str] = []
+    known = {name for column in (schema and schema.columns) or () for name in column.names}
+    encoding = form.encoding if form is not None else _encoding(file, raw, notes)
+    text = raw.decode(encoding, "replace").removeprefix("\ufeff")
+    lines = list(io.StringIO(text, newline=None))
+    if len(raw) == _SAMPLE and len(lines) > 1:
+        lines.pop()  # cut off by the sample
+    if form is None:
+        form = _cut_as(lines, TableForm(encoding=encoding), known, str(file), notes)
+    rows = _stripped(lines, form)
+    if not rows:
+        raise DataError("is empty", where=str(file), fix="name a file with records")
+    listed = None if schema is None else schema.header
+    if header is None and schema is not None and listed is not None and not known <= set(rows[0]):
+        if not any(len(row) == len(listed) for row in rows):
+            listed = tuple(name for name in listed if name != schema.label.column)
+        return Guess("csv", form, False, schema.model_copy(update={"header": listed}), tuple(notes))
+    if header is None:
+        header = bool(known) or _names_columns(rows, notes)
+    width = _usual_width(rows[1:] or rows)
+    if header and width != len(rows[0]):
+        of = "every row has" if all(len(row) == width for row in rows[1:]) else "most rows have"
+        what = f"{of} {width} cells, the header {len(rows[0])} names"
+        raise DataError(what, where=str(file), fix="name every column in the first line")
+    if header:
+        notes += _unread(rows[0])
+    return Guess("csv", form, header, schema, tuple(notes))
+
+
+def guess_header(path: Path | None, schema: DataSchema | None, form: TableForm | None) -> bool:
+    if schema is None or schema.header is None:
+        return True
+    if path is None or not path.is_file():
+        return False
+    return guess(path, schema, form or TableForm()).header
+
+
+def _sample(file: Path) -> bytes:
+    with require_file(file, "the file").open("rb") as stream:
+        return stream.read(_SAMPLE)
+
+
+def table_source(file: Path) -> str:
+    """Return the source that reads a table, by its first bytes. Raises DataError for no table."""
+    raw = _sample(file)
+    if raw.startswith(b"PAR1"):
+        return "parquet"
+    begin = raw.lstrip(b"\xef\xbb\xbf \t\r\n")
+    found = next((one for mark, one in _OTHERS.items() if begin[: len(mark)].lower() == mark), None)
+    found = _ARFF_FILE if found is None and _ARFF.search(raw) else found
+    if found is None and _JSON.match(begin):
+        first, _, rest = begin.partition(b"\n")
+        record = json_object(first.decode("utf-8", "replace"))
+        if record is not None and (rest.strip() or not any(map(_nested, record.values()))):
+            return "jsonl"
+        found = "JSON, but no object in each line", _FROM_JSON
+    utf_16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if found is None and b"\0" in raw and not utf_16:
+        found = "binary", "write its records as CSV, in UTF-8"
+    if found is not None:
+        raise DataError(f"is {found[0]}: no table that is read", where=str(file), fix=found[1])
+    return "csv"
+
+
+def _nested(value: object) -> bool:
+    return isinstance(value, list | dict)
+
+
+def _encoding(file: Path, raw: bytes, notes: list[str]) -> Any:
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        notes.append("encoding utf-16: the file begins with its byte order mark")
+        return "utf-16"
+    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
+    with file.open("rb") as stream:
+        while block := stream.read(_SAMPLE):
+            try:
+                decoder.decode(block, final=len(block) < _SAMPLE)
+            except UnicodeDecodeError as error:
+                notes.append(f"encoding cp1252: near byte {at + error.start} it is no UTF-8")
+                return "cp1252"
+            at += len(block)
+    return "utf-8"
+
+
+def _cut_as(
+    lines: Sequence[str], form: TableForm, known: set[str], where: str, notes: list[str]
+) -> TableForm:
+    """Guess comment, lines to skip, separator, line breaks in quotes, number and date signs."""
+    best, most = None, (0.0, 0.0)
+    for separator in _SEPARATORS:
+        for multiline in (False, True):
+            one = form.model_copy(update={"separator": separator, "multiline": multiline})
+            one = _below_preamble(lines, one, known)
+            rows = _stripped(lines, one)
+            score = _score(rows, len(rows) + one.skip_lines, known, blanks=separator == " ")
+            if multiline and not any("\n" in cell for row in rows for cell in row):
+                break
+            if score > most and not (separator == " " and best is not None):
+                best, most = one, score
+    if best is None:
+        what = "is no table: no sign separates its lines into cells of a steady number"
+        raise DataError(what, where=where, fix="write CSV, one record a line")
+    if best.separator != ",":
+        called = _CALLED.get(best.separator, f"'{best.separator}'")
+        notes.append(f"separator {called}: it cuts the lines into cells of a steady number")
+    if best.comment:
+        notes.append(f"comment '{best.comment}': line 1 begins with it, and names no columns")
+    if best.skip_lines:
+        notes.append(f"skip_lines {best.skip_lines}: the lines before have other cells")
+    if best.multiline:
+        notes.append("multiline: quoted cells have line breaks (RFC 4180)")
+    return _with_signs(_stripped(lines, best), best, notes)
+
+
+def _below_preamble(lines: Sequence[str], form: TableForm, known: set[str]) -> TableForm:
+    """Return the form with `comment` or `skip_lines`, by which a preamble is left out."""
+    rows = list(rows_in(lines, form))[:_ROWS]
+    width = _usual_width([cells for _, cells in rows])
+    first = lines[rows[0][0] - 1].lstrip()[:1] if rows else ""
+    names = rows and (len(rows[0][1]) == width > 1 or known & set(rows[0][1]))
+    if first in ("#", "%") and not (
+        names and not all(map(_is_name, rows[1][1] if rows[1:] else ()))
+    ):
+        return form.model_copy(update={"comment": first})
+    for (at, cells), (_, after) in pairwise(rows):
+        if len(cells) == width or known & set(map(str.strip, cells)):
+            break
+        if len(after) == width and (all(map(_is_name, after)) or (len(cells) == 1 and width > 2)):
+            return form.model_copy(update={"skip_lines": at})
+    return form
+
+
+def _stripped(lines: Sequence[str], form: TableForm) -> list[list[str]]:
+    rows = (cells for _, cells in rows_in(lines, form))
+    return [[cell.strip() for cell in cells] for cells, _ in zip(rows, range(_ROWS), strict=False)]
+
+
+def _score(
+    rows: Sequence[Sequence[str]], lines: int, known: set[str], *, blanks: bool
+) -> tuple[float, float]:
+    """Return (share of `lines` with the usual number of cells, that number); 0 for no table."""
+    width = _usual_width(rows)
+    count = sum(len(row) == width for row in rows)
+    if rows and known and known <= set(rows[0]):
+        return 2 + count / lines, width
+    if width < 2 or count <= len(rows) / 2:
+        return 0.0, 0.0
+    if blanks:  # prose has them too
+        body = [row for row in rows[1:] if len(row) == width]
+        numeric = any(body and all(_is_value(row[at]) for row in body) for at in range(width))
+        if count < _MOSTLY * len(rows) or not numeric:
+            return 0.0, 0.0
+    return count / lines, width
+
+
+def _usual_width(rows: Sequence[Sequence[str]]) -> int:
+    return Counter(map(len, rows)).most_common(1)[0][0] if rows else 0
+
+
+def _with_signs(rows: list[list[str]], form: TableForm, notes: list[str]) -> TableForm:
+    """Return the form with the signs by which most columns hold numbers, and most hold dates."""
+    width = _usual_width(rows)
+    body = [row for row in rows[1:] if len(row) == width]
+    columns = [[row[at] for row in body if row[at]] for at in range(width)]
+    comma, group = {"decimal": ","}, {"thousands": ","}
+    signs: list[dict[str, str]] = [
+        {},
+        *((comma, group) if form.separator == ";" else (group, comma)),
+    ]
+    signs += [{"decimal": ",", "thousands": sign} for sign in (".", " ")]
+    signs += [{"thousands": sign} for sign in (" ", "'")]
+    read_as = [form.model_copy(update=one) for one in signs]
+    best = max(read_as, key=lambda one: _columns_read(columns, one))
+    for key, sign in ((key, getattr(best, key)) for key in ("decimal", "thousands")):
+        if sign != getattr(form, key):
+            notes.append(f"{key} '{sign}': more columns are numbers by it")
+    orders: list[Any] = ["iso", "day_first", "month_first"]
+    dated = [sum(_mostly(column, _dates(one)) for column in columns) for one in orders]
+    order = orders[dated.index(max(dated))]
+    if order != "iso":
+        alike = " (month first would do as well)" * (order == "day_first" and dated[1] == dated[2])
+        notes.append(f"dates {order}: a column holds dates by it{alike}")
+    return best.model_copy(update={"dates": order})
+
+
+def _columns_read(columns: Sequence[Sequence[str]], form: TableForm) -> int:
+    read = number_reader(form)
+    return sum(_mostly(cells, lambda cell: not math.isnan(read(cell))) for cells in columns)
+
+
+def _dates(order: Any) -> Any:
+    form = TableForm(dates=order)
+    return lambda cell: date_in(cell, form) is not None
+
+
+def _mostly(cells: Sequence[str], holds: Any) -> bool:
+    return bool(cells) and sum(map(holds, cells)) >= _MOSTLY * len(cells)
+
+
+def _is_value(cell: str) -> bool:
+    """Return whether a cell is a number or a date of some form."""
+    forms = (TableForm(), TableForm(decimal=",", thousands="."))
+    numbers = (not math.isnan(number_reader(form)(cell)) for form in forms)
+    return any(numbers) or any(_dates(order)(cell) for order in ("iso", "day_first"))
+
+
+def _is_name(cell: str) -> bool:
+    return bool(cell) and not _is_value(cell)
+
+
+def _names_columns(rows: Sequence[Sequence[str]], notes: list[str]) -> bool:
+    """Return whether the first row names columns: none of its cells is a value or recurs below."""
+    first = rows[0]
+    if not any(first) or any(map(_is_value, first)):
+        notes.append("header false: line 1 holds a number or a date, so it is a record")
+        return False
+    body = [row for row in rows[1:] if len(row) == len(first) and row != first]
+    seen = [{row[at] for row in body} for at in range(len(first))]
+    given = [at for at, cell in enumerate(first) if cell]
+    recurring = sum(first[at] in seen[at] for at in given)
+    if recurring > len(given) / 2:
+        notes.append("header false: line 1 is a record, its cells recur in their columns")
+        return False
+    notes.append("header true: no cell of line 1 is a number, and most recur nowhere below")
+    return True
+
+
+def _unread(names: Sequence[str]) -> Iterator[str]:
+    for at, name in enumerate(names, 1):
+        if not name:
+            yield f"column {at} has no name: left out"
+    for name, count in Counter(names).items():
+        if name and count > 1:
+            yield f"{count} columns are called '{name}': left out"

@@ -1,0 +1,363 @@
+"""Files as people have them: every command and device reads one alike, or refuses its kind."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+from pyarrow import feather, parquet
+
+from edgeveil.config.data import DataSource
+from edgeveil.data.encoding import cell_text
+from edgeveil.data.schema import DataSchema, schema_metadata
+from edgeveil.errors import DataError
+from edgeveil.parts import own_records as device
+from edgeveil.parts.features.values import Identity, IdentityParameters
+from edgeveil.parts.models.heads import bake, build_graph
+from edgeveil_edge.inference import JSON, ServedModel
+from edgeveil_edge.release_trial import released_session
+from edgeveil_tools.cli import main
+from edgeveil_tools.local.data import dealt, held
+from edgeveil_tools.local.job import Overrides, local_job
+
+ROWS = [(20.5, 0.31, "ok"), (71.0, 0.88, "hot"), (22.1, 0.35, "ok"), (69.4, 0.91, "hot")]
+NAMES = ("temp", "load", "state")
+
+
+def cut(separator=",", number="{}".format, names=NAMES, end="\n", lead="", extra=()):
+    lines = [[number(one) for one in row[:2]] + [row[2]] for row in ROWS]
+    every = [list(names), *lines] if names else lines
+    whole = [separator.join([*one, *extra]) for one in every]
+    return lead + end.join([*whole, ""])
+
+
+def comma(value):
+    return str(value).replace(".", ",")
+
+
+def grouped(value, decimal, group):
+    return f"{value * 1000:,.1f}".replace(",", "_").replace(".", decimal).replace("_", group)
+
+
+def quoted():
+    notes = ['"calm\nday"', '"alarm, then\nquiet"', "plain", "plain"]
+    rows = [f"{note},{temp},{state}" for note, (temp, _, state) in zip(notes, ROWS, strict=True)]
+    return "\n".join(["note,temp,state", *rows, ""])
+
+
+def lines_of_json(**more):
+    records = [dict(zip(NAMES, row, strict=True)) | more for row in ROWS]
+    return "".join(f"{json.dumps(one)}\n" for one in records)
+
+
+def index(end):
+    rows = [f"{at},{','.join(map(str, row))}{end}" for at, row in enumerate(ROWS)]
+    return "\n".join([f",{','.join(NAMES)}{end}", *rows, ""])
+
+
+ALL = {"temp": [row[0] for row in ROWS], "load": [row[1] for row in ROWS]}
+TEMP = {"temp": ALL["temp"]}
+THOUSANDS = {name: [1000 * one for one in values] for name, values in ALL.items()}
+SEMICOLON = {"separator": ";", "decimal": ","}
+# content, the form that is stated for it, and the columns that are read
+READ = {
+    "plain": (cut(), {}, ALL),
+    "an unnamed index": (index(""), {}, ALL),
+    "a trailing comma": (cut(extra=("",)), {}, ALL),
+    "semicolons, decimal commas": (cut(";", comma), SEMICOLON, ALL),
+    "the same in UTF-16": (
+        cut(";", comma).encode("utf-16"),
+        SEMICOLON | {"encoding": "utf-16"},
+        ALL,
+    ),
+    "tabs": (cut("\t"), {"separator": "\t"}, ALL),
+    "bars": (cut("|"), {"separator": "|"}, ALL),
+    "blanks": (cut("   ", lead=" "), {"separator": " "}, ALL),
+    "carriage returns": (cut(end="\r"), {}, ALL),
+    "lines of Windows": (cut(end="\r\n"), {}, ALL),
+    "a byte order mark": (cut().encode("utf-8-sig"), {}, ALL),
+    "a comment": (cut(lead="# exported by box 7\n"), {"comment": "#"}, ALL),
+    "a preamble": (cut(";", comma, lead="Box;7\n\n"), SEMICOLON | {"skip_lines": 1}, ALL),
+    "line breaks in quotes": (quoted(), {"multiline": True}, TEMP),
+    "cp1252": (
+        cut(names=("temp", "größe", "state")).encode("cp1252"),
+        {"encoding": "cp1252"},
+        TEMP | {"größe": ALL["load"]},
+    ),
+    "points in thousands": (
+        cut(";", lambda value: grouped(value, ",", ".")),
+        SEMICOLON | {"thousands": "."},
+        THOUSANDS,
+    ),
+    "commas in thousands": (
+        cut("\t", lambda value: grouped(value, ".", ",")),
+        {"separator": "\t", "thousands": ","},
+        THOUSANDS,
+    ),
+    "blanks in thousands": (
+        cut(";", lambda value: grouped(value, ",", "\u202f")),
+        SEMICOLON | {"thousands": " "},
+        THOUSANDS,
+    ),
+    "two columns of one name": (
+        cut(names=("temp", "load", "load", "state")).replace(",0.", ",7,0."),
+        {},
+        TEMP,
+    ),
+    "lines of JSON": (lines_of_json(), None, ALL),
+    "lines of JSON with more inside": (lines_of_json(more={"a": [1]}), None, ALL),
+    "Parquet": (None, None, ALL),
+}
+REFUSED = {
+    "rows wider than the header": (cut(extra=("1",)).replace("state,1", "state"), "4 cells"),
+    "rows shorter than the header": (cut(names=(*NAMES, "more")), "3 cells"),
+    "JSON": ('{"users": ["a"], "user_data": {"a": {"x": [[1.0]], "y": [0]}}}', "JSON"),
+    "JSON of many lines": ('{\n "temp": 20.5,\n "state": "ok"\n}\n', "JSON"),
+    "a list of JSON": (json.dumps([dict(zip(NAMES, row, strict=True)) for row in ROWS]), "JSON"),
+    "Excel": (b"PK\x03\x04\x14\0\6\0[Content_Types].xml", "Excel"),
+    "old Excel": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "Excel"),
+    "ARFF": ("% by box 7\n@RELATION box\n@attribute temp real\n@data\n20.5\n", "ARFF"),
+    "Feather": (None, "Feather"),
+    "gzip": (b"\x1f\x8b\x08\0\0", "gzip"),
+    "a page": ("<!DOCTYPE html><html><table></table></html>", "HTML"),
+    "bytes": (bytes(range(256)), "binary"),
+    "prose": ("It runs quietly, as ever.\nIt howls\nNo, it leaks, it drips, it stops\n", "table"),
+    "one column": ("temp\n20.5\n71.0\n", "table"),
+    "nothing": ("", "table"),
+}
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    device.dealt_records.cache_clear()
+
+
+def written(folder, name, content):
+    file = folder / "box.txt"
+    if content is None:
+        write = parquet.write_table if name == "Parquet" else feather.write_feather
+        write(pa.table(dict(zip(NAMES, zip(*ROWS, strict=True), strict=True))), file)
+    else:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+def said(capsys):
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def model_of(schema):
+    """A model that tells "hot", class 0, where `temp` is in the upper half of its range."""
+    shape = schema.input_shape
+    weight, at = np.zeros((*shape, len(schema.label.names)), np.float32), 0
+    for column in schema.columns:
+        if column.names[0] == "temp":
+            weight[at] = [9, -9]
+        at += column.width * len(column.names)
+    graph = build_graph(Identity(IdentityParameters()), shape, 2)
+    given = {"centre": np.zeros(shape, np.float32), "radius": np.ones(1, np.float32)}
+    return bake(graph, {**given, "weight": weight}, schema_metadata(schema))
+
+
+def values(schema, x):
+    """Invert the scaling of the columns that are numbers."""
+    found, at = {}, 0
+    for column in schema.columns:
+        for name in column.names:
+            if column.number is not None:
+                low, high = column.number
+                found[name] = (x[:, at] + 1) / 2 * (high - low) + low
+            at += column.width
+    return found
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_table_is_read_alike_by_every_command_and_device(name, tmp_path, capsys):
+    content, form, columns = READ[name]
+    file = written(tmp_path, name, content)
+    assert main(["check", str(file), "--json"]) == 0
+    (drafted,) = said(capsys)["files"]
+    assert main(["init", "--from", str(file), "--out", str(tmp_path / "job"), "--json"]) == 0
+    assert said(capsys)["notes"] == drafted["notes"]
+    notes = " ".join(drafted["notes"])
+    assert all(key in notes for key in form or ())
+    job_file = tmp_path / "job" / "job.yaml"
+    text = job_file.read_text().replace("origin: own_records", "origin: public")
+    job_file.write_text(text)
+    stated = yaml.safe_load(text)["local_run"]["data"]
+    assert stated.get("form", {}) == (form or {})
+    assert stated.get("header") == (None if form is None else True)
+    assert main(["check", str(job_file), "--json"]) == 0
+    capsys.readouterr()
+
+    job, run = local_job(job_file, Overrides())
+    schema = job.data.schema_
+    own = DataSource(name="own", **{**stated, "path": file, "form": form and run.data.form})
+    x = device.own_records(own, schema).x
+    found = values(schema, x)
+    assert set(found) == set(columns)
+    for column, wanted in columns.items():
+        assert found[column] == pytest.approx(wanted, rel=1e-5)
+    played = np.concatenate([dealt(job, run)[0].x, held(job, run).x])
+    assert sorted(played.tolist()) == sorted(x.tolist())
+
+    (tmp_path / "model.onnx").write_bytes(model_of(schema))
+    states = [row[2] for row in ROWS]
+    assert main(["predict", str(tmp_path / "model.onnx"), str(file), "--json"]) == 0
+    told = said(capsys)
+    assert [one["name"] for one in told["predictions"]] == states
+    assert (told["accuracy"], told["unread"]) == (1.0, [])
+    served = served_by(tmp_path / "model.onnx", schema)
+    asked = [{"temp": temp} for temp in columns["temp"]]
+    answer = served.predict(posted(records=asked))
+    assert [one["name"] for one in answer.plain()] == states
+
+
+def served_by(path, schema):
+    session = released_session(path.read_bytes(), str(path))
+    return ServedModel(SimpleNamespace(version="1"), session, schema)
+
+
+def posted(**what):
+    return SimpleNamespace(content_type=JSON, content=json.dumps(what).encode())
+
+
+@pytest.fixture(scope="module")
+def plain_job(tmp_path_factory):
+    """A job of the plain table, and its model."""
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "own.csv").write_text(cut())
+    assert main(["init", "--from", str(folder / "own.csv"), "--out", str(folder)]) == 0
+    job = folder / "job.yaml"
+    job.write_text(job.read_text().replace("own_records", "public"))
+    schema = local_job(job, Overrides())[0].data.schema_
+    (folder / "model.onnx").write_bytes(model_of(schema))
+    return job, folder / "model.onnx", schema
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_table_is_refused_by_its_kind_and_nothing_is_drafted(
+    name, plain_job, tmp_path, capsys
+):
+    content, kind = REFUSED[name]
+    file, (job, model, _) = written(tmp_path, name, content), plain_job
+    out = str(tmp_path / "out")
+    for command in (
+        ["check", str(file)],
+        ["init", "--from", str(file), "--out", out],
+        ["check", str(job), str(file)],
+        ["run", str(job), "--simulate", "--data", str(file), "--out", out],
+        ["predict", str(model), str(file)],
+    ):
+        assert main(command) != 0, command
+        shown = capsys.readouterr()
+        assert kind in shown.out + shown.err, command
+    assert not (tmp_path / "out").exists()
+
+
+LEFT_OUT = {
+    "units": ("temp,load,turns,state\n20.5 C,31 %,1,ok\n71.0 C,88 %,2,hot\n", ["temp", "load"]),
+    "names": (
+        "who,temp,state\n" + "".join(f"p{n},{n},{('ok', 'hot')[n % 2]}\n" for n in range(40)),
+        ["who"],
+    ),
+    "nothing given": ("temp,none,state\n1,,ok\n2,,hot\n", ["none"]),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_column_that_no_schema_reads_is_left_out_by_name(name, tmp_path, capsys):
+    text, columns = LEFT_OUT[name]
+    (tmp_path / "a.csv").write_text(text)
+    assert main(["check", str(tmp_path / "a.csv"), "--json"]) == 0
+    (found,) = said(capsys)["files"]
+    drafted = DataSchema.model_validate_json(
+        json.dumps(yaml.safe_load(found["draft"])["data"]["schema"])
+    )
+    assert not {name for one in drafted.columns for name in one.names} & set(columns)
+    for column in columns:
+        assert any(f"'{column}' is left out" in note for note in found["notes"])
+
+
+def test_where_no_column_is_left_nothing_is_drafted(tmp_path):
+    (tmp_path / "a.csv").write_text("temp,load,state\n20.5 C,31 %,ok\n71.0 C,88 %,hot\n")
+    assert main(["init", "--from", str(tmp_path / "a.csv"), "--out", str(tmp_path / "a")]) == 4
+    assert not (tmp_path / "a").exists()
+
+
+FIRST_PERSON = "young,left,low,no\nold,right,high,yes\nyoung,right,low,no\nold,left,high,yes\n"
+
+
+@pytest.mark.parametrize("lead", ["", "p1,"])
+def test_the_first_person_of_a_table_without_a_header_is_a_record(lead, tmp_path, capsys):
+    rows = FIRST_PERSON.splitlines()
+    (tmp_path / "a.csv").write_text(
+        "".join(f"{lead and f'p{n},'}{row}\n" for n, row in enumerate(rows))
+    )
+    assert main(["init", "--from", str(tmp_path / "a.csv"), "--out", str(tmp_path / "a")]) == 0
+    plain = yaml.safe_load((tmp_path / "a" / "job.yaml").read_text())
+    assert plain["local_run"]["data"]["header"] is False
+    assert "young" not in plain["data"]["schema"]["header"]
+    assert len(plain["data"]["schema"]["header"]) == 4 + bool(lead)
+
+
+def test_predictions_count_what_they_could_not_read_or_clipped(plain_job, tmp_path, capsys):
+    _, model, schema = plain_job
+    rows = ["20.5 C,31 %,ok", "71.0,0.9,hot", "1e9,?,ok", "22.1,many,ok", "x,,hot"]
+    (tmp_path / "a.csv").write_text("\n".join(["temp,load,state", *rows, ""]))
+    assert main(["predict", str(model), str(tmp_path / "a.csv"), "--json"]) == 0
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    names = [one.get("name") for one in told["predictions"]]
+    assert names == [None, "hot", "hot", "ok", None]  # of the first and last nothing was read
+    counts = {one["column"]: one for one in told["unread"]}
+    assert (counts["temp"]["unreadable"], counts["temp"]["clipped"]) == (2, 1)
+    assert (counts["load"]["unreadable"], counts["load"]["missing"]) == (3, 1)
+    assert "'temp'" in shown.err and "'load'" in shown.err
+
+    served = served_by(model, schema)
+    records = [{"temp": "20.5 C"}, {"temp": 71.0}, {"temp": 1e9, "load": 0.5}, {}]
+    answer = served.predict(posted(records=records))
+    assert [one.get("name") for one in answer.plain()] == [None, "hot", "hot", None]
+    counts = {one["column"]: one for one in answer.unread}
+    assert (counts["temp"]["unreadable"], counts["temp"]["clipped"]) == (1, 1)
+    assert counts["load"]["missing"] == 3
+
+
+SITE = """edge:
+  name: one
+  role: train
+  broker: {{url: "mqtt://127.0.0.1:1"}}
+  proxy_key_file: p.pub
+  cloud_key_file: c.pub
+  state_dir: {0}/state
+  data: {{name: own, source: csv, path: {0}/a.csv, header: true{1}}}
+"""
+
+
+def test_a_devices_owner_learns_that_a_file_has_another_form(plain_job, tmp_path, capsys):
+    job = plain_job[0]
+    for form, code in (("", DataError.exit_code), (', form: {separator: ";", decimal: ","}', 0)):
+        (tmp_path / "a.csv").write_text(cut(";", comma))
+        (tmp_path / "edge.yaml").write_text(SITE.format(tmp_path, form))
+        assert (main(["check", str(tmp_path / "edge.yaml"), str(job)]) == 0) == (code == 0)
+        assert ('separator: ";"' in capsys.readouterr().out) == bool(code)
+
+
+def test_a_path_that_is_not_there_is_reported_by_a_check(plain_job, tmp_path, capsys):
+    text = plain_job[0].read_text().replace("own.csv", "gone.csv")
+    (tmp_path / "job.yaml").write_text(text)
+    assert main(["check", str(tmp_path / "job.yaml")]) == 0
+    assert "gone.csv" in capsys.readouterr().out
+
+
+def test_json_values_are_read_as_the_text_of_a_cell():
+    assert [cell_text(one) for one in (None, True, 3.0, 0.5, [1])] == [
+        "",
+        "true",
+        "3",
+        "0.5",
+        "\ufffd",
+    ]
