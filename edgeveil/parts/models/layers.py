@@ -20,13 +20,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Weight:
-    """One trained tensor; `turned`: a matrix (in, out), in a PyTorch state_dict (out, in)."""
+    """One trained tensor.
+
+    `turned`: a matrix (in, out), in a PyTorch state_dict (out, in). `statistic`: running mean or
+    variance of a batch normalisation, which has no gradient and is set by training steps."""
 
     name: str
     shape: Shape
     fan_in: int = 0
     start: float = 0.0
     turned: bool = False
+    statistic: bool = False
 
 
 def value_count(weights: Iterable[Weight]) -> int:
