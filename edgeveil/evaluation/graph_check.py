@@ -63,7 +63,7 @@ _CONSTANT_INPUTS = {
 # Operators that may skip an input by an empty name. Elsewhere there is no need for one, and ONNX
 # Runtime 1.31 crashes on a LayerNormalization with an empty name for its bias.
 _LEAVES_OUT = frozenset({"Clip", "Pad", "Resize", "Slice"})
-_CAST_TO = frozenset({FLOAT, DOUBLE})
+_CAST_TO = frozenset({FLOAT, BOOL, DOUBLE})
 _EXPONENTS = frozenset({2.0, 3.0})  # ONNX Runtime multiplies here, and calls pow() for others
 _TRUTH = frozenset({"And", "Equal", "Greater", "IsNaN", "Less", "Not", "Or"})  # give booleans
 _UNROLL = "write the steps out by MatMul, Sigmoid and Tanh, as edgeveil.nn.unrolled does"

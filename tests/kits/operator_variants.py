@@ -6,7 +6,7 @@ import numpy as np
 
 SHAPE = (1, 16, 64, 64)
 OPSET, IR_VERSION = 20, 9
-_FLOAT, _FLOAT16, _DOUBLE, _INT64, _BFLOAT16 = 1, 10, 11, 7, 16
+_FLOAT, _FLOAT16, _DOUBLE, _INT64, _BOOL, _BFLOAT16 = 1, 10, 11, 7, 9, 16
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,12 @@ def variants():
     yield of("Clip", "-1, 1", (np.float32(-1).reshape(()), np.float32(1).reshape(())))
     yield of("Gelu", "erf", attributes={"approximate": "none"})
     yield of("Gelu", "tanh", attributes={"approximate": "tanh"})
-    for kind, name in ((_DOUBLE, "double"), (_FLOAT16, "float16"), (_BFLOAT16, "bfloat16")):
+    for kind, name in (
+        (_DOUBLE, "double"),
+        (_BOOL, "bool"),
+        (_FLOAT16, "float16"),
+        (_BFLOAT16, "bfloat16"),
+    ):
         yield of("Cast", f"to {name}", attributes={"to": kind})
     # over axes
     channels, width = SHAPE[1], SHAPE[3]

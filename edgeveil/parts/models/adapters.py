@@ -47,7 +47,9 @@ class AdaptedNetwork(Network):
 
     @cached_property
     def head(self) -> frozenset[str]:
-        names, given = [one.name for one in self.base.weights], self.adapters.head
+        """Names of the weights that are trained whole; a batch's statistics stay frozen."""
+        names = [one.name for one in self.base.weights if not one.statistic]
+        given = self.adapters.head
         last = names[-1].rpartition(".")[0]
         found = frozenset(
             name

@@ -303,6 +303,7 @@ _HEAD_BYTES = 8  # of safetensors: the header's length
 _MOST_HEADER_BYTES = 1 << 22  # JSON takes many times its size in memory
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *_TORCH)
+_COUNTER = "num_batches_tracked"  # of batch normalisations; an integer that no model here uses
 _MOST_NAMES = 5  # in one error text
 _SAVE = "save only the weights: torch.save(model.state_dict(), FILE)"
 _FLOAT = "save model.float()'s"
@@ -323,6 +324,7 @@ def packed_state_dict(path: Path) -> bytes:
         what = f"cannot be read ({error.strerror or error})"
         raise _refused(path, what, "check the path") from error
     found = _from_torch(path) if path.suffix in _TORCH else _from_safetensors(raw, path)
+    found = {name: one for name, one in found.items() if name.rpartition(".")[2] != _COUNTER}
     if not found:
         raise _refused(path, "holds no tensors", _SAVE)
     other = [f"{name} ({one.dtype})" for name, one in found.items() if one.dtype != np.float32]
