@@ -92,6 +92,28 @@ def _linear_nodes(graph: NodeList, name: str, x: str) -> str:
 
 
 @dataclass(frozen=True)
+class LayerNorm(Layer):
+    """Layer normalisation over the last axis (Ba, Kiros and Hinton 2016)."""
+
+    def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
+        one = given[-1:]
+        return Weight(f"{name}.weight", one, start=1.0), Weight(f"{name}.bias", one)
+
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+        from torch.nn.functional import layer_norm
+
+        scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        return layer_norm(x, x.shape[-1:], scale, shift, NORM_EPSILON)
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        own = (f"{name}.weight", f"{name}.bias")
+        return graph.add("LayerNormalization", x, *own, axis=-1, epsilon=NORM_EPSILON)
+
+
+NORM = LayerNorm()
+
+
+@dataclass(frozen=True)
 class OverTime(Layer):
     """Mean over the time steps of embedded records after some blocks."""
 
@@ -272,8 +294,7 @@ class Attention:
         linear += [("hidden", width, HIDDEN * width), ("back", HIDDEN * width, width)]
         found: list[Weight] = []
         for norm in ("norm1", "norm2"):
-            found.append(Weight(f"{name}.{norm}.weight", (width,), start=1.0))
-            found.append(Weight(f"{name}.{norm}.bias", (width,)))
+            found += NORM.weights(f"{name}.{norm}", given)
         for part, inside, outside in linear:
             shape = (inside, outside)
             found.append(Weight(f"{name}.{part}.weight", shape, 2 * inside, turned=True))
@@ -283,32 +304,23 @@ class Attention:
     def apply(
         self, weights: Tensors, name: str, x: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        from torch.nn.functional import layer_norm
-
         count, length, width = x.shape
-
-        def norm(number: int, x: torch.Tensor) -> torch.Tensor:
-            own = weights[f"{name}.norm{number}.weight"], weights[f"{name}.norm{number}.bias"]
-            return layer_norm(x, (width,), *own, NORM_EPSILON)
-
-        parts = _linear(weights, f"{name}.qkv", norm(1, x))
+        parts = _linear(weights, f"{name}.qkv", NORM.apply(weights, f"{name}.norm1", x))
         query, key, value = parts.view(count, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         scores = query @ key.transpose(2, 3) * (width / HEADS) ** -0.5
         if mask is not None:
             scores = scores + (_FAR * mask - _FAR).transpose(1, 2)[:, None]
         found = (scores.softmax(3) @ value).transpose(1, 2).reshape(count, length, width)
         x = x + _linear(weights, f"{name}.out", found)
-        hidden = _linear(weights, f"{name}.hidden", norm(2, x)).relu()
+        even = NORM.apply(weights, f"{name}.norm2", x)
+        hidden = _linear(weights, f"{name}.hidden", even).relu()
         return x + _linear(weights, f"{name}.back", hidden)
 
     def nodes(self, graph: NodeList, name: str, x: str, mask: str | None, given: Shape) -> str:
         length, width = given
 
-        def norm(number: int, x: str) -> str:
-            own = (f"{name}.norm{number}.weight", f"{name}.norm{number}.bias")
-            return graph.add("LayerNormalization", x, *own, axis=-1, epsilon=NORM_EPSILON)
-
-        parts = _linear_nodes(graph, f"{name}.qkv", norm(1, x))
+        even = NORM.nodes(graph, f"{name}.norm1", x, given)
+        parts = _linear_nodes(graph, f"{name}.qkv", even)
         parts = graph.add("Reshape", parts, graph.whole(-1, length, 3, HEADS, width // HEADS))
         query, key, value = (_single(graph, parts, number, 2) for number in range(3))
         query, value = (graph.add("Transpose", one, perm=[0, 2, 1, 3]) for one in (query, value))
@@ -323,7 +335,8 @@ class Attention:
         found = graph.add("Transpose", found, perm=[0, 2, 1, 3])
         found = graph.add("Reshape", found, graph.whole(-1, length, width))
         x = graph.add("Add", x, _linear_nodes(graph, f"{name}.out", found))
-        hidden = graph.add("Relu", _linear_nodes(graph, f"{name}.hidden", norm(2, x)))
+        even = NORM.nodes(graph, f"{name}.norm2", x, given)
+        hidden = graph.add("Relu", _linear_nodes(graph, f"{name}.hidden", even))
         return graph.add("Add", x, _linear_nodes(graph, f"{name}.back", hidden))
 
 
@@ -348,7 +361,8 @@ def build(parameters: SequenceParameters, input_shape: Shape, classes: int) -> N
     }
     blocks = tuple((f"layer{n + 1}", made[p.name](n)) for n in range(p.depth))
     over = OverTime(p.tokens, p.width, blocks, positions=p.name == "transformer")
-    layers = (("sequence", over), ("output", Dense(classes)))
+    last = (("norm", NORM),) if p.name == "transformer" else ()
+    layers = (("sequence", over), *last, ("output", Dense(classes)))
     return Network(layers, input_shape, classes, p.input_scale)
 
 
