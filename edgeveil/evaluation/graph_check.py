@@ -2,10 +2,13 @@
 
 An operator that loops, indexes or shapes by a record's values could fail, last or grow by the
 record's content. Allowed: the operators of `OPERATORS`, no subgraphs, one output each, integers and
-shapes from the graph's own constants, and batch statistics that it holds.
+shapes from the graph's own constants, and batch statistics that it holds. Values become integers in
+one pattern alone, which cannot fail: rows of a table, `Gather(W, Cast(Clip(Where(IsNaN(v), c, v),
+low, high)))` with constants 0 <= low <= high < rows of W (`_table_indices`).
 
 Nor may a kernel's time depend on values (docs/threat-model.md, "What the time of an operator
-tells"): `Pow` only with exponents 2 and 3, no `PRelu`, no half precision, no integer division.
+tells"): `Pow` only with exponents 2 and 3, `Equal` only of constants, no `PRelu`, `GRU`, `RNN`, no
+half precision, no integer division.
 
 A graph is read from protobuf's wire format more strictly than by protobuf: input that two readers
 could parse differently is refused, so the graph checked here is the one that ONNX Runtime runs.
@@ -22,7 +25,7 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
 
-FLOAT, INT32, INT64, DOUBLE = 1, 6, 7, 11  # TensorProto.DataType
+FLOAT, INT32, INT64, BOOL, DOUBLE = 1, 6, 7, 9, 11  # TensorProto.DataType
 FLOATS = frozenset({FLOAT, 10, DOUBLE, 16})  # float16 and bfloat16 among them
 _TYPES: dict[int, np.dtype[Any]] = {
     FLOAT: np.dtype("<f4"),
@@ -33,15 +36,18 @@ _TYPES: dict[int, np.dtype[Any]] = {
 
 OPERATORS = frozenset(
     """
-    Abs Add AveragePool BatchNormalization Cast Clip Concat Constant Conv Div Elu Erf Exp Flatten
-    Gather Gelu Gemm GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish Identity
-    InstanceNormalization LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Mean Min
-    Mul Neg Pad Pow Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Selu
-    Shape Sigmoid Slice Softmax Softplus Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze
+    Abs Add And AveragePool BatchNormalization Cast Clip Concat Constant ConstantOfShape Conv
+    ConvTranspose DepthToSpace Div Elu Equal Erf Exp Expand Flatten Gather Gelu Gemm
+    GlobalAveragePool GlobalMaxPool Greater HardSigmoid HardSwish Identity InstanceNormalization
+    IsNaN LayerNormalization LeakyRelu Less Log LogSoftmax MatMul Max MaxPool Mean Min Mul Neg Not
+    Or Pad Pow Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Resize Selu Shape
+    Sigmoid Slice Softmax Softplus Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze Where
     """.split()  # noqa: SIM905
 )
 # Positions of inputs that give indices or sizes: they must be constants of the graph.
 _CONSTANT_INPUTS = {
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
     "Gather": (1,),
     "Pad": (1, 3),
     "ReduceMax": (1,),
@@ -49,16 +55,22 @@ _CONSTANT_INPUTS = {
     "ReduceMin": (1,),
     "ReduceSum": (1,),
     "Reshape": (1,),
+    "Resize": (1, 2, 3),
     "Slice": (1, 2, 3, 4),
     "Squeeze": (1,),
     "Unsqueeze": (1,),
 }
 # Operators that may skip an input by an empty name. Elsewhere there is no need for one, and ONNX
 # Runtime 1.31 crashes on a LayerNormalization with an empty name for its bias.
-_LEAVES_OUT = frozenset({"Clip", "Pad", "Slice"})
-_CAST_TO = frozenset({FLOAT, DOUBLE})
+_LEAVES_OUT = frozenset({"Clip", "Pad", "Resize", "Slice"})
+_CAST_TO = frozenset({FLOAT, BOOL, DOUBLE})
 _EXPONENTS = frozenset({2.0, 3.0})  # ONNX Runtime multiplies here, and calls pow() for others
-_INSTEAD = {"PRelu": "write it as Relu(x) - slope * Relu(-x)"}
+_TRUTH = frozenset({"And", "Equal", "Greater", "IsNaN", "Less", "Not", "Or"})  # give booleans
+_UNROLL = "write the steps out by MatMul, Sigmoid and Tanh, as edgeveil.nn.unrolled does"
+_INSTEAD = {
+    "PRelu": "write it as Relu(x) - slope * Relu(-x)",
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _UNROLL),
+}
 _PLAIN = "use plain layers with constant shapes"
 _STANDARD = frozenset({"", "ai.onnx"})
 
@@ -67,6 +79,8 @@ GRAPH, _TRAINING, _FUNCTIONS = 7, 20, 25
 NODE, INITIALIZER, _INPUT, _SPARSE_INITIALIZER = 1, 5, 11, 15
 _NODE_INPUT, _NODE_OUTPUT, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
 _VALUE_NAME, TENSOR_NAME = 1, 8
+_DIMS = 1  # of a tensor
+_TO_SHAPE, _AXIS, _AXIS_SIZE = (2, 1, 2), 1, 1  # of a value: type, tensor, shape; its axes
 _ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR = 1, 3, 5
 _SUBGRAPHS = frozenset({6, 11, 21, 22, 23})  # graphs, outer references, sparse tensors
 DATA_TYPE, RAW = 2, 9
@@ -102,8 +116,14 @@ def check_graph(graph: bytes, *, released: bool = False) -> None:
     # A name used twice is no constant, even if one use is.
     single = {name for name, count in names.items() if count == 1}
     constants = {name: tensor for name, tensor in known.items() if name in single}
+    indices = _table_indices([node for node in nodes if node.output in single], constants)
+    rows = {text(t, TENSOR_NAME): _first_axis(t) for t in tensors}
+    rows |= {text(v, _VALUE_NAME): _input_rows(v) for v in map(fields, messages(parts, _INPUT))}
+    rows = {name: count for name, count in rows.items() if name in single}
     for node in nodes:
-        node.check(constants)
+        node.check(constants, indices)
+        if used := [name for name in node.inputs if name in indices]:
+            node.check_lookup(indices[used[0]], rows)
         if node.output in single and node.is_constant(constants):
             constants.setdefault(node.output, ConstantTensor(node.kind(constants)))
     if any(t.kind not in FLOATS for name, t in known.items() if name not in single):
@@ -136,9 +156,17 @@ class GraphNode:
             return INT64
         if self.operator == "Cast":
             return self._cast_to() or 0
+        if self.operator in _TRUTH:
+            return BOOL
+        if self.operator == "ConstantOfShape":
+            return (
+                ConstantTensor.from_attributes(self.attributes).kind if self.attributes else FLOAT
+            )
+        if self.operator == "Where":
+            return next((constants[n].kind for n in self.inputs[1:] if n in constants), 0)
         return next((constants[name].kind for name in self.inputs if name in constants), 0)
 
-    def check(self, constants: Mapping[str, ConstantTensor]) -> None:
+    def check(self, constants: Mapping[str, ConstantTensor], indices: Mapping[str, float]) -> None:
         """Raise DataError unless this operator works the same way on every record."""
         name = self.operator[:32]
         if self.domain not in _STANDARD or self.operator not in OPERATORS:
@@ -152,6 +180,8 @@ class GraphNode:
             raise _refused(f"asks {name!r} for {len(self.outputs)} outputs instead of 1")
         if any(not _SUBGRAPHS.isdisjoint(attribute) for attribute in self.attributes):
             raise _refused(f"has a graph or a sparse tensor inside {name!r}")
+        if self.output in indices:
+            return  # a Cast that `_table_indices` has checked
         if not self.is_constant(constants):
             self._check_values(constants)
         elif self.operator == "Div":
@@ -161,12 +191,21 @@ class GraphNode:
             raise _refused(what, fix="export the model in eval mode")
         for place in _CONSTANT_INPUTS.get(self.operator, ()):
             steering = self.inputs[place] if place < len(self.inputs) else ""
-            if steering and steering not in constants:
+            if steering and steering not in constants and steering not in indices:
                 raise _refused(f"steers {name!r} by a value that is no constant of the graph")
 
     def _check_values(self, constants: Mapping[str, ConstantTensor]) -> None:
         if self.operator == "Cast" and self._cast_to() not in _CAST_TO:
-            raise _refused("turns values into whole numbers or halves", "use float32 or float64")
+            fix = "use float32 or float64, and edgeveil.nn.TokenEmbedding for tokens"
+            raise _refused("turns values into whole numbers or halves", fix)
+        if self.operator == "Equal":
+            what = "compares values by 'Equal', whose time follows from them"
+            raise _refused(what, "write it as Not(Or(Greater, Less))")
+        if self.operator == "Where" and any(
+            constants[name].kind not in FLOATS for name in self.inputs[1:] if name in constants
+        ):
+            what = "chooses by values among constants that may be whole numbers"
+            raise _refused(what, "make the constants float32 initializers")
         if self.operator == "Pow":
             exponent = constants.get(self.inputs[1]) if len(self.inputs) == 2 else None
             values = None if exponent is None else exponent.values
@@ -183,6 +222,36 @@ class GraphNode:
             what = "divides integers by a value that may not be above 0"
             raise _refused(what, "write the quotient")
 
+    def check_lookup(self, highest: float, rows: Mapping[str, int]) -> None:
+        """Raise DataError unless indices up to `highest` choose rows of a table here."""
+        axis = [a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "axis"]
+        by_row = not any(number(a, _ATTRIBUTE_INT) or 0 for a in axis)
+        table, *places = [*self.inputs, ""]
+        fits = places[:-1] and highest < rows.get(table, 0)
+        if self.operator != "Gather" or len(places) != 2 or not (by_row and fits):
+            what = "uses whole numbers made of values other than as rows of a large enough table"
+            raise _refused(what, "take edgeveil.nn.TokenEmbedding")
+
+    def cast_indices(
+        self, makers: Mapping[str, GraphNode], constants: Mapping[str, ConstantTensor]
+    ) -> float | None:
+        """Return the bound of a Cast to integers in [0, bound] whatever the values; else None."""
+        clip = makers.get(self.inputs[0]) if len(self.inputs) == 1 else None
+        if self._cast_to() != INT64 or clip is None or clip.operator != "Clip":
+            return None
+        where = makers.get(clip.inputs[0]) if len(clip.inputs) == 3 else None
+        if where is None or where.operator != "Where" or len(where.inputs) != 3:
+            return None
+        nan = makers.get(where.inputs[0])
+        same = nan is not None and nan.operator == "IsNaN" and nan.inputs == where.inputs[2:]
+        instead, low, high = (
+            constants[name].only if name in constants else None
+            for name in (where.inputs[1], *clip.inputs[1:])
+        )
+        if not same or instead is None or low is None or high is None:
+            return None
+        return high if instead == instead and 0 <= low <= high else None
+
     def _trains(self) -> bool:
         named = (a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "training_mode")
         return any(number(a, _ATTRIBUTE_INT) != 0 for a in named)
@@ -190,6 +259,38 @@ class GraphNode:
     def _cast_to(self) -> int | None:
         wanted: list[Fields] = [a for a in self.attributes if text(a, _ATTRIBUTE_NAME) == "to"]
         return number(wanted[0], _ATTRIBUTE_INT) if len(wanted) == 1 else None
+
+
+def _table_indices(
+    nodes: list[GraphNode], constants: Mapping[str, ConstantTensor]
+) -> dict[str, float]:
+    """Return the bounds of all integers that are made of values safely, by name.
+
+    `Clip` alone would pass NaN on, whose integer differs between processors, so that `IsNaN` has to
+    stand before it, on the same values."""
+    makers = {node.output: node for node in nodes}
+    casts = [node for node in nodes if node.operator == "Cast" and not node.is_constant(constants)]
+    bounds = {node.output: node.cast_indices(makers, constants) for node in casts}
+    return {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+def _first_axis(tensor: Fields) -> int:
+    """Return the first dimension of a tensor, packed or not; 0 without one."""
+    first = next(iter(tensor.get(_DIMS, ())), 0)
+    if isinstance(first, memoryview):
+        return next(iter(varints(first)), 0)
+    return first or 0
+
+
+def _input_rows(value: Fields) -> int:
+    """Return the first dimension of a graph input; 0 if it is free."""
+    for step in _TO_SHAPE:
+        inner = messages(value, step)
+        if len(inner) != 1:
+            return 0
+        value = fields(inner[0])
+    axes = messages(value, _AXIS)
+    return (number(fields(axes[0]), _AXIS_SIZE) if axes else 0) or 0
 
 
 def _name(raw: memoryview) -> str:
@@ -205,6 +306,12 @@ class ConstantTensor:
 
     def __init__(self, kind: int, values: NDArray[np.generic] | None = None) -> None:
         self.kind, self.values = kind, values
+
+    @property
+    def only(self) -> float | None:
+        """The value of a constant of one float; else None."""
+        one = self.values if self.kind in FLOATS else None
+        return float(one[0]) if one is not None and one.size == 1 else None
 
     @classmethod
     def from_tensor(cls, tensor: Fields) -> ConstantTensor:

@@ -291,6 +291,11 @@ def _model(job: Job) -> Iterator[Mix]:
         network = build_network(job.model, network_input(job), job.data.classes, weights)
         if weights:
             network.pretrained()  # raises unless they fit
+        if network.statistics and (METHODS[method].privacy != "none" or job.update):
+            text = "averages batch normalisations' statistics, which mix records and bear no noise;"
+            text += " use method sgd without update stages, or GroupNorm, or freeze them by"
+            text += " state_dict and adapters: {rank: 0, head: ['*']}"
+            yield Mix(("model.function", "model", "train.method", "update"), text)
         wrong = [one.name for one in network.weights if not re.fullmatch(SEGMENT_NAME, one.name)]
         if wrong and not whole:
             text = f"{wrong[0]} is no valid name of a segment; use at most 64 of a-z, 0-9, '.',"

@@ -6,7 +6,7 @@ import numpy as np
 
 SHAPE = (1, 16, 64, 64)
 OPSET, IR_VERSION = 20, 9
-_FLOAT, _FLOAT16, _DOUBLE, _INT64, _BFLOAT16 = 1, 10, 11, 7, 16
+_FLOAT, _FLOAT16, _DOUBLE, _INT64, _BOOL, _BFLOAT16 = 1, 10, 11, 7, 9, 16
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class OperatorVariant:
     """One operator with its attributes, on x and further constants.
 
     `more`: inputs after x (before x if `before`): arrays, `None` for one left out, `...` for x.
-    `kind`: the type of x inside the graph, float or double. `flat`: x with two axes."""
+    `kind`: the type of x inside the graph, float or double. `flat`: x with two axes. `rows`: x as
+    indices below this number, made safely. `truth`: x as booleans, x > 0. `shaped`: x's shape."""
 
     operator: str
     about: str = ""
@@ -23,6 +24,9 @@ class OperatorVariant:
     before: bool = False
     kind: int = _FLOAT
     flat: bool = False
+    rows: int = 0
+    truth: bool = False
+    shaped: bool = False
 
     @property
     def name(self):
@@ -41,6 +45,23 @@ class OperatorVariant:
         if self.flat:
             nodes.append(helper.make_node("Flatten", [inner], ["rows"], axis=3))
             inner = "rows"
+        if self.rows:
+            bounds = {"zero": 0, "highest": self.rows - 1}
+            constants += [numpy_helper.from_array(_number(v)[0], n) for n, v in bounds.items()]
+            nodes += [
+                helper.make_node("IsNaN", [inner], ["nan"]),
+                helper.make_node("Where", ["nan", "zero", inner], ["number"]),
+                helper.make_node("Clip", ["number", "zero", "highest"], ["within"]),
+                helper.make_node("Cast", ["within"], ["index"], to=_INT64),
+            ]
+            inner = "index"
+        if self.truth:
+            constants.append(numpy_helper.from_array(_number(0)[0], "zero"))
+            nodes.append(helper.make_node("Greater", [inner, "zero"], ["true"]))
+            inner = "true"
+        if self.shaped:
+            nodes.append(helper.make_node("Shape", [inner], ["shape"]))
+            inner = "shape"
         names = []
         for place, given in enumerate(self.more):
             if given is None or given is ...:
@@ -97,10 +118,24 @@ def variants():
     yield from (of(name, "x, x", (...,)) for name in ("Add", "Mul", "Div"))
     yield from (of(name, "x, ⅓", third) for name in ("Mean", "Sum"))
     yield of("PRelu", "", third)
+    yield from (of(name, "x, ⅓", third) for name in ("Equal", "Greater", "Less"))
+    yield of("Equal", "of a shape", (_whole(64),), shaped=True)
+    yield from (of(name, "", (...,), truth=True) for name in ("And", "Or"))
+    yield of("Not", truth=True)
+    yield of("IsNaN")
+    yield of("Where", "x > 0, ⅓, 0", (_number(1 / 3), _number(0)), truth=True)
+    for rows, width in ((4096, 16), (256, 64)):
+        table = np.full((rows, width), 1 / 3, np.float32)
+        yield of("Gather", f"{rows} rows by value", (table,), before=True, rows=rows)
     yield of("Clip", "-1, 1", (np.float32(-1).reshape(()), np.float32(1).reshape(())))
     yield of("Gelu", "erf", attributes={"approximate": "none"})
     yield of("Gelu", "tanh", attributes={"approximate": "tanh"})
-    for kind, name in ((_DOUBLE, "double"), (_FLOAT16, "float16"), (_BFLOAT16, "bfloat16")):
+    for kind, name in (
+        (_DOUBLE, "double"),
+        (_BOOL, "bool"),
+        (_FLOAT16, "float16"),
+        (_BFLOAT16, "bfloat16"),
+    ):
         yield of("Cast", f"to {name}", attributes={"to": kind})
     # over axes
     channels, width = SHAPE[1], SHAPE[3]
@@ -115,6 +150,7 @@ def variants():
     yield from (of("MatMul", "", third, kind=kind) for kind in (_FLOAT, _DOUBLE))
     yield of("Gemm", "", third, flat=True)
     yield of("Conv", "3×3", (np.full((channels, channels, 3, 3), 1 / 3, np.float32),))
+    yield of("ConvTranspose", "3×3", (np.full((channels, channels, 3, 3), 1 / 3, np.float32),))
     for name in ("MaxPool", "AveragePool"):
         yield of(name, "3×3", attributes={"kernel_shape": [3, 3], "strides": [1, 1]})
     yield from map(of, ("GlobalAveragePool", "GlobalMaxPool"))
@@ -125,6 +161,11 @@ def variants():
     yield of("Concat", "x, x", (...,), {"axis": 1})
     yield of("Constant", attributes={"value_floats": [0.0] * 4096})
     yield from map(of, ("Flatten", "Shape"))
+    yield of("ConstantOfShape", shaped=True)
+    yield of("DepthToSpace", attributes={"blocksize": 2})
+    yield of("Expand", "", (_whole(2, *SHAPE[1:]),))
+    for mode in ("nearest", "linear"):
+        yield of("Resize", mode, (None, _number(1, 1, 2, 2)), {"mode": mode})
     yield of("Gather", "", (_whole(*range(SHAPE[1] - 1, -1, -1)),), {"axis": 1})
     for mode in ("constant", "edge", "reflect"):
         yield of("Pad", mode, (_whole(0, 0, 2, 2, 0, 0, 2, 2),), {"mode": mode})
@@ -141,6 +182,7 @@ def families(shape=SHAPE):
     normal = chance.normal(size=shape).astype(np.float32)
     alternating = one.copy().reshape(-1)
     alternating[::2] = -1
+    rows = np.arange(normal.size, dtype=np.float32).reshape(shape) % 4096
     special = np.array([np.nan, np.inf, -np.inf, 0, -0.0, info.max, -info.max, 1e-40], np.float32)
     return {
         "ones": one,
@@ -150,6 +192,7 @@ def families(shape=SHAPE):
         "sorted": np.sort(normal.reshape(-1)).reshape(shape),
         "alternating": alternating.reshape(shape),
         "whole": np.rint(normal * 100),
+        "rows": chance.permutation(rows.reshape(-1)).reshape(shape),
         "large": normal * np.float32(1e30),
         "small": normal * np.float32(1e-30),
         "±90": normal * np.float32(90),

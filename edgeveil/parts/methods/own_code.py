@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.methods.dp_sgd import DpSgdParameters, record_gradients
 from edgeveil.parts.models.network import Network
+from edgeveil.privacy.sampler import os_random
 from edgeveil.subnormals import flushed_training
 
 PROBES = 3  # synthetic records
@@ -31,8 +32,9 @@ def check_own_code(network: Network, parameters: Any) -> None:
     labels = torch.arange(PROBES) % network.classes
     tensors = {name: torch.tensor(array) for name, array in weights.items()}
     try:
-        leaves = [value.requires_grad_() for value in tensors.values()]
-        torch.autograd.grad(network.loss(tensors, given, labels), leaves)
+        leaves = [tensors[n].requires_grad_() for n in tensors if n not in network.statistics]
+        training = None if by_record else os_random
+        torch.autograd.grad(network.loss(tensors, given, labels, training), leaves)
     except OF_OTHERS_CODE as error:  # the user's code may raise anything
         raise _refused(
             "cannot be differentiated",

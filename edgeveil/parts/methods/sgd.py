@@ -77,18 +77,20 @@ class Sgd:
         p, processor = self.parameters, chosen_processor(task.processor)
         x = torch.as_tensor(task.records.x).to(processor)
         y = torch.as_tensor(task.records.y).to(processor)
+        still = task.network.statistics
         weights = {
-            name: torch.tensor(array, device=processor, requires_grad=True)
+            name: torch.tensor(array, device=processor, requires_grad=name not in still)
             for name, array in start.items()
         }
         anchor = {
             name: torch.as_tensor(array).to(processor) for name, array in task.weights.items()
         }
-        steps = Steps(list(weights.values()), p.learning_rate, p.momentum)
+        moved = [value for value in weights.values() if value.requires_grad]
+        steps = Steps(moved, p.learning_rate, p.momentum)
         for _ in range(p.local_epochs):
             for batch in batches(len(y), p.batch_size, task.random_bytes):
                 chosen = torch.as_tensor(batch).to(processor)
-                loss = task.network.loss(weights, x[chosen], y[chosen])
+                loss = task.network.loss(weights, x[chosen], y[chosen], task.random_bytes)
                 steps.take(loss + self._penalty(weights, anchor))
         # In place, to save memory: only the change is needed.
         return {

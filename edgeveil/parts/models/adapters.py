@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from edgeveil.parts.features import FeatureMap
+    from edgeveil.privacy.sampler import RandomBytes
 
 A, B = "lora_a", "lora_b"
 
@@ -46,7 +47,9 @@ class AdaptedNetwork(Network):
 
     @cached_property
     def head(self) -> frozenset[str]:
-        names, given = [one.name for one in self.base.weights], self.adapters.head
+        """Names of the weights that are trained whole; a batch's statistics stay frozen."""
+        names = [one.name for one in self.base.weights if not one.statistic]
+        given = self.adapters.head
         last = names[-1].rpartition(".")[0]
         found = frozenset(
             name
@@ -142,14 +145,19 @@ class AdaptedNetwork(Network):
                 result[one.name] = self.frozen[one.name]
         return result
 
-    def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def logits(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        x: torch.Tensor,
+        training: RandomBytes | None = None,
+    ) -> torch.Tensor:
         """Return the base's logits with merged weights; gradients reach only adapters and head."""
         frozen = {name: value.to(x.device) for name, value in self._tensors.items()}
         result = frozen | {name: weights[name] for name in self.head}
         for one in self.adapted:
             a, b = (weights[f"{one.name}.{m}"] for m in (A, B))
             result[one.name] = self._adapted(one, frozen[one.name], a, b)
-        return self.base.logits(result, x)
+        return self.base.logits(result, x, training)
 
     @cached_property
     def _tensors(self) -> dict[str, torch.Tensor]:

@@ -3,8 +3,8 @@
 `cnn`: the small network of Zhang, Wu and Dong (PSO-DP). `lenet`: LeNet-5 (LeCun et al. 1998) with
 ReLU, max pooling, a full second convolution and a dense output. `alexnet`: channels as Krizhevsky
 2014 (arXiv:1404.5997) for pictures of about 32×32, windows of 3×3, no dropout, no local response
-normalisation. `resnet20`: He et al. 2016, section 4.2, with group normalisation, since batch
-normalisation has no gradient per record.
+normalisation. `resnet20`: He et al. 2016, section 4.2; `resnet18`: table 1, with a first window of
+3×3. Both with group normalisation, since batch normalisation has no gradient per record.
 """
 
 from __future__ import annotations
@@ -109,23 +109,67 @@ def build_resnet20(parameters: NetworkParameters, input_shape: Shape, classes: i
 
 
 def _block(before: int, channels: int, stride: int) -> Residual:
-    body = Chain(
+    thin = () if before == channels else (("thin", Thin(channels, stride)),)
+    return Residual(_body(channels, stride, GROUPS), Chain(thin))
+
+
+def _body(channels: int, stride: int, groups: int) -> Chain:
+    return Chain(
         (
-            *_normalised("1", channels, Window(3, stride, padding=1)),
+            *_normalised("1", channels, Window(3, stride, padding=1), groups),
             ("relu", Relu()),
-            *_normalised("2", channels, Window(3, padding=1)),
+            *_normalised("2", channels, Window(3, padding=1), groups),
         )
     )
-    thin = () if before == channels else (("thin", Thin(channels, stride)),)
-    return Residual(body, Chain(thin))
 
 
-def _normalised(name: str, channels: int, window: Window) -> tuple[tuple[str, Layer], ...]:
+def _normalised(
+    name: str, channels: int, window: Window, groups: int = GROUPS
+) -> tuple[tuple[str, Layer], ...]:
     # The shift of the normalisation replaces a bias.
     return (
         (f"conv{name}", Conv(channels, window, bias=False)),
-        (f"norm{name}", GroupNorm(GROUPS)),
+        (f"norm{name}", GroupNorm(groups)),
     )
+
+
+GROUP_CHANNELS = 8  # normalised together, where channels can be multiplied
+LARGE = 64  # pixels a side from which a picture is made smaller first, as of the published size
+
+
+def multiplied(channels: int, multiplier: float) -> int:
+    """Return about channels·multiplier, in whole groups, never under nine tenths of it."""
+    wanted, group = channels * multiplier, GROUP_CHANNELS
+    found = max(group, int(wanted + group / 2) // group * group)
+    return found + group if found < 0.9 * wanted else found
+
+
+def is_large(input_shape: Shape) -> bool:
+    return min(input_shape[-2:], default=0) >= LARGE
+
+
+def build_resnet18(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
+    widths = [multiplied(64 << stage, parameters.channel_multiplier) for stage in range(4)]
+    large = is_large(input_shape)
+    window = Window(3, 2 if large else 1, padding=1)
+    layers: list[tuple[str, Layer]] = [("picture", Picture())]
+    layers += _normalised("0", widths[0], window, widths[0] // GROUP_CHANNELS)
+    layers.append(("relu0", Relu()))
+    if large:
+        layers.append(("pool0", MaxPool(Window(3, 2, padding=1))))
+    before = widths[0]
+    for stage, channels in enumerate(widths, start=1):
+        groups = channels // GROUP_CHANNELS
+        for block in (1, 2):
+            stride = 2 if block == 1 and stage > 1 else 1
+            same = before == channels and stride == 1
+            short = () if same else _normalised("", channels, Window(1, stride), groups)
+            block_layers = Residual(_body(channels, stride, groups), Chain(short))
+            name = f"block{stage}.{block}"
+            layers += [(name, block_layers), (f"{name}.relu", Relu())]
+            before = channels
+    layers += [("mean", GlobalAveragePool()), ("output", Dense(classes))]
+    return Network(tuple(layers), input_shape, classes, parameters.input_scale)
 
 
 PICTURES = "records of [channels, height, width] or [height, width]"
@@ -168,5 +212,12 @@ PARTS = (
         build=build_resnet20,
         source="He et al. 2016, section 4.2; Zhang, Wu and Dong (PSO-DP)",
         example="model: {name: resnet20}",
+    ),
+    _part(
+        name="resnet18",
+        summary="ResNet-18 with group normalisation; small pictures keep their size at first.",
+        build=build_resnet18,
+        source="He et al. 2016, table 1; Wu and He 2018",
+        example="model: {name: resnet18, channel_multiplier: 0.25, input_scale: 255}",
     ),
 )

@@ -16,17 +16,22 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, torch.Tensor]
 
 Shape = tuple[int, ...]
+_INT64 = 7  # TensorProto.DataType
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One trained tensor; `turned`: a matrix (in, out), in a PyTorch state_dict (out, in)."""
+    """One trained tensor.
+
+    `turned`: a matrix (in, out), in a PyTorch state_dict (out, in). `statistic`: running mean or
+    variance of a batch normalisation, which has no gradient and is set by training steps."""
 
     name: str
     shape: Shape
     fan_in: int = 0
     start: float = 0.0
     turned: bool = False
+    statistic: bool = False
 
 
 def value_count(weights: Iterable[Weight]) -> int:
@@ -49,6 +54,15 @@ class Layer:
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
         """Add ONNX nodes, with weights as graph inputs; return the output's name."""
         raise NotImplementedError
+
+
+def row_nodes(graph: NodeList, x: str, low: int, high: int, output: str | None = None) -> str:
+    """Add whole numbers in [low, high] of the values, rounded down; 0 for NaN.
+
+    The one pattern of nodes that a device lets choose a table's rows (`graph_check.py`)."""
+    number = graph.add("Where", graph.add("IsNaN", x), graph.number(0.0), x)
+    bounded = graph.add("Clip", number, graph.number(low), graph.number(high))
+    return graph.add("Cast", bounded, output=output, to=_INT64)
 
 
 def placed(
@@ -105,6 +119,19 @@ class Relu(Layer):
         return graph.add("Relu", x)
 
 
+@dataclass(frozen=True)
+class HardSwish(Layer):
+    """x·min(max(x/6 + ½, 0), 1) (Howard et al. 2019, section 5.2)."""
+
+    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+        from torch.nn.functional import hardswish
+
+        return hardswish(x)
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        return graph.add("HardSwish", x)
+
+
 NORM_EPSILON = 1e-5  # added to a variance
 _NO_PICTURE = "set data.input_shape to [height, width] or [channels, height, width], or use `mlp`"
 
@@ -127,63 +154,83 @@ class Picture(Layer):
         return graph.add("Reshape", x, graph.whole(-1, *self.output_shape(given)))
 
 
+Sides = int | tuple[int, int]
+"""One number for height and width, or one for each."""
+
+
+def _pair(sides: Sides) -> tuple[int, int]:
+    return (sides, sides) if isinstance(sides, int) else sides
+
+
 @dataclass(frozen=True)
 class Window:
-    """Square of `kernel` values a side, moved by `stride`, with `padding` on each side."""
+    """A `kernel` of values, `dilation` apart, moved by `stride`, with `padding` on each side."""
 
-    kernel: int
-    stride: int = 1
-    padding: int = 0
+    kernel: Sides
+    stride: Sides = 1
+    padding: Sides = 0
+    dilation: Sides = 1
 
     def places(self, given: Shape) -> Shape:
         """Return (height, width) of the result. Raises DataError for too small pictures."""
         if len(given) != 3:
             raise DataError(f"records of shape {list(given)} are no pictures", fix=_NO_PICTURE)
-        sides = tuple(
-            (side + 2 * self.padding - self.kernel) // self.stride + 1 for side in given[1:]
-        )
+        keys = (self.kernel, self.stride, self.padding, self.dilation)
+        each = zip(given[1:], *map(_pair, keys), strict=True)
+        sides = tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in each)
         if min(sides) < 1:
+            k, wide = _pair(self.kernel)
             raise DataError(
                 f"a layer's pictures of {given[1]} x {given[2]} are smaller than its window of "
-                f"{self.kernel} x {self.kernel}",
+                f"{k} x {wide}",
                 fix="use larger pictures, or a smaller model such as `cnn` or `mlp`",
             )
         return sides
 
     @property
     def attributes(self) -> dict[str, Any]:
+        spread = {} if self.dilation == 1 else {"dilations": list(_pair(self.dilation))}
         return {
-            "kernel_shape": [self.kernel] * 2,
-            "strides": [self.stride] * 2,
-            "pads": [self.padding] * 4,
+            "kernel_shape": list(_pair(self.kernel)),
+            "strides": list(_pair(self.stride)),
+            "pads": list(_pair(self.padding)) * 2,
+            **spread,
         }
 
 
 @dataclass(frozen=True)
 class Conv(Layer):
-    """Cross-correlation with `channels` filters: `weight` (channels, in, k, k), `bias`."""
+    """Cross-correlation with `channels` filters: `weight` (channels, in/groups, k, k), `bias`.
+
+    `depthwise`: each filter sees the channel of its own number only."""
 
     channels: int
     window: Window
     bias: bool = True
+    depthwise: bool = False
 
     def output_shape(self, given: Shape) -> Shape:
         return (self.channels, *self.window.places(given))
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
-        k = self.window.kernel
-        filters = Weight(f"{name}.weight", (self.channels, given[0], k, k), fan_in=given[0] * k * k)
+        shape = (1 if self.depthwise else given[0], *_pair(self.window.kernel))
+        filters = Weight(f"{name}.weight", (self.channels, *shape), fan_in=math.prod(shape))
         return (filters, Weight(f"{name}.bias", (self.channels,))) if self.bias else (filters,)
 
     def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
         from torch.nn.functional import conv2d
 
-        bias = weights[f"{name}.bias"] if self.bias else None
-        return conv2d(x, weights[f"{name}.weight"], bias, self.window.stride, self.window.padding)
+        bias, w = weights[f"{name}.bias"] if self.bias else None, self.window
+        groups = self.channels if self.depthwise else 1
+        filters = weights[f"{name}.weight"]
+        return conv2d(x, filters, bias, w.stride, w.padding, w.dilation, groups)
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
         bias = (f"{name}.bias",) if self.bias else ()
-        return graph.add("Conv", x, f"{name}.weight", *bias, **self.window.attributes)
+        attributes = self.window.attributes
+        if self.depthwise:
+            attributes["group"] = self.channels
+        return graph.add("Conv", x, f"{name}.weight", *bias, **attributes)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,18 @@ Width = Annotated[int, Field(ge=1, le=8192)]
 class NetworkParameters(ModelParameters):
     """The `model` block of the built-in networks."""
 
-    name: Literal["mlp", "mlp_300_100", "autoencoder", "cnn", "lenet", "alexnet", "resnet20"] = (
-        "mlp"
-    )
+    name: Literal[
+        "mlp",
+        "mlp_300_100",
+        "autoencoder",
+        "cnn",
+        "lenet",
+        "alexnet",
+        "resnet20",
+        "resnet18",
+        "mobilenet_v3_small",
+        "ds_cnn",
+    ] = "mlp"
     """Which network; `edgeveil methods` describes each."""
     hidden: Annotated[
         tuple[Width, ...], Field(max_length=8), only_for(mlp=(128,), autoencoder=(64,))
@@ -28,6 +37,11 @@ class NetworkParameters(ModelParameters):
     layers before the narrow one, with ReLU, mirrored after it; (64,) by default."""
     code: Annotated[Width, only_for(autoencoder=8)] = Field(**SOME_NAMES_KEY)
     """Of `autoencoder`: width of the narrow layer, which is linear; 8 by default."""
+    channel_multiplier: Annotated[
+        float, Field(ge=0.1, le=2), only_for(resnet18=0.25, mobilenet_v3_small=0.5)
+    ] = Field(**SOME_NAMES_KEY)
+    """Of `resnet18` (0.25 by default) and `mobilenet_v3_small` (0.5): multiplies the channels of
+    the published network, to multiples of 8."""
 
 
 def build(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from edgeveil.parts.features import FeatureMap
+    from edgeveil.privacy.sampler import RandomBytes
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,17 @@ class Network:
             found += layer.weights(name, given)
         return tuple(found)
 
+    @cached_property
+    def statistics(self) -> frozenset[str]:
+        """Names of the weights without gradient, of batch normalisations."""
+        return frozenset(one.name for one in self.weights if one.statistic)
+
+    @cached_property
+    def batch_norms(self) -> tuple[str, ...]:
+        """Names of all weights of batch normalisations, in order."""
+        layers = {name.rpartition(".")[0] for name in self.statistics}
+        return tuple(one.name for one in self.weights if one.name.rpartition(".")[0] in layers)
+
     def prepare(self) -> None:
         """Load code that must not first run inside a transform of torch.func."""
 
@@ -159,17 +171,29 @@ class Network:
     def merged(self, weights: Mapping[str, NDArray[np.generic]]) -> Mapping[str, Any]:
         return weights
 
-    def logits(self, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Return logits (n, classes) of x (n, *input_shape); a pure function, for torch.func."""
+    def logits(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        x: torch.Tensor,
+        training: RandomBytes | None = None,
+    ) -> torch.Tensor:
+        """Return logits (n, classes) of x (n, *input_shape).
+
+        A pure function of each record, for torch.func, unless `training` gives random bytes: then
+        dropout drops, and batch normalisation uses the batch and moves its `statistics`."""
         x = x / self.input_scale
         for name, layer in self.layers:
             x = layer.apply(weights, name, x)
         return x
 
     def loss(
-        self, weights: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
+        self,
+        weights: Mapping[str, torch.Tensor],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        training: RandomBytes | None = None,
     ) -> torch.Tensor:
-        return self.goal.loss(self.logits(weights, x), x / self.input_scale, y)
+        return self.goal.loss(self.logits(weights, x, training), x / self.input_scale, y)
 
     def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
         """Return the ONNX model: `x` (N, *input_shape) and all weights in, the goal's output out.
@@ -279,6 +303,7 @@ _HEAD_BYTES = 8  # of safetensors: the header's length
 _MOST_HEADER_BYTES = 1 << 22  # JSON takes many times its size in memory
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *_TORCH)
+_COUNTER = "num_batches_tracked"  # of batch normalisations; an integer that no model here uses
 _MOST_NAMES = 5  # in one error text
 _SAVE = "save only the weights: torch.save(model.state_dict(), FILE)"
 _FLOAT = "save model.float()'s"
@@ -299,6 +324,7 @@ def packed_state_dict(path: Path) -> bytes:
         what = f"cannot be read ({error.strerror or error})"
         raise _refused(path, what, "check the path") from error
     found = _from_torch(path) if path.suffix in _TORCH else _from_safetensors(raw, path)
+    found = {name: one for name, one in found.items() if name.rpartition(".")[2] != _COUNTER}
     if not found:
         raise _refused(path, "holds no tensors", _SAVE)
     other = [f"{name} ({one.dtype})" for name, one in found.items() if one.dtype != np.float32]

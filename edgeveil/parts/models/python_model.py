@@ -26,14 +26,15 @@ from edgeveil.config.policy import FUNCTION
 from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.features.feature_map import OPSET, NodeList
-from edgeveil.parts.models.layers import Layer, Shape, Weight
+from edgeveil.parts.models.layers import Layer, Shape, Weight, row_nodes
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
-from edgeveil.parts.part import as_tuples, import_function
+from edgeveil.parts.part import as_tuples, import_function, omit_if_default
 
 if TYPE_CHECKING:
     import torch
 
     from edgeveil.parts.models.layers import Tensors
+    from edgeveil.privacy.sampler import RandomBytes
 
 LOAD_S = 180.0  # includes the import of torch on a slow device
 _CALLS = Lock()  # functional_call swaps weights inside the shared module
@@ -58,7 +59,13 @@ class PythonParameters(ModelParameters):
     )
     """`module:function` or `module:Class`; called without arguments, it returns the module."""
     weights: tuple[_Named, ...] = Field(default=(), max_length=512)
-    """Names and shapes of the module's parameters; filled in where the job file is read."""
+    """Names and shapes of the module's parameters, then of its `statistics`; filled in where the
+    job file is read."""
+    statistics: tuple[Annotated[str, Field(max_length=128)], ...] = Field(
+        default=(), max_length=512, exclude_if=omit_if_default(())
+    )
+    """Names of the running means and variances of batch normalisations among `weights`; filled in
+    too."""
 
     @model_validator(mode="before")
     @classmethod
@@ -71,10 +78,10 @@ class PythonParameters(ModelParameters):
         if (info.context or {}).get("folder") is None:
             return given
         try:
-            weights = json.loads(_run(weights_apart, function, {}))
+            found = json.loads(_run(weights_apart, function, {}))
         except DataError as error:
             raise ValueError(str(error)) from error
-        return {**given, "weights": as_tuples(weights)}
+        return {**given, **as_tuples(found)}
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -94,25 +101,54 @@ class Module(Layer):
         return (self.classes,)
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
-        return tuple(Weight(f"{name}.{one}", shape) for one, shape in self.parameters.weights)
+        still = frozenset(self.parameters.statistics)
+        return tuple(
+            Weight(f"{name}.{one}", shape, statistic=one in still)
+            for one, shape in self.parameters.weights
+        )
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(
+        self, weights: Tensors, name: str, x: torch.Tensor, training: RandomBytes | None = None
+    ) -> torch.Tensor:
         from torch.func import functional_call
 
-        own = {one: weights[f"{name}.{one}"] for one, _ in self.parameters.weights}
         module = self.loaded()
-        with _CALLS:  # devices of one process train concurrently
+        # Copies, so that a call that writes to a constant leaves no state.
+        own = {one: value.to(x.device, copy=True) for one, value in module.named_buffers()}
+        own |= {one: weights[f"{name}.{one}"] for one, _ in self.parameters.weights}
+        with _CALLS, self._mode(module, training):  # devices of one process train concurrently
             found: torch.Tensor = functional_call(module, own, (x,), strict=True)
         if found.shape != (len(x), self.classes):
             raise self.refused(f"gives {list(found.shape[1:])} a record, not [{self.classes}]")
         return found
+
+    @contextmanager
+    def _mode(self, module: torch.nn.Module, training: RandomBytes | None) -> Iterator[None]:
+        """Put the module in training mode, but frozen batch normalisations; with chance given."""
+        if training is None:
+            yield
+            return
+        import torch
+
+        from edgeveil.nn import normalises_batches
+
+        module.train()
+        if self.parameters.adapters is not None:
+            for layer in filter(normalises_batches, module.modules()):
+                layer.eval()
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(int.from_bytes(training(8)))
+                yield
+        finally:
+            module.eval()
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
         return exported_nodes(self, name, graph, x, given)
 
     def loaded(self) -> torch.nn.Module:
         module = loaded(self.parameters.function)
-        here = tuple((name, tuple(value.shape)) for name, value in module.named_parameters())
+        here = tuple((name, tuple(value.shape)) for name, value in _weights(module))
         if here != self.parameters.weights:
             raise self.refused("has other weights here than in the job", "install one version")
         return module
@@ -127,6 +163,15 @@ class PythonNetwork(Network):
         for _, layer in self.layers:
             if isinstance(layer, Module):
                 layer.loaded()
+
+    def logits(
+        self, weights: Tensors, x: torch.Tensor, training: RandomBytes | None = None
+    ) -> torch.Tensor:
+        x = x / self.input_scale
+        for name, layer in self.layers:
+            if isinstance(layer, Module):
+                x = layer.apply(weights, name, x, training)
+        return x
 
     def saved_name(self, weight: str) -> str:
         return weight.partition(".")[2]
@@ -154,8 +199,12 @@ def build(parameters: PythonParameters, input_shape: Shape, classes: int) -> Net
 
 @lru_cache(maxsize=4)
 def loaded(function: str) -> torch.nn.Module:
-    """Return the module that `module:function` gives, in eval mode. Raises DataError."""
+    """Return the module that `module:function` gives, in eval mode, of plain layers.
+
+    Raises DataError."""
     import torch
+
+    from edgeveil.nn import normalises_batches, plain_layers
 
     make = import_function(function, f"model python: {function}")
     try:
@@ -166,16 +215,23 @@ def loaded(function: str) -> torch.nn.Module:
         raise _refused(function, f"raised {type(error).__name__}: {error}") from error
     if not isinstance(module, torch.nn.Module):
         raise _refused(function, "did not give a torch.nn.Module")
-    wrong = [n for n, value in module.named_parameters() if value.dtype != torch.float32]
+    for layer in filter(normalises_batches, module.modules()):
+        if layer.momentum is None:
+            raise _refused(function, "has a batch normalisation without momentum", "set momentum")
+        layer._buffers["num_batches_tracked"] = None  # no float32, and unused with a momentum
+    wrong = [n for n, value in _weights(module) if value.dtype != torch.float32]
     if wrong or not dict(module.named_parameters()):
         raise _refused(function, "has no parameters, or some that are not float32")
-    if dict(module.named_buffers()):
-        raise _refused(
-            function,
-            "has buffers, as batch normalisation does, which mixes records",
-            "use GroupNorm or LayerNorm, and constants in place of buffers",
-        )
-    return module.eval()
+    return plain_layers(module).eval()
+
+
+def _weights(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the parameters, then the statistics of batch normalisations, by name."""
+    from edgeveil.nn import normalises_batches
+
+    norms = [name for name, one in module.named_modules() if normalises_batches(one)]
+    still = [(n, b) for n, b in module.named_buffers() if n.rpartition(".")[0] in norms]
+    return [*module.named_parameters(), *still]
 
 
 def _refused(function: str, what: str, fix: str = "correct the function") -> DataError:
@@ -199,11 +255,15 @@ def _ran(target: str, request: bytes, where: str) -> bytes:
 
 def weights_apart(request: bytes) -> bytes:
     module = loaded(json.loads(request)["function"])
-    return json.dumps([[n, list(value.shape)] for n, value in module.named_parameters()]).encode()
+    found, learned = _weights(module), dict(module.named_parameters())
+    answer: dict[str, Any] = {"weights": [[name, list(value.shape)] for name, value in found]}
+    if still := [name for name, _ in found if name not in learned]:
+        answer["statistics"] = still
+    return json.dumps(answer).encode()
 
 
 def initial_apart(request: bytes) -> bytes:
-    found = _module_of(request, 1).loaded().named_parameters()
+    found = _weights(_module_of(request, 1).loaded())
     return bytes(save({name: value.detach().cpu().numpy().copy() for name, value in found}))
 
 
@@ -249,34 +309,49 @@ def exported_nodes(layer: Module, name: str, graph: NodeList, x: str, given: Sha
     if missing:
         raise layer.refused(f"does not use its weights {', '.join(sorted(missing))}", "remove them")
     names = {"x": x, "": "", **{weight: f"{name}.{weight}" for weight in weights}}
+    shared: dict[bytes, str] = {}  # the steps of a loop bring the same constants
     for constant in parts.initializer:
-        if constant.name not in weights:
-            names[constant.name] = constant.name = graph.fresh("constant")
-            graph.initializers.append(constant)
+        if (own := constant.name) not in weights:
+            constant.name = ""
+            if (same := constant.SerializeToString()) not in shared:
+                shared[same] = constant.name = graph.fresh("constant")
+                graph.initializers.append(constant)
+            names[own] = shared[same]
+    casts: dict[str, str] = {}
     for node in parts.node:
         for index, given_name in enumerate(node.input):
             node.input[index] = names[given_name]
         for index, given_name in enumerate(node.output):
             names[given_name] = node.output[index] = graph.fresh(node.op_type)
         node.name = ""
-        graph.nodes += _plain(node, graph)
+        _add_plain(node, graph, casts)
+    used = {name for node in graph.nodes for name in node.input}
+    graph.nodes[:] = [node for node in graph.nodes if node.output[0] not in casts.keys() - used]
     return names[parts.output[0].name]
 
 
-def _plain(node: Any, graph: NodeList) -> list[Any]:
-    from onnx import helper
+def _add_plain(node: Any, graph: NodeList, casts: dict[str, str]) -> None:
+    """Add the node, or nodes that a device runs in its place; `casts`: integers and their values.
 
-    if node.op_type != "PRelu":
-        return [node]
-    x, slope = node.input
-    below, above, turned, sloped = (graph.fresh("PRelu") for _ in range(4))
-    return [
-        helper.make_node("Relu", [x], [above]),
-        helper.make_node("Neg", [x], [turned]),
-        helper.make_node("Relu", [turned], [below]),
-        helper.make_node("Mul", [slope, below], [sloped]),
-        helper.make_node("Sub", [above, sloped], list(node.output)),
-    ]
+    A lookup of int64 tokens, clipped to a table's rows, becomes one of float32 values."""
+    from onnx import TensorProto, numpy_helper
+
+    given, result = list(node.input), node.output[0]
+    if node.op_type == "PRelu":
+        x, slope = given
+        below = graph.add("Mul", slope, graph.add("Relu", graph.add("Neg", x)))
+        graph.add("Sub", graph.add("Relu", x), below, output=result)
+    elif node.op_type == "Equal":
+        other = graph.add("Or", graph.add("Greater", *given), graph.add("Less", *given))
+        graph.add("Not", other, output=result)
+    elif node.op_type == "Clip" and given[0] in casts:
+        known = {one.name: one for one in graph.initializers}
+        low, high = (int(numpy_helper.to_array(known[one])) for one in given[1:])
+        row_nodes(graph, casts[given[0]], low, high, output=result)
+    else:
+        graph.nodes.append(node)
+        if node.op_type == "Cast" and node.attribute[0].i == TensorProto.INT64:
+            casts[result] = given[0]
 
 
 def _fold(graph: Any, given: set[str]) -> None:
@@ -314,7 +389,7 @@ def _exported(layer: Module, given: Shape) -> bytes:
     try:
         with torch.no_grad():
             module = layer.loaded()
-            weights = {f"module.{name}": value for name, value in module.named_parameters()}
+            weights = {f"module.{name}": value for name, value in _weights(module)}
             layer.apply(weights, "module", probe)
         return exported_onnx(module, probe, "logits", weights_as_inputs=True)
     except DataError:

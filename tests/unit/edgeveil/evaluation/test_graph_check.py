@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from edgeveil.errors import DataError
 from edgeveil.evaluation.graph_check import OPERATORS, check_graph
+from edgeveil.evaluation.onnx_session import aligned, open_session, run_session
 from edgeveil.parts.features.onnx import Backbone
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import build_graph
@@ -70,8 +71,8 @@ PLAIN = {
 
 
 STEERED = """
-    If Loop Scan NonZero Compress TopK Expand Tile LSTM ConstantOfShape Range GatherND OneHot
-    ScatterElements ArgMax
+    If Loop Scan NonZero Compress TopK Tile LSTM GRU RNN Range GatherND GatherElements OneHot
+    ScatterElements ArgMax Unique
 """
 
 
@@ -81,7 +82,7 @@ def test_operators_that_values_can_steer_are_refused():
         assert f"'{operator}'" in refused(node(operator, ["x"], ["probabilities"]))
 
 
-@pytest.mark.parametrize("to", [TensorProto.INT64, TensorProto.UINT8, TensorProto.BOOL, 99])
+@pytest.mark.parametrize("to", [TensorProto.INT64, TensorProto.UINT8, 99])
 def test_values_never_become_whole_numbers(to):
     assert "whole numbers" in refused(node("Cast", ["x"], ["probabilities"], to=to))
 
@@ -105,6 +106,9 @@ FED = {"inputs": ("x", "ints")}
                 ("ReduceSum", "x"),
                 ("Squeeze", "x"),
                 ("Unsqueeze", "nowhere"),
+                ("Expand", "x"),
+                ("Resize", "", "x"),
+                ("Resize", "", "", "x"),
             )
         ),
         # a constant that is fed or computed beside
@@ -305,6 +309,99 @@ def test_whole_numbers_that_may_be_fed_are_refused():
     raw.graph.initializer.extend([constant("a", INT64, [5]), constant("b", INT64, [-1])])
     with pytest.raises(DataError, match="whole numbers and to something else"):
         check_graph(raw.SerializeToString())
+
+
+# Rows of a table by value: the one safe pattern, and graphs that miss it by one thing.
+
+ROWS = 8
+LOOKUP = {
+    "IsNaN": ["v"],
+    "Where": ["IsNaN", "zero", "v"],
+    "Clip": ["Where", "zero", "highest"],
+    "Cast": ["Clip"],
+    "Gather": ["table", "Cast"],
+}
+NUMBERS = {"zero": 0.0, "highest": ROWS - 1.0, "more": float(ROWS), "less": -1.0, "nan": np.nan}
+
+
+def lookup(*more, fed=(), axis=0, to=TensorProto.INT64, table=(ROWS, 2), leave=(), **changed):
+    """The pattern on v (N, 3), with other inputs of a node, or nodes after it."""
+    chosen = {"Cast": {"to": to}, "Gather": {"axis": axis}}
+    nodes = [
+        node(name, changed.get(name, given), [name], **chosen.get(name, {}))
+        for name, given in LOOKUP.items()
+        if name not in leave
+    ]
+    constants = {name: np.float32(value) for name, value in NUMBERS.items()}
+    constants |= {"whole": np.array([3], np.int64), "two": np.array([0, 1], np.float32)}
+    ends = {"v": ("N", 3), **dict.fromkeys(fed, (1,))}, {"features": None}
+    if table is not None and "table" not in fed:
+        constants["table"] = np.zeros(table, np.float32)
+    last = node("Identity", ["Gather"], ["features"])
+    return built([*nodes, *more, last], *ends, constants)
+
+
+def test_rows_of_a_table_by_value_answer_every_value():
+    rows = np.arange(2 * ROWS, dtype=np.float32).reshape(ROWS, 2)
+    raw = ModelProto.FromString(lookup())
+    (table,) = [one for one in raw.graph.initializer if one.name == "table"]
+    table.raw_data = rows.tobytes()
+    check_graph(raw.SerializeToString())
+    values = [np.nan, np.inf, -np.inf, 1e30, -1, ROWS, 0.9, 6.999, 1e-40, -0.0, 5, 2**24]
+    given = aligned(np.array(values, np.float32).reshape(4, 3))
+    found = run_session(open_session(raw.SerializeToString()), "features", {"v": given})
+    wanted = [0, 7, 0, 7, 0, 7, 0, 6, 0, 0, 5, 7]
+    np.testing.assert_array_equal(found.reshape(-1, 2), rows[wanted])
+    fed = helper.make_tensor_value_info("table", TensorProto.FLOAT, [ROWS, 2])
+    raw.graph.initializer.remove(table)  # the table as a weight that each round brings
+    raw.graph.input.append(fed)
+    check_graph(raw.SerializeToString())
+    for size in (ROWS - 1, "N"):
+        fed = helper.make_tensor_value_info("table", TensorProto.FLOAT, [size, 2])
+        raw.graph.input[-1].CopyFrom(fed)
+        with pytest.raises(DataError):
+            check_graph(raw.SerializeToString())
+
+
+MISSES = {
+    "no clip": lookup(Cast=["Where"]),
+    "no test of NaN": lookup(Clip=["v", "zero", "highest"]),
+    "NaN of other values": lookup(node("Neg", ["v"], ["w"]), Where=["IsNaN", "zero", "w"]),
+    "NaN instead of NaN": lookup(Where=["IsNaN", "nan", "v"]),
+    "chosen the other way": lookup(Where=["IsNaN", "v", "zero"]),
+    "one row too many": lookup(Clip=["Where", "zero", "more"]),
+    "a bound below 0": lookup(Clip=["Where", "less", "highest"]),
+    "bounds exchanged": lookup(Clip=["Where", "highest", "zero"]),
+    "a bound of NaN": lookup(Clip=["Where", "zero", "nan"]),
+    "two bounds in one": lookup(Clip=["Where", "zero", "two"]),
+    "no lower bound": lookup(Clip=["Where", "", "highest"]),
+    "no upper bound": lookup(Clip=["Where", "zero"]),
+    "a bound of values": lookup(Clip=["Where", "zero", "v"]),
+    "a bound that may be fed": lookup(fed=("highest",)),
+    "changed after the clip": lookup(node("Neg", ["Clip"], ["n"]), Cast=["n"]),
+    "another type": lookup(to=TensorProto.INT32),
+    "bytes": lookup(to=TensorProto.UINT8),
+    "another axis": lookup(axis=1),
+    "a smaller table": lookup(table=(ROWS - 1, 2)),
+    "an empty table": lookup(table=(0, 2)),
+    "a number as table": lookup(table=()),
+    "a computed table": lookup(Gather=["v", "Cast"]),
+    "indices of nothing": lookup(leave=("Cast",)),
+    "indices as table": lookup(Gather=["Cast", "Cast"]),
+    "a name used twice": lookup(node("Neg", ["v"], ["Clip"])),
+    "arithmetic on indices": lookup(node("Div", ["whole", "Cast"], ["d"])),
+    "a shape of indices": lookup(node("Reshape", ["v", "Cast"], ["d"])),
+    "places of a slice": lookup(node("Slice", ["v", "Cast", "whole"], ["d"])),
+    "indices as values": lookup(node("Cast", ["Cast"], ["d"], to=TensorProto.FLOAT)),
+    "chosen whole numbers": lookup(node("Where", ["IsNaN", "whole", "whole"], ["d"])),
+}
+
+
+@pytest.mark.parametrize("graph", MISSES.values(), ids=list(MISSES))
+def test_a_lookup_that_misses_the_safe_pattern_is_refused(graph):
+    check_graph(lookup())
+    with pytest.raises(DataError):
+        check_graph(graph)
 
 
 LIMIT_MB = 64

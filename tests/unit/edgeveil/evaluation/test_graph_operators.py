@@ -38,6 +38,7 @@ def test_an_allowed_operator_answers_in_one_shape_whatever_the_values(name):
     "name",
     [
         "PRelu",
+        "Equal (x, ⅓)",
         "Pow (x to the x)",
         "Pow (⅓ to the x)",
         "Pow (constant exponent 0.5)",

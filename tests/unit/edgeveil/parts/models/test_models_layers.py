@@ -84,18 +84,29 @@ entry("TransformerEncoder", SEQUENCE, nn.TransformerEncoderLayer(**block), 2)
 entry("TransformerDecoder", SEQUENCE, nn.TransformerDecoderLayer(**block), 1, how=twice)
 layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 entry("Transformer", SEQUENCE, **block, **layers, how=twice)
+for d, shape in {1: (3, 8), 2: PICTURE, 3: (2, 4, 4, 4)}.items():
+    entry(f"BatchNorm{d}d", shape, shape[0])
+    entry(f"ConvTranspose{d}d", shape, shape[0], 2, 3, stride=2)
+entry("PixelShuffle", PICTURE, 2)
+for name in ("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d"):
+    entry(name, PICTURE, scale_factor=2)
+entry("RMSNorm", ROW, 12)
+for name in ("Hardshrink", "Softshrink"):
+    entry(name, ROW)
+tokens = lambda of, x: torch.cat([x[..., None], of((5 * x).long())], 2)  # noqa: E731
+entry("Embedding", ROW, 6, 4, padding_idx=0, how=tokens)
+first = lambda of, x: of(x)[0]  # noqa: E731
+entry("GRU", SEQUENCE, 6, 4, batch_first=True, bidirectional=True, how=first)
+entry("LSTM", SEQUENCE, 6, 4, num_layers=2, dropout=0.5, batch_first=True, how=first)
+entry("RNN", SEQUENCE, 6, 4, nonlinearity="relu", how=lambda of, x: of(x.transpose(0, 1))[1][0])
+for name in ("GRUCell", "RNNCell"):
+    entry(name, ROW, 12, 4)
+entry("LSTMCell", ROW, 12, 4, how=lambda of, x: of(x, of(x))[1])
 # One for each reason that docs/models.md gives.
-entry("BatchNorm2d", PICTURE, 4, why="has buffers")
-entry("ConvTranspose2d", PICTURE, 4, 2, 3, why="'ConvTranspose'")
-entry("RMSNorm", ROW, 12, why="no ONNX form")
 entry("LocalResponseNorm", PICTURE, 2, why="a branch or a loop")
 apart = lambda of, x: of(x[:, :6], x[:, 6:])[:, None]  # noqa: E731
 entry("PairwiseDistance", ROW, how=apart, why="power")
-entry("Hardshrink", ROW, why="'Greater'")
-entry("Upsample", PICTURE, scale_factor=2, why="'Resize'")
-entry("Embedding", ROW, 20, 4, how=lambda of, x: of(x.long()), why="whole numbers")
-first = lambda of, x: of(x)[0]  # noqa: E731
-entry("LSTM", SEQUENCE, 6, 4, batch_first=True, how=first, why="'ConstantOfShape'")
+entry("GLU", ROW, why="'Split'")
 NOT_BY_RECORD = {"RReLU"}  # no gradient of a single record can be had, which dp_sgd needs
 
 
