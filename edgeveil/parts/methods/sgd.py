@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.method_context import MethodContext, MethodParameters
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.local_steps import chosen_processor
-from edgeveil.parts.part import SOME_NAMES_KEY, only_for
+from edgeveil.parts.methods.optimizers import LocalTraining, Steps, local_refusals
+from edgeveil.parts.part import SOME_NAMES_KEY, omit_if_default, only_for
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update
 from edgeveil.parts.update import trainer_part
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class SgdParameters(MethodParameters):
+class SgdParameters(LocalTraining):
     """The `train` block of the methods with local SGD; all of it is public."""
 
     method: Literal["sgd", "fedprox", "output_perturbation", "pso_dp_fl"] = "sgd"
@@ -49,7 +50,11 @@ class SgdParameters(MethodParameters):
     learning_rate: float = Field(default=0.05, gt=0, le=100)
     """Step size, for a loss that is a batch's mean."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the last step that is added to the next one."""
+    """Share of the last step that is added to the next one, for `optimizer: {name: sgd}`."""
+    gradient_clip: float | None = Field(
+        default=None, gt=0, le=1e6, exclude_if=omit_if_default(None), examples=[1]
+    )
+    """Largest L2 norm of one step's gradient over all weights; null: any. Protects nothing."""
     mu: Annotated[float, Field(gt=0, le=1000), only_for(fedprox=0.01)] = Field(**SOME_NAMES_KEY)
     """μ of `fedprox`: how strongly local weights are held near the global ones; 0.01 by default."""
     sensitivity: Annotated[float, Field(gt=0, le=1e6), only_for(output_perturbation=1.0)] = Field(
@@ -63,6 +68,70 @@ class SgdParameters(MethodParameters):
     """C of `pso_dp_fl`: the largest L2 norm of an update; 1 by default."""
 
 
+class LocalEpochs:
+    """A device's records of one round, and passes over them.
+
+    `loss` is the mean loss of a batch; `count` the number of records."""
+
+    def __init__(self, parameters: SgdParameters, task: Task) -> None:
+        import torch
+
+        self._parameters, self._task = parameters, task
+        self.processor = chosen_processor(task.processor)
+        self._x = torch.as_tensor(task.records.x).to(self.processor)
+        self._y = torch.as_tensor(task.records.y).to(self.processor)
+        self._loss, self.count = parameters.loss(task.network), len(self._y)
+        self.anchor = self.fixed(task.weights)
+
+    def fixed(self, values: Mapping[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:
+        import torch
+
+        return {name: torch.as_tensor(one).to(self.processor) for name, one in values.items()}
+
+    def leaves(self, values: Mapping[str, NDArray[np.float32]]) -> dict[str, torch.Tensor]:
+        import torch
+
+        return {
+            name: torch.tensor(array, device=self.processor, requires_grad=True)
+            for name, array in values.items()
+        }
+
+    def run(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        epochs: int,
+        *,
+        trained: Sequence[str] | None = None,
+        pull: float = 0.0,
+        shift: Sequence[torch.Tensor] = (),
+    ) -> Steps:
+        """Train the weights named in `trained` (None: all), in place.
+
+        `pull`: μ of a term ½μ‖w − w_t‖². `shift` is added to every gradient."""
+        import torch
+
+        p = self._parameters
+        moved = {name: weights[name] for name in (weights if trained is None else trained)}
+        rate = p.rate(self._task.round)
+        steps = Steps(list(moved.values()), rate, p.momentum, p.optimizer, p.gradient_clip)
+        for _ in range(epochs):
+            for batch in batches(self.count, p.batch_size, self._task.random_bytes):
+                chosen = torch.as_tensor(batch).to(self.processor)
+                loss = self._loss(weights, self._x[chosen], self._y[chosen])
+                if pull:
+                    away = (((w - self.anchor[name]) ** 2).sum() for name, w in moved.items())
+                    loss = loss + pull / 2 * sum(away)
+                steps.take(loss, shift)
+        return steps
+
+    def change(self, weights: Mapping[str, torch.Tensor]) -> Update:
+        """Return weights minus the broadcast ones. Consumes them, to save memory."""
+        return {
+            name: value.detach().sub_(self.anchor[name]).cpu().numpy()
+            for name, value in weights.items()
+        }
+
+
 class Sgd:
     def __init__(self, parameters: SgdParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
@@ -72,57 +141,11 @@ class Sgd:
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """Return weights after the local epochs, minus the global ones. Needs torch."""
-        import torch
-
-        p, processor = self.parameters, chosen_processor(task.processor)
-        x = torch.as_tensor(task.records.x).to(processor)
-        y = torch.as_tensor(task.records.y).to(processor)
-        weights = {
-            name: torch.tensor(array, device=processor, requires_grad=True)
-            for name, array in start.items()
-        }
-        anchor = {
-            name: torch.as_tensor(array).to(processor) for name, array in task.weights.items()
-        }
-        steps = Steps(list(weights.values()), p.learning_rate, p.momentum)
-        for _ in range(p.local_epochs):
-            for batch in batches(len(y), p.batch_size, task.random_bytes):
-                chosen = torch.as_tensor(batch).to(processor)
-                loss = task.network.loss(weights, x[chosen], y[chosen])
-                steps.take(loss + self._penalty(weights, anchor))
-        # In place, to save memory: only the change is needed.
-        return {
-            name: value.detach().sub_(anchor[name]).cpu().numpy() for name, value in weights.items()
-        }
-
-    def _penalty(
-        self, weights: Mapping[str, torch.Tensor], anchor: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor | float:
-        """Return ½μ‖w − w_t‖² of FedProx; 0 for SGD."""
-        if self.parameters.method != "fedprox":
-            return 0.0
-        far = sum(((value - anchor[name]) ** 2).sum() for name, value in weights.items())
-        return self.parameters.mu / 2 * far
-
-
-class Steps:
-    """SGD with momentum, in place, as of `torch.optim`, whose import takes a second and 70 MiB."""
-
-    def __init__(self, weights: Sequence[torch.Tensor], rate: float, momentum: float) -> None:
-        self._weights, self._rate, self._momentum = weights, rate, momentum
-        self._velocity: Sequence[torch.Tensor] = ()
-
-    def take(self, loss: torch.Tensor) -> None:
-        import torch
-
-        gradients: Sequence[torch.Tensor] = torch.autograd.grad(loss, self._weights)
-        with torch.no_grad():
-            if self._momentum and self._velocity:
-                pairs = zip(self._velocity, gradients, strict=True)
-                gradients = [old.mul_(self._momentum).add_(new) for old, new in pairs]
-            self._velocity = gradients
-            for weight, gradient in zip(self._weights, gradients, strict=True):
-                weight.sub_(gradient, alpha=self._rate)
+        p = self.parameters
+        local = LocalEpochs(p, task)
+        weights = local.leaves(start)
+        local.run(weights, p.local_epochs, pull=p.mu if p.method == "fedprox" else 0.0)
+        return local.change(weights)
 
 
 def batches(count: int, size: int, random_bytes: RandomBytes) -> Iterator[NDArray[np.int64]]:
@@ -175,6 +198,7 @@ _plain = partial(
     trainer_part,
     parameters=SgdParameters,
     trainer=Sgd,
+    refuses=local_refusals,
     needs="model; an update stage that protects, or privacy.accept_unproven",
     reveals="each device's update, layers shuffled among the devices",
     privacy="none",
@@ -200,6 +224,7 @@ PARTS = (
         " proven.",
         parameters=SgdParameters,
         trainer=OutputPerturbation,
+        refuses=local_refusals,
         source="Zhang, Wu and Dong (PSO-DP), DP-params; Chaudhuri, Monteleoni, Sarwate 2011",
         needs="model; privacy.accept_unproven",
         reveals="each device's noised update",
