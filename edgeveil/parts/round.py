@@ -118,6 +118,8 @@ class Answer:
     events: tuple[Event, ...]
     kept: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     """State for the device's next round of this job; never uploaded."""
+    without: str = ""
+    """Why the records count as none, for the device's owner alone; "" if they were learned."""
 
 
 @dataclass(frozen=True)

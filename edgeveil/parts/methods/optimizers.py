@@ -1,4 +1,4 @@
-"""Local optimisers, learning-rate schedules and the loss of local training.
+"""Local optimisers, and the keys of local training that methods share.
 
 `Steps` does as `torch.optim` does, whose import takes a second and 70 MiB on a device: SGD with
 momentum, Adam (Kingma and Ba 2015) and AdamW (Loshchilov and Hutter 2019). Its state starts anew
@@ -16,6 +16,7 @@ from edgeveil.parts.method_context import MethodContext, MethodParameters, netwo
 from edgeveil.parts.models.network import Classes, Network
 from edgeveil.parts.part import SOME_NAMES_KEY, PartBlock, omit_if_default, only_for
 from edgeveil.parts.round import PlannedRound
+from edgeveil.parts.server_optimizers import ScheduleParameters
 
 if TYPE_CHECKING:
     import torch
@@ -40,39 +41,6 @@ class OptimizerParameters(PartBlock):
         **SOME_NAMES_KEY
     )
     """The same for the mean squared gradient; 0.999 by default."""
-
-
-class ScheduleParameters(PartBlock):
-    """The learning rate by round: public, and known before the first one."""
-
-    name: Literal["constant", "linear", "cosine", "step"]
-    """`linear`, `cosine`: down to `final` in the last round. `step`: times `factor` after every
-    `every_rounds`. `constant`: with warm-up only."""
-    warmup_rounds: int = Field(default=0, ge=0, le=10_000)
-    """First rounds in which the rate rises linearly to its full value."""
-    final: Annotated[float, Field(ge=0, le=1), only_for(linear=0.0, cosine=0.0)] = Field(
-        **SOME_NAMES_KEY
-    )
-    """Share of the learning rate in the last round; 0 by default."""
-    every_rounds: Annotated[int, Field(ge=1, le=10_000), only_for(step=10)] = Field(
-        **SOME_NAMES_KEY
-    )
-    """Of `step`: rounds between two reductions; 10 by default."""
-    factor: Annotated[float, Field(gt=0, le=1), only_for(step=0.5)] = Field(**SOME_NAMES_KEY)
-    """Of `step`: what each reduction multiplies the rate by; 0.5 by default."""
-
-    def share(self, number: int, rounds: int) -> float:
-        """Return the factor of the learning rate in training round `number`, from 1 to `rounds`."""
-        warm, past = self.warmup_rounds, number - 1 - self.warmup_rounds
-        if past < 0:
-            return number / (warm + 1)
-        if self.name == "step":
-            return float(self.factor ** (past // self.every_rounds))
-        if self.name == "constant":
-            return 1.0
-        done = past / max(1, rounds - 1 - warm)
-        left = 1 - done if self.name == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.final + (1 - self.final) * left
 
 
 class LocalTraining(MethodParameters):
@@ -137,6 +105,23 @@ def local_refusals(
     if getattr(block, "momentum", 0.0) and not plain:
         text = f"'{block.optimizer.name}' has beta_1 in its place; leave momentum out"
         yield ("train.momentum", "train.optimizer"), text
+
+
+def plain_steps_only(
+    block: LocalTraining, context: MethodContext
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield `local_refusals`, and an optimiser whose steps are no sum of gradients."""
+    yield from local_refusals(block, context)
+    if block.optimizer.name != "sgd":
+        text = (
+            f"'{block.method}' counts plain steps, not those of '{block.optimizer.name}'; use sgd"
+        )
+        yield ("train.optimizer", "train.method"), text
+    if block.method == "scaffold" and 0 < context.fleet < context.devices:
+        text = (
+            "with a part of the fleet in each round its size is needed; set selection.min_devices"
+        )
+        yield ("selection.min_devices", "selection.devices"), text
 
 
 class Steps:

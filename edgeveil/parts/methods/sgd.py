@@ -39,7 +39,17 @@ if TYPE_CHECKING:
 class SgdParameters(LocalTraining):
     """The `train` block of the methods with local SGD; all of it is public."""
 
-    method: Literal["sgd", "fedprox", "output_perturbation", "pso_dp_fl"] = "sgd"
+    method: Literal[
+        "sgd",
+        "fedprox",
+        "scaffold",
+        "fednova",
+        "fedbn",
+        "fedrep",
+        "ditto",
+        "output_perturbation",
+        "pso_dp_fl",
+    ] = "sgd"
     """Which method; `edgeveil methods` describes each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
     """Training rounds."""
@@ -55,8 +65,20 @@ class SgdParameters(LocalTraining):
         default=None, gt=0, le=1e6, exclude_if=omit_if_default(None), examples=[1]
     )
     """Largest L2 norm of one step's gradient over all weights; null: any. Protects nothing."""
-    mu: Annotated[float, Field(gt=0, le=1000), only_for(fedprox=0.01)] = Field(**SOME_NAMES_KEY)
-    """μ of `fedprox`: how strongly local weights are held near the global ones; 0.01 by default."""
+    mu: Annotated[float, Field(gt=0, le=1000), only_for(fedprox=0.01, ditto=0.1)] = Field(
+        **SOME_NAMES_KEY
+    )
+    """μ: how strongly `fedprox` holds local weights near the global ones, 0.01 by default, and
+    `ditto` (its λ) the device's own, 0.1."""
+    local: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=128)], ...],
+        Field(max_length=64),
+        only_for(fedrep=("output.*",), fedbn=("*norm*",)),
+    ] = Field(**SOME_NAMES_KEY)
+    """Names of the weights that stay on the device, as patterns with `*`: of `fedrep` the head,
+    `output.*` by default; of `fedbn` `*norm*`."""
+    head_epochs: Annotated[int, Field(ge=1, le=1000), only_for(fedrep=5)] = Field(**SOME_NAMES_KEY)
+    """Of `fedrep`: passes that train the head, before `local_epochs` of the body; 5 by default."""
     sensitivity: Annotated[float, Field(gt=0, le=1e6), only_for(output_perturbation=1.0)] = Field(
         **SOME_NAMES_KEY
     )

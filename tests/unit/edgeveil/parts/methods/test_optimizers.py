@@ -7,8 +7,9 @@ import torch
 from edgeveil.config.base import ImpossibleMixError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.methods import METHODS
-from edgeveil.parts.methods.optimizers import OptimizerParameters, ScheduleParameters, Steps
+from edgeveil.parts.methods.optimizers import OptimizerParameters, Steps
 from edgeveil.parts.round import PlannedRound
+from edgeveil.parts.server_optimizers import ScheduleParameters
 from tests.kits.softmax_regression import CONTEXT, ONE, ROUND, answer
 
 OPTIMISERS = {
@@ -104,7 +105,7 @@ PLAIN = {
 def test_keys_that_do_not_fit_are_found_before_anything_is_spent(train, key):
     with pytest.raises(ImpossibleMixError) as found:
         compile_job(Job.model_validate(PLAIN | {"train": SGD | train}))
-    assert [mix.keys[0] for mix in found.value.mixes] == [key]
+    assert [mix.paths[0] for mix in found.value.mixes] == [key]
 
 
 def test_earlier_jobs_keep_their_bytes_and_new_keys_are_read_back():
