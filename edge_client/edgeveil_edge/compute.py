@@ -27,8 +27,7 @@ from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.rehearsal import rehearse_device
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.own_records import at_most, device_records, of_shape
-from edgeveil.parts.round import KEPT, Answer, Array, PlannedRound, Tensors
-from edgeveil.parts.update import personal_weights
+from edgeveil.parts.round import KEPT, Answer, Array, PlannedRound, Tensors, personal_weights
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.sealed import RoundPackage
@@ -254,7 +253,8 @@ class Computer(Compute):
             return plan.device.answer(one.round, tensors, training, noise, self._site.device)
         session = self._inference.session(one.job.graph, plan.job.data.classes)
         trained = unpack_tensors(package.model)
-        trained |= personal_weights(one.own)
+        own = {name.removeprefix(KEPT): array for name, array in one.own.items()}
+        trained |= personal_weights(own)
         weights = dict(plan.graph_weights(trained))
         row_s = one.allowed_s / (2 * SLOW_RECORDS)
         if half == "evaluate":

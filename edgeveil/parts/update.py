@@ -26,6 +26,7 @@ from edgeveil.parts.method_context import (
 from edgeveil.parts.models.layers import Weight, value_count
 from edgeveil.parts.round import (
     KEPT,
+    PERSONAL,
     Aim,
     Answer,
     Array,
@@ -58,7 +59,6 @@ from edgeveil.subnormals import flushed_training
 
 WHOLE = "update"
 EXTRA = "method-values"  # cannot collide with names of weights
-PERSONAL = "personal/"  # before a weight's name in the device's memory
 MOST_SHARE = 64.0  # a device's largest weight, in nominal record counts
 S = TypeVar("S", bound=np.generic)
 Float64 = NDArray[np.float64]
@@ -130,12 +130,6 @@ def update_of(form: Form, segments: Tensors) -> dict[str, Float64]:
     if WHOLE not in segments:
         return {w.name: np.asarray(segments[w.name], np.float64) for w in form}
     return split(form, np.asarray(segments[WHOLE], np.float64), whole=False)
-
-
-def personal_weights(own: Tensors) -> dict[str, Array]:
-    """Return the weights that a device keeps to itself, from its `kept/…` tensors."""
-    start = KEPT + PERSONAL
-    return {n.removeprefix(start): np.asarray(a) for n, a in own.items() if n.startswith(start)}
 
 
 class Pipeline:

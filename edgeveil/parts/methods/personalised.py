@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from edgeveil.parts.method_context import MethodContext, network_of
 from edgeveil.parts.methods.optimizers import local_refusals
 from edgeveil.parts.methods.sgd import LocalEpochs, Sgd, SgdParameters
+from edgeveil.parts.round import PERSONAL
 from edgeveil.parts.stage import Task, Update
-from edgeveil.parts.update import PERSONAL, trainer_part
+from edgeveil.parts.update import trainer_part
 
 
 class FedRep(Sgd):
