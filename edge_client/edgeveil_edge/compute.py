@@ -27,7 +27,7 @@ from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.rehearsal import rehearse_device
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.own_records import at_most, device_records, of_shape
-from edgeveil.parts.round import KEPT, Answer, Array, PlannedRound, Tensors
+from edgeveil.parts.round import KEPT, Answer, Array, PlannedRound, Tensors, personal_weights
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.sealed import RoundPackage
@@ -178,6 +178,7 @@ class Computer(Compute):
             for half in self.order(one)[::-1]:
                 try:
                     parts.append(self.compute(one, half, *records))
+                    without += [parts[-1].without] * bool(parts[-1].without)
                 except Exception as error:  # caused by the records: must not be visible
                     parts.append(self.blank(one, half))
                     without.append(failure(error))
@@ -251,7 +252,10 @@ class Computer(Compute):
             tensors |= one.own
             return plan.device.answer(one.round, tensors, training, noise, self._site.device)
         session = self._inference.session(one.job.graph, plan.job.data.classes)
-        weights = dict(plan.graph_weights(unpack_tensors(package.model)))
+        trained = unpack_tensors(package.model)
+        own = {name.removeprefix(KEPT): array for name, array in one.own.items()}
+        trained |= personal_weights(own)
+        weights = dict(plan.graph_weights(trained))
         row_s = one.allowed_s / (2 * SLOW_RECORDS)
         if half == "evaluate":
             asked = plan.evaluation_of(one.round.phase).about(unpack_tensors(package.tensors))

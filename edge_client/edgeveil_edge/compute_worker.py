@@ -317,7 +317,8 @@ class ComputeServer:
             return
         for half in order:
             try:
-                found, without = part_of(computer.compute(one, half, *records)), unread
+                answer = computer.compute(one, half, *records)
+                found, without = part_of(answer), unread or answer.without
                 unread = ""
             except Exception as error:  # caused by the records: must not be visible
                 found, without = blank[half], failure(error)

@@ -65,6 +65,8 @@ def refusals(
     if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
         why = "the proxy would forward uploads in their order of arrival"
         yield against("accept_unshuffled", why)
+    if trains and plan.shows_counts and not policy.allow_record_counts:
+        yield against("allow_record_counts", "the uploads would tell the number of records")
     values, most = math.prod(job.data.input_shape), policy.max_records
     if 4 * values * most > MAX_BYTES:
         why = f"{most} records would not fit memory as the job reads them, {values} values each"

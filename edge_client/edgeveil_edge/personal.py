@@ -1,8 +1,9 @@
-"""Personal model of this box: the head of the release in use, fine-tuned on local records.
+"""Personal model of this box: the release in use, with weights of the box's own.
 
-Training adds no noise, so no guarantee covers the model and it never leaves the state folder. The
-pull towards the release is chosen by cross-validation on training records; accuracy is measured on
-evaluation records, which are not used in training.
+They are those that the job's training kept here (`fedrep`, `fedbn`, `ditto`), or else the head,
+fine-tuned on local records. Neither has noise, so no guarantee covers the model and it never leaves
+the state folder. A head's pull towards the release is chosen by cross-validation on training
+records; accuracy is measured on evaluation records, which are not used in training.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from edgeveil.data.schema import schema_in
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import DataError, UsageError
 from edgeveil.evaluation.figures import ACCURACY, baselines, classification_figures, leading_text
-from edgeveil.evaluation.model_head import LinearHead, find_head, with_output
+from edgeveil.evaluation.model_head import LinearHead, find_head, with_output, with_tensors
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, aligned, open_session, run_session
 from edgeveil.parts.own_records import device_records, of_shape
+from edgeveil.parts.round import personal_weights
+from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
+from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.storage import StorageError, write_durably
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, split_fact
@@ -49,7 +53,7 @@ class PersonalModel:
     digest: str  # of that release, SHA-256 in hex
     training_records: int
     evaluation_records: int
-    pull: float | None  # None: the release's own head did best and is kept
+    pull: float | None  # None: the release's own head did best, or training kept weights
     shared_accuracy: float | None
     personal_accuracy: float | None
     shared_loss: float | None
@@ -57,6 +61,7 @@ class PersonalModel:
     largest_class_rate: float | None = None  # of the evaluation records
     shared_balanced_accuracy: float | None = None  # accuracy, where their classes are uneven
     personal_balanced_accuracy: float | None = None
+    kept_weights: int = 0  # tensors that the job's training kept on this box
 
 
 def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, PersonalModel]:
@@ -99,19 +104,39 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
             where="data",
             fix="use the shared model, or collect more",
         )
-    pull = chosen_pull(head, training)
-    learned = head if pull is None else fine_tuned(head, training, pull)
-    shared, own = _score(head, evaluation), _score(learned, evaluation)
+    kept, pull = kept_weights(site, release), None
+    if kept:
+        content = with_tensors(graph, kept)
+        whole = HeadFeatures(content, learned := find_head(content))
+        own = _score(learned, whole.of(halves[1]))
+    else:
+        pull = chosen_pull(head, training)
+        learned = head if pull is None else fine_tuned(head, training, pull)
+        content, own = (
+            head.replaced(graph, learned.weight, learned.bias),
+            _score(learned, evaluation),
+        )
+    shared = _score(head, evaluation)
     counts = len(training.y), len(evaluation.y)
     figures = shared[0], own[0], shared[1], own[1], shared[2].get("largest_class_rate")
-    balanced = (one[2].get("balanced_accuracy") for one in (shared, own))
-    found = PersonalModel(release.version, release.digest, *counts, pull, *figures, *balanced)
+    balanced = shared[2].get("balanced_accuracy"), own[2].get("balanced_accuracy")
+    facts = *counts, pull, *figures, *balanced
+    found = PersonalModel(release.version, release.digest, *facts, len(kept))
     folder = site.state_dir / FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    content = head.replaced(graph, learned.weight, learned.bias)
     write_durably(folder / "model.onnx", content, mode=0o600)
     write_durably(folder / _ABOUT, json.dumps(asdict(found), indent=2).encode(), mode=0o600)
     return found
+
+
+def kept_weights(site: EdgeSite, release: InstalledRelease) -> dict[str, NDArray[np.generic]]:
+    """Return the weights that the release's job trained and kept on this box, by name."""
+    path, job = site.state_dir / LEDGER_FILE, release.meta.get("job_id", "")
+    if not path.exists():
+        return {}
+    with closing(Ledger(path, site.data.name)) as ledger:
+        kept = ledger.kept(job)
+    return personal_weights(unpack_tensors(kept) if kept else {})
 
 
 # --- learning ---
@@ -225,7 +250,11 @@ def summary(found: PersonalModel, state_dir: Path) -> Sequence[str]:
 
     records = f"{found.training_records} records of this box"
     lines = [f"release {found.release}: its head learned further on {records}"]
-    if found.pull is None:
+    if found.kept_weights:
+        lines = [
+            f"release {found.release}: with {found.kept_weights} weights that training kept here"
+        ]
+    elif found.pull is None:
         lines = [f"release {found.release}: on {records} its own head does best and is kept"]
     if found.evaluation_records and found.shared_loss is not None:
         shared = text(found.shared_accuracy, found.shared_balanced_accuracy)

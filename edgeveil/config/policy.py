@@ -77,6 +77,9 @@ class Policy(Block):
     """Final models to use: `data_set`: for this data set; `joined`: of own jobs; `none`."""
     on_expired_release: Literal["warn", "stop"] = "warn"
     """For a release that was not renewed, `edgeveil predict` warns or refuses."""
+    allow_record_counts: bool = False
+    """Take part in jobs whose uploads tell how many records train here: `aggregation.weights:
+    records` and method `fednova`. Of secure sums the cloud sees only the sum of all devices."""
     accept_unshuffled: bool = False
     """Take part in jobs with `proxy.shuffle: none`, which the proxy does not shuffle."""
     allowed_methods: tuple[MethodName, ...] = (DEFAULT_METHOD,)

@@ -7,6 +7,7 @@ bytes after a message extend it: so a few bytes at the end add an output to a gr
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +80,24 @@ def find_head(graph: bytes) -> LinearHead:
     if of_bias is not None and of_bias.shape != matrix.shape[1:]:
         raise _no_head("its last layer's bias does not have one value per class")
     return LinearHead(features, matrix, of_bias, at, bias_at, transposed)
+
+
+def with_tensors(graph: bytes, values: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """Return the graph with other values of its weights. Raises DataError for other shapes."""
+    parts = wire.fields(wire.message(wire.fields(memoryview(graph)), wire.GRAPH, "graph"))
+    initial = map(wire.fields, wire.messages(parts, wire.INITIALIZER))
+    tensors = {wire.text(one, wire.TENSOR_NAME): one for one in initial}
+    found = bytearray(graph)
+    for name, array in values.items():
+        at, before = _tensor(graph, tensors[name]) if name in tensors else (0, np.zeros(0))
+        if before.shape != array.shape:
+            fix = "wait for the release of the job that this box trained in"
+            raise DataError(
+                f"has no weight '{name}' of shape {array.shape}", where="model", fix=fix
+            )
+        raw = np.ascontiguousarray(array, "<f4").tobytes()
+        found[at : at + len(raw)] = raw
+    return bytes(found)
 
 
 def with_output(graph: bytes, name: str) -> bytes:

@@ -32,6 +32,7 @@ from edgeveil.parts.models import MODELS, build_network
 from edgeveil.parts.round import CLUSTER, EVALUATE, TRAIN, PlannedRound
 from edgeveil.parts.sources import SOURCES, require_schema
 from edgeveil.parts.stage import BaseStage
+from edgeveil.parts.update import UpdateCloud
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.protocol.messages import SEGMENT_NAME
 from edgeveil.selection import rounded_up
@@ -68,6 +69,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     refuses = METHODS[job.train.method].refuses or (lambda *_: ())
     secure = [*_secure(plan), *(Mix(*one) for one in refuses(job.train, plan.context))]
     mixes += secure or list(_stages(plan)) or [*_own_bases(job), *_prices(plan, fleet)]
+    mixes += list(_update_form(plan)) if not mixes else []
     if mixes:
         raise ImpossibleMixError(mixes)
     return plan
@@ -304,6 +306,41 @@ def _model(job: Job) -> Iterator[Mix]:
     except (DataError, UsageError) as error:
         own = (error.where,) if error.where.startswith("model.") else ()
         yield Mix((*own, "model", "data.input_shape"), f"{error.what}; {error.fix}")
+
+
+def _update_form(plan: Plan) -> Iterator[Mix]:
+    """Yield settings that do not fit weights by records, the cloud's optimiser or own weights."""
+    job, context, method = plan.job, plan.context, METHODS[plan.job.train.method]
+    server = context.server is not None
+    given = {"aggregation.weights": context.weighted, "aggregation.server_optimizer": server}
+    rule = job.aggregation.name
+    for key in [key for key, value in given.items() if value]:
+        if method.learns_on != "model":
+            text = f"is for methods that train a whole model, as sgd, and '{method.name}' does not"
+            yield Mix((key, "train.method"), f"{text}; leave it out")
+        elif rule != "fedavg" and key == "aggregation.weights":
+            text = f"'{rule}' compares uploads, which weights would scale; use fedavg, or equal"
+            yield Mix((key, "aggregation.name"), text)
+    if not isinstance(plan.cloud, UpdateCloud):
+        return
+    more = plan.cloud.carries_more
+    what = "weights: records" if context.weighted else f"method '{method.name}'"
+    if more and job.update:
+        text = f"stages change updates alone, and with {what} uploads carry more; leave update out"
+        yield Mix(("update", "aggregation.weights", "train.method"), text)
+    if more and job.round.mode == "buffered":
+        text = f"late uploads weigh less, which {what} cannot account for; use mode: sync"
+        yield Mix(("round.mode", "aggregation.weights", "train.method"), text)
+    if plan.shows_counts and plan.adds_noise:
+        text = f"{what} tells the number of records without noise; use weights: equal, or a method"
+        yield Mix(("aggregation.weights", "train.method"), f"{text} without noise")
+    personal = method.personal or context.local
+    for key in _evaluation_keys(job) if personal and plan.adds_noise else ():
+        text = "figures of weights that stay on a device would tell of its training records, which"
+        yield Mix((key, "train.method"), f"{text} only the uploads' noise protects; leave it out")
+    if context.local and any(stage.leads for stage in context.stages):
+        text = "a stage decides where training starts, and so do the weights that stay; leave it"
+        yield Mix(("update.0", "train.local"), f"{text} out")
 
 
 def _stages(plan: Plan) -> Iterator[Mix]:

@@ -24,7 +24,7 @@ from edgeveil.parts.features import (
     projection_of,
 )
 from edgeveil.parts.features.feature_map import COVARIANCE
-from edgeveil.parts.method_context import MethodContext
+from edgeveil.parts.method_context import MethodContext, staying
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import AdaptedNetwork, build_network
 from edgeveil.parts.models.heads import (
@@ -100,6 +100,7 @@ class Plan:
         self.job, self.artifacts = job, artifacts
         self.features: FeatureMap = build_features(job.features, artifacts)
         asked, network = job.selection.devices, None
+        mean = job.aggregation
         if job.model is not None:
             shape, classes = network_input(job), job.data.classes
             network = build_network(job.model, shape, classes, artifacts)
@@ -120,6 +121,10 @@ class Plan:
             whole=job.proxy.shuffle == "whole",
             summed=summands(job) if job.aggregation.secure else 0,
             honest=honest_devices(job),
+            local=() if network is None else staying(job.train, network),
+            weighted=getattr(mean, "weights", "equal") == "records",
+            fleet=job.selection.min_devices if isinstance(asked, int) else 0,
+            server=getattr(mean, "server_optimizer", None),
         )
         stages = tuple(STAGES[entry.name].build(entry, context) for entry in job.update)
         self.context = replace(context, stages=stages)
@@ -271,6 +276,11 @@ class Plan:
         if round.infer:
             specs += (self._softmax_spec,)
         return specs
+
+    @property
+    def shows_counts(self) -> bool:
+        """Whether a device's uploads tell its number of records."""
+        return self.context.weighted or METHODS[self.job.train.method].counts
 
     @property
     def sums_inferences(self) -> bool:

@@ -153,6 +153,8 @@ class MadeUpDevice:
         answer = plan.device.answer(
             round, tensors, self._records, self._random_bytes, self._processor
         )
+        if answer.without:
+            raise DataError(f"on made-up records {answer.without}", where="train")
         if answer.events != plan.device.price(round):
             raise PrivacyError("differs in price from the job's plan", where=round.label)
         segments = unpack_tensors(pack_tensors(answer.segments))

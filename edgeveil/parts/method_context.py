@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -14,13 +15,14 @@ from edgeveil.data.anomaly import learned_from
 from edgeveil.errors import UsageError
 from edgeveil.parts.features import FeatureMap, finite_records, valid_records
 from edgeveil.parts.features.feature_map import PcaParameters
-from edgeveil.parts.models.layers import value_count
+from edgeveil.parts.models.layers import Weight, value_count
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import BlockPart, PartBlock
 from edgeveil.parts.round import CloudMethod, DeviceMethod
 
 if TYPE_CHECKING:
     from edgeveil.data.records import Records
+    from edgeveil.parts.server_optimizers import ServerOptimizerParameters
     from edgeveil.parts.stage import BaseStage
 
 
@@ -34,7 +36,9 @@ class MethodContext:
     `mapped`; its updates pass the `stages`, in one segment if `whole`. `summed`: largest number of
     uploads in a masked sum, 0 without; `honest`: devices per sum that share the noise, 0 without.
     `regression`: labels are numbers (`data.target`). `anomaly`: normal records are learned
-    (`data.anomaly`)."""
+    (`data.anomaly`). `local`: weights of the network that stay on the device. `weighted`: uploads
+    weigh by the device's record count. `fleet`: devices enrolled, 0 if all take part. `server`: the
+    cloud's optimiser."""
 
     epsilon: float
     delta: float
@@ -53,6 +57,10 @@ class MethodContext:
     honest: int = 0
     regression: bool = False
     anomaly: bool = False
+    local: tuple[str, ...] = ()
+    weighted: bool = False
+    fleet: int = 0
+    server: ServerOptimizerParameters | None = None
 
     def learned_from(self, records: Records) -> NDArray[np.bool_]:
         """Return a mask (n,) of records with finite values and a valid label, each judged alone."""
@@ -96,7 +104,8 @@ class MethodPart(BlockPart):
 
     `learns_on`: `model` methods upload its change. `regression`, `anomaly`: supports numeric
     labels, or learning normal records. `summed`: can upload integers for masked sums; `shares`:
-    also with shared noise. `refuses` yields (keys of the job, reason) for unsupported settings."""
+    also with shared noise. `counts`: uploads tell the device's record count. `personal`: devices
+    keep weights of their own. `refuses` yields (keys of the job, reason) against a job."""
 
     family: ClassVar[str] = "methods"
     key: ClassVar[str] = "train.method"
@@ -111,6 +120,8 @@ class MethodPart(BlockPart):
     anomaly: bool = False
     summed: bool = False
     shares: bool = False
+    counts: bool = False
+    personal: bool = False
     refuses: Callable[[Any, MethodContext], Iterable[tuple[tuple[str, ...], str]]] | None = None
 
 
@@ -120,5 +131,18 @@ def network_of(context: MethodContext) -> Network:
     return context.network
 
 
+def staying(parameters: Any, network: Network) -> tuple[str, ...]:
+    """Return the weights that a method's `local` patterns keep on the device."""
+    patterns = getattr(parameters, "local", ...)
+    chosen = () if patterns is ... else patterns
+    names = (one.name for one in network.weights)
+    return tuple(name for name in names if any(fnmatchcase(name, one) for one in chosen))
+
+
+def uploaded(context: MethodContext) -> tuple[Weight, ...]:
+    """Return the weights that devices upload changes of: all but the `local` ones."""
+    return tuple(one for one in network_of(context).weights if one.name not in context.local)
+
+
 def size_of(context: MethodContext) -> int:
-    return value_count(network_of(context).weights)
+    return value_count(uploaded(context))

@@ -29,6 +29,7 @@ EVALUATE = "evaluate"  # the model on the devices' evaluation records, outside a
 CLUSTER = "cluster"  # the same, by sums around public centroids
 EVALUATIONS = (CLUSTER, EVALUATE)  # in their order after a round
 KEPT = "kept/"  # prefix of tensors that a device keeps to itself
+PERSONAL = "personal/"  # prefix, in that state, of weights of the device's own model
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ class Answer:
     events: tuple[Event, ...]
     kept: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     """State for the device's next round of this job; never uploaded."""
+    without: str = ""
+    """Why the records count as none, for the device's owner alone; "" if they were learned."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,12 @@ def required(tensors: Tensors, name: str, shape: tuple[int, ...], dtype: str) ->
     if not np.isfinite(found).all():
         raise ProtocolError("bad_package", f"tensor '{name}' is not finite")
     return found
+
+
+def personal_weights(kept: Tensors) -> dict[str, Array]:
+    """Return the weights of a device's own model in its kept state, by name."""
+    own = ((name.partition(PERSONAL), array) for name, array in kept.items())
+    return {name: np.asarray(array) for (before, found, name), array in own if found and not before}
 
 
 class DeviceMethod(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -70,7 +70,9 @@ Memory = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Task:
-    """One training round on a device; `memory` may be changed, `clip_norm` is 0 unless adaptive."""
+    """One training round on a device; `memory` may be changed, `clip_norm` is 0 unless adaptive.
+
+    `extra`: what the method broadcasts beside the weights."""
 
     round: PlannedRound
     network: Network
@@ -80,6 +82,7 @@ class Task:
     random_bytes: RandomBytes
     processor: str
     clip_norm: float = 0.0
+    extra: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 An *update* is the change of every weight by local training, sent as one segment per weight or one
 segment for all. A method that trains the job's model provides a `Trainer`; `UpdateDevice` and
-`UpdateCloud` are its two halves."""
+`UpdateCloud` are its two halves. Where uploads carry more than the update (a `Server`'s values,
+the weight of a device with `aggregation.weights: records`), that is one further segment."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ from edgeveil.parts.method_context import (
     MethodParameters,
     MethodPart,
     network_of,
-    size_of,
+    uploaded,
 )
-from edgeveil.parts.models.network import Network
+from edgeveil.parts.models.layers import Weight, value_count
 from edgeveil.parts.round import (
     KEPT,
+    PERSONAL,
     Aim,
     Answer,
     Array,
@@ -56,7 +58,10 @@ from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.subnormals import flushed_training
 
 WHOLE = "update"
+EXTRA = "method-values"  # cannot collide with names of weights
+MOST_SHARE = 64.0  # a device's largest weight, in nominal record counts
 S = TypeVar("S", bound=np.generic)
+Float64 = NDArray[np.float64]
 
 
 class Trainer(Protocol):
@@ -67,37 +72,64 @@ class Trainer(Protocol):
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update: ...
 
 
-def specs_of(network: Network, *, whole: bool, wire: str = "float32") -> tuple[SegmentSpec, ...]:
+class Server:
+    """A method's values beside the update, and the cloud's work with them: by default neither.
+
+    `extra`: number of values that an upload carries beyond the update."""
+
+    extra = 0
+
+    def __init__(self, parameters: Any, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
+
+    def initial(self) -> dict[str, NDArray[np.float32]]:
+        """Return the first values that are broadcast with the weights, by name."""
+        return {}
+
+    def absorb(
+        self, state: Tensors, update: dict[str, Float64], extra: Float64, uploads: int
+    ) -> dict[str, Array]:
+        """Change the mean `update` in place, by mean `extra` values; return next `initial` ones."""
+        return {}
+
+
+Form = tuple[Weight, ...]
+
+
+def form_of(context: MethodContext, server: Server) -> Form:
+    """Return names and shapes of an upload's values: the weights, then any further ones."""
+    extra = server.extra + context.weighted
+    return uploaded(context) + ((Weight(EXTRA, (extra,)),) if extra else ())
+
+
+def specs_of(form: Form, *, whole: bool, wire: str = "float32") -> tuple[SegmentSpec, ...]:
     if not whole:
-        return tuple(SegmentSpec(w.name, w.shape, wire) for w in network.weights)
-    size = sum(int(np.prod(w.shape)) for w in network.weights)
-    return (SegmentSpec(WHOLE, (size,), wire),)
+        return tuple(SegmentSpec(w.name, w.shape, wire) for w in form)
+    return (SegmentSpec(WHOLE, (value_count(form),), wire),)
 
 
 def segments_of(
-    network: Network, update: Mapping[str, NDArray[np.generic]], *, whole: bool
+    form: Form, update: Mapping[str, NDArray[np.generic]], *, whole: bool
 ) -> dict[str, NDArray[np.float32]]:
-    values = np.concatenate(
-        [np.asarray(update[w.name], np.float32).ravel() for w in network.weights]
-    )
-    return split(network, values, whole=whole)
+    values = np.concatenate([np.asarray(update[w.name], np.float32).ravel() for w in form])
+    return split(form, values, whole=whole)
 
 
-def split(network: Network, values: NDArray[S], *, whole: bool) -> dict[str, NDArray[S]]:
+def split(form: Form, values: NDArray[S], *, whole: bool) -> dict[str, NDArray[S]]:
     if whole:
         return {WHOLE: values}
     result, start = {}, 0
-    for weight in network.weights:
+    for weight in form:
         size = int(np.prod(weight.shape))
         result[weight.name] = values[start : start + size].reshape(weight.shape)
         start += size
     return result
 
 
-def update_of(network: Network, segments: Tensors) -> dict[str, NDArray[np.float64]]:
+def update_of(form: Form, segments: Tensors) -> dict[str, Float64]:
     if WHOLE not in segments:
-        return {w.name: np.asarray(segments[w.name], np.float64) for w in network.weights}
-    return split(network, np.asarray(segments[WHOLE], np.float64), whole=False)
+        return {w.name: np.asarray(segments[w.name], np.float64) for w in form}
+    return split(form, np.asarray(segments[WHOLE], np.float64), whole=False)
 
 
 class Pipeline:
@@ -159,8 +191,12 @@ class Pipeline:
 
 
 class UpdateDevice:
-    def __init__(self, trainer: Trainer, context: MethodContext) -> None:
+    def __init__(
+        self, trainer: Trainer, context: MethodContext, server: Server | None = None
+    ) -> None:
         self._trainer, self._context = trainer, context
+        server = server or Server(None, context)
+        self._form, self._broadcast = form_of(context, server), server.initial()
         self._network = network_of(context)
         self._stages = Pipeline(context)
 
@@ -181,29 +217,44 @@ class UpdateDevice:
         `kept/…` tensors are this device's own. Raises ProtocolError before any record is read."""
         weights, clip_norm = self._checked(tensors), self._clip_norm(tensors)
         self._network.prepare()
-        memory: Memory = {
+        kept: Memory = {
             name.removeprefix(KEPT): np.asarray(array)
             for name, array in tensors.items()
             if name.startswith(KEPT)
         }
+        memory = dict(kept)
         network, context = self._network, self._context
         valid = context.learned_from(records)
         own = Records(records.x[valid], records.y[valid])
         if context.mapped:
             own = Records(np.asarray(context.features(own.x), np.float32), own.y)
-        task = Task(round, network, weights, own, memory, random_bytes, processor, clip_norm)
-        update = finite(self._trainer.train(task, self._stages.start(task)))
+        weights |= self._personal(memory)
+        extra = {n: required(tensors, n, a.shape, "float32") for n, a in self._broadcast.items()}
+        task = Task(round, network, weights, own, memory, random_bytes, processor, clip_norm, extra)
+        update = self._trainer.train(task, self._stages.start(task))
+        if without := diverged(update):
+            update = {name: np.zeros_like(array) for name, array in update.items()}
+            memory.clear()
+            memory |= kept
+        for name in context.local:
+            memory[PERSONAL + name] = weights[name] + update.pop(name)
+        if context.weighted:
+            update = weighted(update, len(own) / context.nominal_records)
         values: NDArray[Any]
         if context.summed:
             values = self._stages.summed(task, update)
         else:
-            values = segments_of(network, self._stages.apply(task, update), whole=True)[WHOLE]
+            values = segments_of(self._form, self._stages.apply(task, update), whole=True)[WHOLE]
             values = values.astype(self._stages.last.wire, copy=False)
-        size = size_of(context)
-        segments: dict[str, Array] = dict(split(network, values[:size], whole=context.whole))
+        size = value_count(self._form)
+        segments: dict[str, Array] = dict(split(self._form, values[:size], whole=context.whole))
         if self._stages.last.clip is not None:
             segments[WITHIN] = values[size:]
-        return Answer(segments, self.price(round), task.memory)
+        return Answer(segments, self.price(round), task.memory, without)
+
+    def _personal(self, memory: Memory) -> dict[str, NDArray[np.float32]]:
+        kept = ((name, memory.get(PERSONAL + name)) for name in self._context.local)
+        return {name: np.asarray(one, np.float32) for name, one in kept if one is not None}
 
     def _clip_norm(self, tensors: Tensors) -> float:
         if self._stages.last.clip is None:
@@ -220,23 +271,45 @@ class UpdateDevice:
         }
 
 
-def finite(update: Update) -> Update:
-    """Return the update with non-finite values set to 0, which hides whether training diverged."""
-    return {
-        name: array if np.isfinite(array).all() else np.nan_to_num(array, posinf=0.0, neginf=0.0)
-        for name, array in update.items()
-    }
+def diverged(update: Update) -> str:
+    """Return why an update counts as one without records, or "" if it is finite.
+
+    Which of its values are finite would depend on the records."""
+    for name, array in update.items():
+        if not np.isfinite(array).all():
+            text = f"training gave values of '{name}' that are not finite; lower"
+            return f"{text} train.learning_rate, or set train.gradient_clip"
+    return ""
 
 
+def weighted(update: Update, share: float) -> Update:
+    """Return all values times a device's weight `share`, and the weight itself as a last one."""
+    share = min(share, MOST_SHARE)
+    extra = np.append(update.pop(EXTRA, np.zeros(0, np.float32)), np.float32(1))
+    return {name: array * np.float32(share) for name, array in (update | {EXTRA: extra}).items()}
+
+
+SMALLEST_SHARE = 1e-9  # mean weight of the uploads; less is that of devices without records
 LARGEST_WEIGHT = 1e6  # weights are clipped here, so that no aggregate makes a model infinite
 
 
 class UpdateCloud:
-    """Cloud half; state: float32 weights by name, and an adaptive `clip-norm` (1,) float64."""
+    """Cloud half; state: float32 weights, values of `server`, moments, and a clip norm.
 
-    def __init__(self, parameters: MethodParameters, context: MethodContext) -> None:
+    The adaptive `clip-norm` is (1,) float64; all others are float32, by name."""
+
+    def __init__(
+        self, parameters: MethodParameters, context: MethodContext, server: Server | None = None
+    ) -> None:
         self._rounds, self.context = parameters.rounds, context
+        self._server = server or Server(parameters, context)
+        self._form = form_of(context, self._server)
         self._network, self._stages = network_of(context), Pipeline(context)
+
+    @property
+    def carries_more(self) -> bool:
+        """Whether uploads carry values beside the update."""
+        return self._form != uploaded(self.context)
 
     @property
     def _clip(self) -> AdaptiveClip | None:
@@ -248,37 +321,68 @@ class UpdateCloud:
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
         summed, whole = self.context.summed, self.context.whole
         if not summed:
-            return specs_of(self._network, whole=whole, wire=self._stages.last.wire)
-        specs, largest = specs_of(self._network, whole=whole), self._stages.grid.largest
+            return specs_of(self._form, whole=whole, wire=self._stages.last.wire)
+        specs, largest = specs_of(self._form, whole=whole), self._stages.grid.largest
         specs += (SegmentSpec(WITHIN, (1,), "int64"),) * (self._clip is not None)
         return tuple(summed_spec(s.name, s.shape, largest, summed) for s in specs)
 
     def initial_state(self) -> dict[str, Array]:
         first = {} if self._clip is None else {CLIP_NORM: np.array([self._clip.first])}
-        return {**self._network.initial(), **first}
+        server = self.context.server
+        moments: dict[str, Array] = {
+            f"{moment}-moment/{weight.name}": np.full(weight.shape, start, np.float32)
+            for moment, start in ({} if server is None else server.moments).items()
+            for weight in uploaded(self.context)
+        }
+        return {**self._network.initial(), **self._server.initial(), **moments, **first}
 
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
-        names = (CLIP_NORM,) if self._clip is not None else ()
+        names = (CLIP_NORM,) * (self._clip is not None) + tuple(self._server.initial())
         return self.model(state) | {name: np.asarray(state[name]) for name in names}
 
     def aim(self, state: Tensors, round: PlannedRound) -> Aim | None:
-        weights = segments_of(self._network, state, whole=self.context.whole)
+        weights = segments_of(uploaded(self.context), state, whole=self.context.whole)
         return Aim(dict(weights), change=True)
 
     def absorb(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         """Add the aggregated update to the weights (McMahan et al. 2017, on updates)."""
-        update, new = update_of(self._network, mean), dict[str, Array]()
+        update, new = update_of(self._form, mean), dict(state)
         step = 2.0**-self._stages.grid.grid_bits if self.context.summed else 1.0
         if (clip := self._clip) is not None:
             norm = float(np.asarray(state[CLIP_NORM], np.float64)[0])
             step = clip.step(norm)
             bit = float(np.asarray(mean[WITHIN], np.float64)[0])
             new[CLIP_NORM] = np.array([clip.next_norm(norm, bit)])
-        for weight in self._network.weights:
-            new[weight.name] = _moved(np.asarray(state[weight.name]), update[weight.name], step)
+        if EXTRA in update:
+            scaled = {name: step * np.nan_to_num(array) for name, array in update.items()}
+            update, step = self._method(scaled, state, new, uploads), 1.0
+        for weight in uploaded(self.context):
+            name, change = weight.name, update[weight.name]
+            if (server := self.context.server) is None:
+                new[name] = _moved(np.asarray(state[name]), change, step)
+                continue
+            moments = {m: np.asarray(new[f"{m}-moment/{name}"], np.float64) for m in server.moments}
+            share = server.share(round.number, self._rounds)
+            change = server.step(step * np.nan_to_num(change), moments, share)
+            new[name] = _moved(np.asarray(state[name]), change, 1.0)
+            new |= {f"{m}-moment/{name}": one.astype(np.float32) for m, one in moments.items()}
         return new
+
+    def _method(
+        self,
+        update: dict[str, Float64],
+        state: Tensors,
+        new: dict[str, Array],
+        uploads: int,
+    ) -> dict[str, Float64]:
+        extra = update.pop(EXTRA)
+        if self.context.weighted:
+            share, extra = float(extra[-1]), extra[:-1] / max(extra[-1], SMALLEST_SHARE)
+            update = {n: array / max(share, SMALLEST_SHARE) for n, array in update.items()}
+        new.update(self._server.absorb(state, update, extra, uploads))
+        return update
 
     def model(self, state: Tensors) -> dict[str, Array]:
         return {w.name: np.asarray(state[w.name]) for w in self._network.weights}
@@ -299,13 +403,16 @@ def trainer_part(
     *,
     parameters: type[MethodParameters],
     trainer: Callable[[Any, MethodContext], Trainer],
+    server: Callable[[Any, MethodContext], Server] = Server,
     **declaration: Any,
 ) -> MethodPart:
     """Declare a method that trains the job's model; `declaration` holds fields of `Part`."""
     return MethodPart(
         parameters=parameters,
-        device=lambda block, context: UpdateDevice(trainer(block, context), context),
-        cloud=UpdateCloud,
+        device=lambda block, context: UpdateDevice(
+            trainer(block, context), context, server(block, context)
+        ),
+        cloud=lambda block, context: UpdateCloud(block, context, server(block, context)),
         learns_on="model",
         summed=True,
         **declaration,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.part import SOME_NAMES_KEY, BlockPart, omit_if_default, only_for
 from edgeveil.parts.round import Aim
+from edgeveil.parts.server_optimizers import ServerOptimizerParameters
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.privacy.selection_mechanism import exponential_mechanism, selection_event
 
@@ -194,10 +195,21 @@ class AveragingParameters(RuleParameters):
         **SOME_NAMES_KEY
     )
     """β of `trimmed_mean`: the share of the uploads left out at either end; 0.1 by default."""
+    weights: Literal["equal", "records"] = Field(
+        default="equal", exclude_if=omit_if_default("equal")
+    )
+    """`records`: `fedavg` weighs devices by their number of training records, which owners must
+    allow (`policy.allow_record_counts`): the cloud sees the counts, of secure sums only the sum."""
+    server_optimizer: ServerOptimizerParameters | None = Field(
+        default=None,
+        exclude_if=omit_if_default(None),
+        examples=[{"name": "fedadam", "learning_rate": 0.01}],
+    )
+    """The cloud's step along the aggregated update; null: the update itself is added."""
 
 
 class FedAvg(AggregationRule):
-    """Equal-weight mean (McMahan et al. 2017); weights by record count would reveal the counts."""
+    """Mean of the uploads (McMahan et al. 2017); weights by record count are a device's work."""
 
     sums = True
 
@@ -207,10 +219,10 @@ class FedAvg(AggregationRule):
 
 PART = AggregationPart(
     name="fedavg",
-    summary="The mean of the devices' segments, each of equal weight.",
+    summary="The mean of the devices' segments, of equal weight by default.",
     parameters=AveragingParameters,
     rule=FedAvg,
-    source="McMahan et al. 2017, with equal weights",
+    source="McMahan et al. 2017",
     example="aggregation: {name: fedavg}",
     adds_up=True,
 )

@@ -21,8 +21,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.method_context import MethodContext, MethodParameters, size_of
+from edgeveil.parts.method_context import MethodContext, size_of
 from edgeveil.parts.methods.local_steps import chosen_processor
+from edgeveil.parts.methods.optimizers import (
+    LocalTraining,
+    OptimizerParameters,
+    Steps,
+    local_refusals,
+)
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import SOME_NAMES_KEY, only_for
 from edgeveil.parts.round import PlannedRound
@@ -56,22 +62,24 @@ CHUNK = 1024  # a float32 sum of this many squares has a relative error below 2^
 AIM, LIMIT = 1 - 2.0**-12, 1 - 2.0**-13  # target of the norm; limit of its square
 
 
-def record_gradients(network: Network) -> Gradients:
+def record_gradients(network: Network, parameters: LocalTraining | None = None) -> Gradients:
+    """Return a function to the gradients (n, …) of n records' losses, the network's by default."""
     from torch.func import grad, vmap
 
-    return vmap(grad(_loss_of(network)), in_dims=(None, 0, 0))
+    loss = network.loss if parameters is None else parameters.loss(network)
+    return vmap(grad(_alone(loss)), in_dims=(None, 0, 0))
 
 
 def record_losses(network: Network) -> Losses:
     """Return a function to the losses (n,) of n records, each alone for any model."""
     from torch.func import vmap
 
-    return vmap(_loss_of(network), in_dims=(None, 0, 0))
+    return vmap(_alone(network.loss), in_dims=(None, 0, 0))
 
 
-def _loss_of(network: Network) -> Losses:
+def _alone(mean_loss: Losses) -> Losses:
     def loss(weights: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return network.loss(weights, x[None], y[None])
+        return mean_loss(weights, x[None], y[None])
 
     return loss
 
@@ -122,7 +130,7 @@ def _squared_norms(rows: list[torch.Tensor]) -> torch.Tensor:
 NOISE_BITS = 30  # noise and sums in steps of 2^-30 of the clip norm, far finer than the noise
 
 
-class DpSgdParameters(MethodParameters):
+class DpSgdParameters(LocalTraining):
     """The `train` block of the methods with noised local steps; all of it is public."""
 
     method: Literal["dp_sgd", "pso_dp_sgd"] = "dp_sgd"
@@ -207,15 +215,21 @@ class NoisedSgd:
     def __init__(
         self, task: Task, sums: NoisedSums, parameters: DpSgdParameters, context: MethodContext
     ) -> None:
-        self._sums, self._gradients = sums, record_gradients(task.network)
-        self._global = task.weights
+        self._sums, self._gradients = sums, record_gradients(task.network, parameters)
+        self._global, self._optimizer = task.weights, parameters.optimizer
         batch = parameters.sampling_rate * context.nominal_records  # public, unlike the sample's
-        self._rate, self._clip_norm = parameters.learning_rate / batch, parameters.clip_norm
+        self._rate, self._clip_norm = parameters.rate(task.round), parameters.clip_norm
+        # Plain steps fold the learning rate into the sum's one rounding.
+        self._plain = self._optimizer == OptimizerParameters()
+        self._scale = (self._rate if self._plain else 1.0) / batch
 
     def trained(self, start: Mapping[str, NDArray[np.float32]], steps: int) -> Update:
         weights = self.weights(start)
+        optimizer = None
+        if not self._plain:
+            optimizer = Steps(list(weights.values()), self._rate, 0.0, self._optimizer)
         for _ in range(steps):
-            self.take(weights)
+            self.take(weights, optimizer)
         return {name: one.cpu().numpy() - self._global[name] for name, one in weights.items()}
 
     def weights(self, values: Mapping[str, NDArray[np.float32]]) -> dict[str, torch.Tensor]:
@@ -224,18 +238,22 @@ class NoisedSgd:
         processor = self._sums.processor
         return {name: torch.tensor(array, device=processor) for name, array in values.items()}
 
-    def take(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def take(self, weights: Mapping[str, torch.Tensor], optimizer: Steps | None = None) -> None:
         import torch
 
         def rows(x: torch.Tensor, y: torch.Tensor) -> Parts:
             found = self._gradients(weights, x, y)
             return [found[name].flatten(1) for name in weights]
 
-        change = self._rate * self._sums.draw(rows, self._clip_norm)
-        step = torch.as_tensor(change.astype(np.float32)).to(self._sums.processor)
+        drawn = self._scale * self._sums.draw(rows, self._clip_norm)
+        step = torch.as_tensor(drawn.astype(np.float32)).to(self._sums.processor)
         parts = torch.split(step, [value.numel() for value in weights.values()])
-        for value, part in zip(weights.values(), parts, strict=True):
-            value.sub_(part.view_as(value))
+        shaped = [part.view_as(v) for v, part in zip(weights.values(), parts, strict=True)]
+        if optimizer is not None:
+            optimizer.step(shaped)
+            return
+        for value, part in zip(weights.values(), shaped, strict=True):
+            value.sub_(part)
 
 
 class DpSgd:
@@ -261,6 +279,7 @@ PART = trainer_part(
     summary="SGD with a clip per record, Poisson sampling and Gaussian noise in every local step.",
     parameters=DpSgdParameters,
     trainer=DpSgd,
+    refuses=local_refusals,
     source="Abadi et al. 2016, alg. 1",
     needs="model",
     reveals="weights after noised steps",

@@ -35,6 +35,7 @@ from edgeveil.parts.methods.dp_sgd import (
     record_losses,
 )
 from edgeveil.parts.methods.local_steps import chosen_processor
+from edgeveil.parts.methods.optimizers import local_refusals
 from edgeveil.parts.methods.sgd import Sgd, SgdParameters
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update, flat, shaped
@@ -246,6 +247,7 @@ PARTS = (
         settled={**SETTLED, "search": "random"},
         parameters=SgdParameters,
         trainer=PsoDpFl,
+        refuses=local_refusals,
         source="Zhang, Wu and Dong (PSO-DP), alg. 2",
         needs="model",
         reveals="each device's clipped and noised update",
@@ -259,6 +261,7 @@ PARTS = (
         settled={**SETTLED, "moves": MOVES, "loss_clip": LOSS_CLIP},
         parameters=DpSgdParameters,
         trainer=PsoDpSgd,
+        refuses=local_refusals,
         source="Zhang, Wu and Dong (PSO-DP), alg. 1",
         needs="model",
         reveals="the best of a swarm that took noised steps",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.method_context import MethodContext, MethodParameters
+from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.local_steps import chosen_processor
-from edgeveil.parts.part import SOME_NAMES_KEY, only_for
+from edgeveil.parts.methods.optimizers import LocalTraining, Steps, local_refusals
+from edgeveil.parts.part import SOME_NAMES_KEY, omit_if_default, only_for
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update
 from edgeveil.parts.update import trainer_part
@@ -35,10 +37,20 @@ if TYPE_CHECKING:
     import torch
 
 
-class SgdParameters(MethodParameters):
+class SgdParameters(LocalTraining):
     """The `train` block of the methods with local SGD; all of it is public."""
 
-    method: Literal["sgd", "fedprox", "output_perturbation", "pso_dp_fl"] = "sgd"
+    method: Literal[
+        "sgd",
+        "fedprox",
+        "scaffold",
+        "fednova",
+        "fedbn",
+        "fedrep",
+        "ditto",
+        "output_perturbation",
+        "pso_dp_fl",
+    ] = "sgd"
     """Which method; `edgeveil methods` describes each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
     """Training rounds."""
@@ -49,9 +61,25 @@ class SgdParameters(MethodParameters):
     learning_rate: float = Field(default=0.05, gt=0, le=100)
     """Step size, for a loss that is a batch's mean."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the last step that is added to the next one."""
-    mu: Annotated[float, Field(gt=0, le=1000), only_for(fedprox=0.01)] = Field(**SOME_NAMES_KEY)
-    """μ of `fedprox`: how strongly local weights are held near the global ones; 0.01 by default."""
+    """Share of the last step that is added to the next one, for `optimizer: {name: sgd}`."""
+    gradient_clip: float | None = Field(
+        default=None, gt=0, le=1e6, exclude_if=omit_if_default(None), examples=[1]
+    )
+    """Largest L2 norm of one step's gradient over all weights; null: any. Protects nothing."""
+    mu: Annotated[float, Field(gt=0, le=1000), only_for(fedprox=0.01, ditto=0.1)] = Field(
+        **SOME_NAMES_KEY
+    )
+    """μ: how strongly `fedprox` holds local weights near the global ones, 0.01 by default, and
+    `ditto` (its λ) the device's own, 0.1."""
+    local: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=128)], ...],
+        Field(max_length=64),
+        only_for(fedrep=("output.*",), fedbn=("*norm*",)),
+    ] = Field(**SOME_NAMES_KEY)
+    """Names of the weights that stay on the device, as patterns with `*`: of `fedrep` the head,
+    `output.*` by default; of `fedbn` `*norm*`."""
+    head_epochs: Annotated[int, Field(ge=1, le=1000), only_for(fedrep=5)] = Field(**SOME_NAMES_KEY)
+    """Of `fedrep`: passes that train the head, before `local_epochs` of the body; 5 by default."""
     sensitivity: Annotated[float, Field(gt=0, le=1e6), only_for(output_perturbation=1.0)] = Field(
         **SOME_NAMES_KEY
     )
@@ -63,6 +91,75 @@ class SgdParameters(MethodParameters):
     """C of `pso_dp_fl`: the largest L2 norm of an update; 1 by default."""
 
 
+class LocalEpochs:
+    """A device's records of one round, and passes over them.
+
+    `loss` is the mean loss of a batch; `count` the number of records."""
+
+    def __init__(self, parameters: SgdParameters, task: Task) -> None:
+        import torch
+
+        self._parameters, self._task = parameters, task
+        self.processor = chosen_processor(task.processor)
+        self._x = torch.as_tensor(task.records.x).to(self.processor)
+        self._y = torch.as_tensor(task.records.y).to(self.processor)
+        self._loss, self.count = parameters.loss(task.network), len(self._y)
+        self.anchor = self.fixed(task.weights)
+
+    def fixed(self, values: Mapping[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:
+        import torch
+
+        return {name: torch.as_tensor(one).to(self.processor) for name, one in values.items()}
+
+    def leaves(self, values: Mapping[str, NDArray[np.float32]]) -> dict[str, torch.Tensor]:
+        import torch
+
+        still = self._task.network.statistics
+        return {
+            name: torch.tensor(array, device=self.processor, requires_grad=name not in still)
+            for name, array in values.items()
+        }
+
+    def run(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        epochs: int,
+        *,
+        trained: Sequence[str] | None = None,
+        pull: float = 0.0,
+        shift: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> Steps:
+        """Train the weights named in `trained` (None: all), in place.
+
+        `pull`: μ of a term ½μ‖w − w_t‖². `shift` is added to the gradients, by name."""
+        import torch
+
+        p = self._parameters
+        named = weights if trained is None else trained
+        moved = {name: weights[name] for name in named if weights[name].requires_grad}
+        shifts = [shift[name] for name in moved] if shift else ()
+        rate = p.rate(self._task.round)
+        steps = Steps(list(moved.values()), rate, p.momentum, p.optimizer, p.gradient_clip)
+        for _ in range(epochs):
+            for batch in batches(self.count, p.batch_size, self._task.random_bytes):
+                chosen = torch.as_tensor(batch).to(self.processor)
+                loss = self._loss(
+                    weights, self._x[chosen], self._y[chosen], self._task.random_bytes
+                )
+                if pull:
+                    away = (((w - self.anchor[name]) ** 2).sum() for name, w in moved.items())
+                    loss = loss + pull / 2 * sum(away)
+                steps.take(loss, shifts)
+        return steps
+
+    def change(self, weights: Mapping[str, torch.Tensor]) -> Update:
+        """Return weights minus the broadcast ones. Consumes them, to save memory."""
+        return {
+            name: value.detach().sub_(self.anchor[name]).cpu().numpy()
+            for name, value in weights.items()
+        }
+
+
 class Sgd:
     def __init__(self, parameters: SgdParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
@@ -72,59 +169,11 @@ class Sgd:
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """Return weights after the local epochs, minus the global ones. Needs torch."""
-        import torch
-
-        p, processor = self.parameters, chosen_processor(task.processor)
-        x = torch.as_tensor(task.records.x).to(processor)
-        y = torch.as_tensor(task.records.y).to(processor)
-        still = task.network.statistics
-        weights = {
-            name: torch.tensor(array, device=processor, requires_grad=name not in still)
-            for name, array in start.items()
-        }
-        anchor = {
-            name: torch.as_tensor(array).to(processor) for name, array in task.weights.items()
-        }
-        moved = [value for value in weights.values() if value.requires_grad]
-        steps = Steps(moved, p.learning_rate, p.momentum)
-        for _ in range(p.local_epochs):
-            for batch in batches(len(y), p.batch_size, task.random_bytes):
-                chosen = torch.as_tensor(batch).to(processor)
-                loss = task.network.loss(weights, x[chosen], y[chosen], task.random_bytes)
-                steps.take(loss + self._penalty(weights, anchor))
-        # In place, to save memory: only the change is needed.
-        return {
-            name: value.detach().sub_(anchor[name]).cpu().numpy() for name, value in weights.items()
-        }
-
-    def _penalty(
-        self, weights: Mapping[str, torch.Tensor], anchor: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor | float:
-        """Return ½μ‖w − w_t‖² of FedProx; 0 for SGD."""
-        if self.parameters.method != "fedprox":
-            return 0.0
-        far = sum(((value - anchor[name]) ** 2).sum() for name, value in weights.items())
-        return self.parameters.mu / 2 * far
-
-
-class Steps:
-    """SGD with momentum, in place, as of `torch.optim`, whose import takes a second and 70 MiB."""
-
-    def __init__(self, weights: Sequence[torch.Tensor], rate: float, momentum: float) -> None:
-        self._weights, self._rate, self._momentum = weights, rate, momentum
-        self._velocity: Sequence[torch.Tensor] = ()
-
-    def take(self, loss: torch.Tensor) -> None:
-        import torch
-
-        gradients: Sequence[torch.Tensor] = torch.autograd.grad(loss, self._weights)
-        with torch.no_grad():
-            if self._momentum and self._velocity:
-                pairs = zip(self._velocity, gradients, strict=True)
-                gradients = [old.mul_(self._momentum).add_(new) for old, new in pairs]
-            self._velocity = gradients
-            for weight, gradient in zip(self._weights, gradients, strict=True):
-                weight.sub_(gradient, alpha=self._rate)
+        p = self.parameters
+        local = LocalEpochs(p, task)
+        weights = local.leaves(start)
+        local.run(weights, p.local_epochs, pull=p.mu if p.method == "fedprox" else 0.0)
+        return local.change(weights)
 
 
 def batches(count: int, size: int, random_bytes: RandomBytes) -> Iterator[NDArray[np.int64]]:
@@ -177,6 +226,7 @@ _plain = partial(
     trainer_part,
     parameters=SgdParameters,
     trainer=Sgd,
+    refuses=local_refusals,
     needs="model; an update stage that protects, or privacy.accept_unproven",
     reveals="each device's update, layers shuffled among the devices",
     privacy="none",
@@ -202,6 +252,7 @@ PARTS = (
         " proven.",
         parameters=SgdParameters,
         trainer=OutputPerturbation,
+        refuses=local_refusals,
         source="Zhang, Wu and Dong (PSO-DP), DP-params; Chaudhuri, Monteleoni, Sarwate 2011",
         needs="model; privacy.accept_unproven",
         reveals="each device's noised update",

@@ -2,10 +2,12 @@
 
 import json
 from contextlib import closing
+from pathlib import Path
 
 import edge_kit as kit
 import numpy as np
 import pytest
+import yaml
 from sklearn.datasets import load_digits
 
 from edgeveil.data.schema import DataSchema, schema_metadata
@@ -18,10 +20,15 @@ from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.testing import device_sites
 from edgeveil_edge.personal import personalise
 from edgeveil_edge.predict import RELEASES, predict
 from edgeveil_edge.releases import ReleaseStore
 from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, DeviceStore, split_fact
+from edgeveil_tools.local.job import Overrides, local_job, site_of
+from tests.kits.fleet import played_by_all_parties
+
+JOBS = Path(__file__).parents[3] / "configs" / "jobs"
 
 
 def of_features(weight=None):
@@ -153,3 +160,32 @@ def test_the_split_is_the_devices_own(share, tmp_path):
     assert found.evaluation_records == len(evaluation)
     assert JobData.model_fields["evaluation_share"].default == USUAL_SHARE
     assert (found.shared_accuracy is None) == (share == 0)
+
+
+def test_weights_that_training_kept_make_the_personal_model(tmp_path):
+    """Two boxes of other classes train `fedrep`; each predicts its own with its own head."""
+    job = yaml.safe_load((JOBS / "digits_fedrep.yaml").read_text())
+    job["train"] |= {"rounds": 3}
+    job["local_run"] |= {"devices": 5, "seed": 7}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    status, onnx, _, events, _ = played_by_all_parties(path, tmp_path, Overrides())
+    assert status == "completed"
+    (job_id,) = (one["data"]["job_id"] for one in events if one["type"] == "job_started")
+    parsed, run = local_job(path, Overrides())
+    site = site_of(parsed, run, tmp_path)
+    boxes = device_sites(5, site.source, partition=site.partition, classes=site.classes, seed=7)
+    folders = [tmp_path / "state" / f"edge-{number}" for number in (1, 2)]
+    own = [
+        one.model_copy(update={"state_dir": at}) for one, at in zip(boxes, folders, strict=False)
+    ]
+    for at in folders:
+        ReleaseStore(at / RELEASES).install("a", onnx, {"job_id": job_id})
+    found = [personalise(one, at / RELEASES) for one, at in zip(own, folders, strict=True)]
+    for one, at in zip(found, folders, strict=True):
+        assert (one.kept_weights, one.pull) == (2, None)
+        assert one.personal_accuracy > 0.8 > one.shared_accuracy
+        check_graph((at / "personal" / "model.onnx").read_bytes(), released=True)
+    x = np.random.default_rng(1).uniform(0, 16, (50, 64)).astype(np.float32)
+    a, b = (predict(at, x, personal=True).probabilities for at in folders)
+    assert not np.allclose(a, b, atol=0.1)

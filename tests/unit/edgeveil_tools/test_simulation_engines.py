@@ -64,6 +64,8 @@ FEWER = {
 CASES = {
     "quickstart": {"train": {"rounds": 5}, "local_run": {"infer_only": 2}},
     "digits_fedavg": {"train": {"rounds": 2}},
+    "digits_scaffold": {"train": {"rounds": 2, "local_epochs": 2}},
+    "digits_fedrep": {"train": {"rounds": 2, "head_epochs": 1}},
     "digits_evaluated": {**FEWER, "federated_evaluation": {"every_rounds": 1}},
     "digits_clustered": {**FEWER, "unsupervised": {"every_rounds": 1}},
     "drawn and spent": {

@@ -253,6 +253,7 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
         accept_unproven=True,
         accept_unprotected=True,
         accept_unshuffled=True,
+        allow_record_counts=True,
         allowed_methods=(job.train.method,),
         allowed_backbones=tuple(carried_digests(job)),
         allowed_plugins=tuple(AllowedPlugin(**one._asdict()) for one in plugins.allowances(parts)),

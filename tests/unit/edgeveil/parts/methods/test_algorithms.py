@@ -1,0 +1,210 @@
+"""Algorithms for unlike devices, beside plain loops of their papers on softmax regression."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from edgeveil.data.records import Records
+from edgeveil.parts.methods import METHODS
+from edgeveil.parts.round import KEPT, TRAIN, PlannedRound
+from edgeveil.parts.server_optimizers import ServerOptimizerParameters
+from edgeveil.parts.update import EXTRA
+from edgeveil.privacy.sampler import SeededRandom
+from tests.kits.softmax_regression import CONTEXT, NETWORK
+
+CHANCE = np.random.default_rng(5)
+SIZES = (3, 9, 6)
+DEVICES = [
+    Records(CHANCE.normal(k, 1, (n, 2)).astype(np.float32), CHANCE.integers(0, 2, n))
+    for k, n in enumerate(SIZES)
+]
+CONTEXT = replace(CONTEXT, devices=3)
+NOMINAL = CONTEXT.nominal_records
+WHOLE = {"batch_size": 16, "learning_rate": 0.3}  # one batch a pass: nothing is left to chance
+
+
+class Fleet:
+    """Devices and a cloud of one job, with each device's kept state."""
+
+    def __init__(self, method, context=CONTEXT, devices=DEVICES, **options):
+        part, rounds = METHODS[method], options.pop("rounds", 3)
+        block = part.made(rounds=rounds, **options)
+        self.device, self.cloud = part.device(block, context), part.cloud(block, context)
+        self.state, self.records = self.cloud.initial_state(), devices
+        self.kept, self.answers = [{} for _ in devices], []
+        for number in range(1, rounds + 1):
+            self.round(PlannedRound(number, TRAIN, number))
+
+    def round(self, round):
+        package = self.cloud.package(self.state, round)
+        self.answers = [
+            self.device.answer(round, {**package, **kept}, one, SeededRandom(at), "cpu")
+            for at, (one, kept) in enumerate(zip(self.records, self.kept, strict=True))
+        ]
+        self.kept = [{KEPT + n: a for n, a in one.kept.items()} for one in self.answers]
+        mean = {
+            name: np.mean([one.segments[name].astype(np.float64) for one in self.answers], axis=0)
+            for name in self.answers[0].segments
+        }
+        self.state = self.cloud.absorb(self.state, round, mean, len(self.records))
+
+    @property
+    def weights(self):
+        return vector(self.state)
+
+
+def vector(state):
+    return np.concatenate([np.asarray(state[w.name], float).ravel() for w in NETWORK.weights])
+
+
+def gradient(records, values):
+    leaves, at = {}, 0
+    for w in NETWORK.weights:
+        size = int(np.prod(w.shape))
+        part = torch.tensor(values[at : at + size].reshape(w.shape), dtype=torch.float32)
+        leaves[w.name], at = part.requires_grad_(), at + size
+    loss = NETWORK.loss(leaves, torch.tensor(records.x), torch.tensor(records.y))
+    found = torch.autograd.grad(loss, list(leaves.values()))
+    return np.concatenate([one.numpy().ravel() for one in found]).astype(float)
+
+
+START = vector(NETWORK.initial())
+
+
+def local_steps(records, start, steps, rate, momentum=0.0, shift=0.0):
+    y, velocity = start.copy(), 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + gradient(records, y) + shift
+        y = y - rate * velocity
+    return y
+
+
+@pytest.mark.parametrize("summed", [0, 3])
+def test_scaffold_is_algorithm_1_with_option_ii(summed):
+    fleet = Fleet("scaffold", replace(CONTEXT, summed=summed), local_epochs=4, **WHOLE)
+    x, c, own = START, np.zeros_like(START), [np.zeros_like(START) for _ in DEVICES]
+    for _ in range(3):
+        after = [
+            local_steps(one, x, 4, 0.3, shift=c - mine)
+            for one, mine in zip(DEVICES, own, strict=True)
+        ]
+        new = [mine - c + (x - y) / (4 * 0.3) for mine, y in zip(own, after, strict=True)]
+        c = c + np.mean(np.subtract(new, own), axis=0)
+        x, own = np.mean(after, axis=0), new
+    np.testing.assert_allclose(fleet.weights, x, atol=1e-5)
+    np.testing.assert_allclose(fleet.state["control"], c, atol=1e-5)
+
+
+def test_a_part_of_the_fleet_moves_scaffolds_control_by_its_share():
+    whole, part = (
+        Fleet("scaffold", rounds=1),
+        Fleet("scaffold", replace(CONTEXT, fleet=12), rounds=1),
+    )
+    np.testing.assert_allclose(part.state["control"], whole.state["control"] / 4, atol=1e-7)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednova_averages_per_step_by_records(momentum):
+    options = {"batch_size": 1, "learning_rate": 0.05, "momentum": momentum, "rounds": 1}
+    fleet = Fleet("fednova", replace(CONTEXT, weighted=True), local_epochs=2, **options)
+    plain = Fleet("sgd", local_epochs=2, **options)
+    changes = [vector(one.segments) for one in plain.answers]
+    # ‖a‖₁ by its definition: the weights with which each gradient enters the change.
+    a = [sum((1 - momentum**k) / (1 - momentum) for k in range(1, 2 * n + 1)) for n in SIZES]
+    p = np.array(SIZES) / sum(SIZES)
+    effective = np.dot(p, a)
+    wanted = START + effective * sum(p[i] * changes[i] / a[i] for i in range(3))
+    np.testing.assert_allclose(fleet.weights, wanted, atol=1e-5)
+    assert not np.allclose(fleet.weights, plain.weights, atol=1e-3)
+
+
+def test_weights_by_records_leave_out_who_has_none():
+    nobody = Records(np.zeros((0, 2), np.float32), np.zeros(0, np.int64))
+    context = replace(CONTEXT, weighted=True)
+    fleet = Fleet("sgd", context, [*DEVICES, nobody], rounds=1, **WHOLE)
+    plain = Fleet("sgd", rounds=1, **WHOLE)
+    changes = [vector(one.segments) for one in plain.answers]
+    wanted = START + np.average(changes, axis=0, weights=SIZES)
+    np.testing.assert_allclose(fleet.weights, wanted, atol=1e-6)
+    assert fleet.answers[-1].segments[EXTRA] == 0
+    np.testing.assert_array_equal(Fleet("sgd", context, [nobody] * 2, rounds=1).weights, START)
+
+
+def test_fedreps_head_stays_and_goes_on_from_where_it_was():
+    fleet = Fleet("fedrep", replace(CONTEXT, local=("output.bias",)), rounds=2, **WHOLE)
+    assert [set(one.segments) for one in fleet.answers] == [{"output.weight"}] * 3
+    np.testing.assert_array_equal(fleet.state["output.bias"], NETWORK.initial()["output.bias"])
+    heads = [one[KEPT + "personal/output.bias"] for one in fleet.kept]
+    once = Fleet("fedrep", replace(CONTEXT, local=("output.bias",)), rounds=1, **WHOLE)
+    firsts = [one[KEPT + "personal/output.bias"] for one in once.kept]
+    for one, first, records in zip(heads, firsts, DEVICES, strict=True):
+        # Five steps of the head alone under the body of round 1, then one of the body alone.
+        values = np.concatenate([once.state["output.weight"].ravel(), first])
+        for _ in range(5):
+            values[4:] -= 0.3 * gradient(records, values)[4:]
+        np.testing.assert_allclose(one, values[4:], atol=1e-5)
+    assert not np.allclose(heads[0], heads[1])
+
+
+def test_dittos_shared_model_is_fedavgs_and_its_own_one_is_held_near_it():
+    shared = Fleet("sgd", rounds=2, local_epochs=3, **WHOLE)
+    loose, tight = (Fleet("ditto", rounds=2, local_epochs=3, mu=mu, **WHOLE) for mu in (1e-6, 2.0))
+    before = Fleet("sgd", rounds=1, local_epochs=3, **WHOLE).weights  # broadcast in round 2
+    for fleet in (loose, tight):
+        np.testing.assert_allclose(fleet.weights, shared.weights, atol=1e-6)
+
+    def away(fleet):
+        own = [vector({n.rpartition("/")[2]: a for n, a in one.items()}) for one in fleet.kept]
+        return np.linalg.norm(np.subtract(own, before), axis=1)
+
+    assert (away(tight) < 0.7 * away(loose)).all()
+    alone = local_steps(DEVICES[0], START, 6, 0.3)
+    mine = {n.rpartition("/")[2]: a for n, a in loose.kept[0].items()}
+    np.testing.assert_allclose(vector(mine), alone, atol=1e-4)
+
+
+def stepped(name, delta, m, v, *, rate=0.1, b1=0.9, b2=0.99, tau=0.001):
+    """One coordinate, by the papers' own lines."""
+    if name == "fedavgm":
+        m = b1 * m + delta
+        return rate * m, m, v
+    m = b1 * m + (1 - b1) * delta
+    v = {
+        "fedadagrad": v + delta**2,
+        "fedadam": b2 * v + (1 - b2) * delta**2,
+        "fedyogi": v - (1 - b2) * delta**2 * np.sign(v - delta**2),
+    }[name]
+    return rate * m / (np.sqrt(v) + tau), m, v
+
+
+@pytest.mark.parametrize("summed", [0, 3])
+@pytest.mark.parametrize("name", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])
+def test_the_clouds_optimisers_step_as_their_papers(name, summed):
+    server = ServerOptimizerParameters(name=name, learning_rate=0.1)
+    context = replace(CONTEXT, server=server, summed=summed)
+    x, m, v = START.copy(), np.zeros_like(START), np.full_like(START, 1e-6)
+    for _ in range(3):
+        delta = np.mean([local_steps(one, x, 1, 0.3) - x for one in DEVICES], axis=0)
+        moved = [stepped(name, *one) for one in zip(delta, m, v, strict=True)]
+        step, m, v = map(np.array, zip(*moved, strict=True))
+        x = x + step
+    # 2^-20 of a grid step is much where a small v divides it.
+    np.testing.assert_allclose(
+        Fleet("sgd", context, **WHOLE).weights, x, atol=1e-5 if not summed else 1e-3
+    )
+
+
+@pytest.mark.parametrize("method", ["sgd", "scaffold", "fedrep", "ditto"])
+def test_training_that_diverges_counts_as_no_records_and_loses_no_state(method):
+    context = replace(CONTEXT, local=("output.bias",) * (method == "fedrep"))
+    fleet = Fleet(method, context, rounds=1, local_epochs=5, **WHOLE)
+    kept, wild = fleet.kept[0], Records(np.full((4, 2), 3e38, np.float32), np.arange(4) % 2)
+    package = {**fleet.cloud.package(fleet.state, PlannedRound(2, TRAIN, 2)), **kept}
+    found = fleet.device.answer(PlannedRound(2, TRAIN, 2), package, wild, SeededRandom(0), "cpu")
+    assert "not finite" in found.without
+    assert not any(np.any(array) for array in found.segments.values())
+    assert set(found.kept) == {name.removeprefix(KEPT) for name in kept}
+    for name, array in found.kept.items():
+        np.testing.assert_array_equal(array, kept[KEPT + name])
