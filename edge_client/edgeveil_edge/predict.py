@@ -29,6 +29,7 @@ from edgeveil.evaluation.figures import (
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
 from edgeveil.parts.sources.arrays import npy_array, npz_array
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
+from edgeveil.parts.sources.memory import Arrays, Table, opened, read_opened
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import detected_form, encode_csv, encode_parquet, read_matrix
 from edgeveil_edge.release_trial import released_session, run_trial
@@ -62,6 +63,7 @@ class Predictions:
     target: TargetRange | None = None
     scores: NDArray[np.float64] | None = None
     alarms: bool = False
+    index: Any = None  # of a DataFrame of pandas given as records
 
     @classmethod
     def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **fields: Any) -> Self:
@@ -144,6 +146,13 @@ class Predictions:
                 plain |= {**name, "probability": None if label is None else row[label]}
             yield {"record": number, **plain}
 
+    @needs_extra("frames")
+    def frame(self) -> Any:
+        """Return `table` as a DataFrame of pandas, with the index of one given as records."""
+        import pandas
+
+        return pandas.DataFrame(self.table(), index=self.index).drop(columns="record")
+
     def plain(self) -> list[dict[str, Any]]:
         """Return {label, name, probabilities, file}, {value} or {score} per record, for JSON."""
         return list(self.plain_rows())
@@ -171,15 +180,14 @@ class Predictions:
 
 
 @needs_extra("infer")
-def predict(
-    model: str | Path, records: str | Path | NDArray[Any], *, personal: bool = False
-) -> Predictions:
+def predict(model: str | Path, records: Any, *, personal: bool = False) -> Predictions:
     """Run a released model on records, on this machine. Raises DataError or UsageError.
 
     `model` is an ONNX file, or a device's state folder for its release in use. `records` is an
     array (records, …), one record without that axis, or a file: .npz (array `x`), .npy or .csv
-    (values only); with a job's schema also .csv and .parquet with names, .png, .jpg, and a folder
-    of pictures. A release that no longer runs is rolled back; `personal` uses the model of `edge
+    (values only); with a job's schema also a DataFrame of pandas or polars, an Arrow table, one
+    dict or several by columns' names, .csv and .parquet with names, .png, .jpg, and a folder of
+    pictures. A release that no longer runs is rolled back; `personal` uses the model of `edge
     personalise`.
     """
     folder = Path(model)
@@ -218,13 +226,13 @@ def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Excepti
     raise DataError(what, where=release.version, fix=fix) from error
 
 
-def _predicted(path: Path, called: str, records: str | Path | NDArray[Any]) -> Predictions:
+def _predicted(path: Path, called: str, records: Any) -> Predictions:
     session = released_session(path.read_bytes(), str(path))
     return run_on_records(session, called, records)
 
 
 def run_on_records(
-    session: OnnxModel, called: str, records: str | Path | NDArray[Any], limit_s: float = math.inf
+    session: OnnxModel, called: str, records: Any, limit_s: float = math.inf
 ) -> Predictions:
     """Run a loaded model, named `called`, on records within `limit_s`. Raises DataError."""
     schema = schema_in(session.metadata, session.input_shape)
@@ -234,7 +242,10 @@ def run_on_records(
             one = session.answers(given.x[:1], {}, limit=limit)
             _check_answers(given.file, given.x, one.shape[1])
         found = session.answers(given.x, {}, limit=limit)
-    return Predictions.of(called, session, found, files=given.files, given=given.labels)
+    index = given.index if len(given.x) == len(found) else None
+    return Predictions.of(
+        called, session, found, files=given.files, given=given.labels, index=index
+    )
 
 
 @dataclass(frozen=True)
@@ -243,6 +254,7 @@ class _Given:
     labels: NDArray[np.int64] | None = None
     files: tuple[str, ...] = ()
     file: Path | None = None  # its size limits the number of records
+    index: Any = None  # of a DataFrame of pandas
 
 
 def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
@@ -254,15 +266,9 @@ def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
         raise DataError(what, where=str(file), fix=fix)
 
 
-def _given(
-    records: str | Path | NDArray[Any], schema: DataSchema | None, shape: tuple[int | None, ...]
-) -> _Given:
+def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]) -> _Given:
     if not isinstance(records, str | Path):
-        try:
-            values = np.asarray(records)
-        except ValueError:
-            raise DataError("are no numbers", where="records", fix="pass an array") from None
-        return _Given(as_records(values, shape, "records"))
+        return _given_in_memory(opened(records, "records"), records, schema, shape)
     path = Path(records)
     if path.is_dir() or path.suffix.lower() in ENDINGS:
         return _given_pictures(path, schema)
@@ -281,6 +287,18 @@ def _given(
     if schema is not None and schema.image is not None and values.ndim == len(shape) + 1:
         return _Given(pictures(schema, _numbers(values, str(file)), str(file)), file=file)
     return _Given(as_records(values, shape, str(file)), file=file)
+
+
+def _given_in_memory(
+    data: Table | Arrays, records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]
+) -> _Given:
+    if isinstance(data, Arrays):
+        return _Given(as_records(data.x, shape, "records"))
+    found, index = read_opened(data, schema, "records", labelled=None), None
+    if type(records).__module__.partition(".")[0] == "pandas":
+        index = records.index
+    x = found.records.x if schema is not None else as_records(found.records.x, shape, "records")
+    return _Given(x, found.records.y if found.labelled else None, index=index)
 
 
 def room_for(file: Path) -> int:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
+from edgeveil.data.encoding import Given
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import OnnxParameters
+from edgeveil.parts.sources.memory import (
+    Arrays,
+    Table,
+    data_set_halves,
+    holders_of,
+    is_data_set,
+    opened,
+    read_opened,
+)
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import dealt_classes, source
 from edgeveil_tools.local.local_run import (
@@ -25,7 +39,9 @@ from edgeveil_tools.site.provision import SiteSpec
 
 
 class Overrides(TypedDict, total=False):
-    """Options of `edgeveil run` over `local_run`; `settings` are other keys of the job."""
+    """Options of `edgeveil run` over `local_run`; `settings` are other keys of the job.
+
+    Only in Python `data` may be records in memory, with `fleet` and `test_data`."""
 
     broker: str | None
     devices: int | None
@@ -33,7 +49,9 @@ class Overrides(TypedDict, total=False):
     seed: int | None
     simulate: bool | None
     ray_address: str | None
-    data: str | Path | None
+    data: Any
+    fleet: Any
+    test_data: Any
     accept_unprotected: bool | None
     settings: tuple[tuple[str, Any], ...] | None
 
@@ -46,6 +64,9 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     of_run, accept = dict(asked), bool(asked.get("accept_unprotected"))
     settings = of_run.pop("settings", ())
     of_run.pop("accept_unprotected", None)
+    memory = InMemory.of(of_run)
+    if memory is not None:
+        asked.pop("data")
     if isinstance(given, Job):
         job, named, folder = given, f"job {given.job}", Path.cwd()
     else:
@@ -54,6 +75,8 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         named, folder = str(given), Path(given).absolute().parent
     run = (job.local_run if isinstance(job, LocalJob) else None) or LocalRun()
     plain, block = _plain(job), run.model_dump(mode="json")
+    if memory is not None:
+        block |= memory.changes(block)
     if "data" in of_run:
         of_run["data"] = {**block["data"], **_files(block["data"], Path(of_run["data"]).absolute())}
     plain["local_run"] = {**block, **of_run}
@@ -72,7 +95,68 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
     run = checked.local_run or LocalRun()
     _refuse_unused(asked, checked, run)
+    if memory is not None:
+        held = memory.given(checked.data.schema_, run.data.label_column)
+        run = run.model_copy(update={"data": run.data.holding(held)})
     return checked.alone, run
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Records in memory of `simulate(job, data=…)`, before the job says how to read them."""
+
+    data: Table | Arrays
+    test: Table | Arrays | None
+    holders: NDArray[np.int64] | None
+    fleet: str | None  # the column of the holders
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Self | None:
+        """Take `data`, `fleet` and `test_data` from options; None for a file or none of them.
+
+        Raises DataError, and UsageError for options that do not fit."""
+        data, fleet = options.get("data"), options.pop("fleet", None)
+        test = options.pop("test_data", None)
+        if data is None or isinstance(data, str | Path):
+            for name, value in (("fleet", fleet), ("test_data", test)):
+                if value is not None:
+                    raise UsageError("is only for records in memory", where=name, fix="pass data")
+            return None
+        del options["data"]
+        if isinstance(data, Mapping) and data and all(map(is_data_set, data.values())):
+            data, test = data_set_halves(data, test)
+        found = opened(data)
+        holders = None if fleet is None else holders_of(found, fleet)
+        if holders is not None:
+            count = int(holders.max(initial=-1)) + 1
+            if options.setdefault("devices", count) != count:
+                what = f"{options['devices']} is not the number of holders in fleet, {count}"
+                raise UsageError(what, where="devices", fix="leave it out")
+        column = fleet if isinstance(fleet, str) else None
+        return cls(found, None if test is None else opened(test, "test_data"), holders, column)
+
+    def changes(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """Return keys of `local_run` to replace: the job's own files are not read."""
+        label = run["data"].get("label_column")
+        found: dict[str, Any] = {"test_records": None}
+        if self.test is not None:
+            found |= {"test_share": None, "test_folds": None}
+        return {**found, "data": {"source": "memory", "label_column": label}}
+
+    def given(self, schema: DataSchema | None, label_column: str | None) -> Given:
+        """Return the records as the job reads them; raises DataError."""
+        data = self.data
+        if self.fleet is not None and schema is None and isinstance(data, Table):
+            data = data.without([self.fleet])
+        found = read_opened(data, schema, label_column=label_column)
+        found = replace(found, records=replace(found.records, holders=self.holders))
+        if self.test is None:
+            return Given(found)
+        test = self.test
+        if self.fleet is not None and isinstance(test, Table):
+            test = test.without([self.fleet])
+        tested = read_opened(test, schema, "test_data", label_column=label_column)
+        return Given(found, tested.records)
 
 
 def _files(data: dict[str, Any], given: Path) -> dict[str, str]:
@@ -106,6 +190,9 @@ def _refuse_unused(asked: Mapping[str, Any], job: Job, run: LocalRun) -> None:
     if run.simulate and "broker" in asked:
         fix = "leave it out, or add --no-simulate"
         raise UsageError("a simulation has no brokers", where="--broker", fix=fix)
+    if not run.simulate and run.workers == 0:
+        fix = "name 1 or more, or add --simulate"
+        raise UsageError("devices need a process", where="local_run.workers", fix=fix)
     if not run.simulate and "ray_address" in asked:
         raise UsageError("a run over brokers has no Ray", where="--ray", fix="add --simulate")
 

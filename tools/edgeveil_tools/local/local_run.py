@@ -57,8 +57,9 @@ class LocalRun(Block):
 
     devices: int = Field(default=20, ge=1, le=10000)
     """Devices to play, each with its own keys, connection and records."""
-    workers: int | None = Field(default=None, ge=1, le=256, examples=[2])
-    """Processes that host the devices; null: 2, in a simulation one for each processor."""
+    workers: int | None = Field(default=None, ge=0, le=256, examples=[2])
+    """Processes that host the devices; null: 2, in a simulation one for each processor. 0: simulate
+    in the calling process, without the second or two that starting one takes."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
     """Seed of the partition, and where `simulate` is true of the noise. Never of keys."""
     simulate: bool = False
