@@ -30,10 +30,13 @@ _CLASSES = b"huggingface"  # key of an Arrow schema's metadata with the names of
 
 
 class Table(NamedTuple):
-    """A table in memory; each column is an Arrow array or a list of values, of equal length."""
+    """A table in memory; each column is an Arrow array or a list of values, of equal length.
+
+    `label` is the name of the column with the y of a pair (X, y), or empty."""
 
     names: list[str]
     columns: list[Any]
+    label: str = ""
 
     def __len__(self) -> int:
         return len(self.columns[0]) if self.columns else 0
@@ -46,7 +49,8 @@ class Table(NamedTuple):
 
     def without(self, names: Sequence[str]) -> Table:
         kept = [at for at, name in enumerate(self.names) if name not in names]
-        return Table([self.names[at] for at in kept], [self.columns[at] for at in kept])
+        columns = [self.columns[at] for at in kept]
+        return Table([self.names[at] for at in kept], columns, self.label)
 
 
 class Arrays(NamedTuple):
@@ -116,11 +120,13 @@ def read_opened(
     if schema is not None and schema.image is not None:
         return _of_pictures(data, schema, where, label_column, max_bytes)
     if schema is not None:
-        encoder = RowEncoder(schema, data.names, where, labelled=labelled, max_bytes=max_bytes)
+        called = {data.label: schema.label.column or data.label}
+        names = [called.get(name, name) for name in data.names]
+        encoder = RowEncoder(schema, names, where, labelled=labelled, max_bytes=max_bytes)
         for cells in zip(*map(_texts, data.columns), strict=True):
             encoder.add(cells)
         return encoder.encoded()
-    label = None if labelled is None else label_column or data.names[-1]
+    label = None if labelled is None else data.label or label_column or data.names[-1]
     y = np.full(len(data), -1)
     if label is not None:
         y = _numbers(label, data.column(label, where), where)
@@ -176,6 +182,7 @@ def _of_pictures(
     """Encode the one column of structures with `bytes`, as Hugging Face stores pictures."""
     stored = [name for name in data.names if _holds_pictures(data.column(name, where))]
     others = data.without(stored)
+    label_column = data.label or label_column
     if len(stored) != 1 or (label_column is None and len(others.names) != 1):
         what = f"has {len(stored)} columns of pictures and {len(others.names)} others"
         fix = "keep one column of pictures and one of labels, or name local_run.data.label_column"
@@ -207,7 +214,7 @@ def _with_labels(data: Table | Arrays, labels: Any, where: str) -> Table | Array
         what = f"has a column '{name}' in X, which is the name of y"
         raise DataError(what, where=where, fix=f"drop it from X, X.drop(columns={name!r})")
     column = _pandas_column(labels) if _root(labels) == "pandas" else y.tolist()
-    return Table([*data.names, name], [*data.columns, column])
+    return Table([*data.names, name], [*data.columns, column], name)
 
 
 def _torch_arrays(data: Any, where: str) -> Arrays:

@@ -302,3 +302,27 @@ def test_a_table_is_changed_by_nothing_that_reads_it():
     table = opened(frame)
     read_opened(table.without(["unknown"]), READ)
     pd.testing.assert_frame_equal(frame, before)
+
+
+# --- other values ---
+
+
+def test_a_changed_copy_is_checked_and_leaves_the_job_alone(jobs):
+    job = edgeveil.load_job(jobs / "names.yaml")
+    before = job.canonical()
+    assert job.with_() == job
+    swept = [job.with_(epsilon=one, rounds=3) for one in np.logspace(-1, 1, 3)]
+    assert [(one.privacy.epsilon, one.train.rounds) for one in swept] == [(0.1, 3), (1, 3), (10, 3)]
+    assert job.canonical() == before and job.with_(seed=9).local_run.seed == 9
+    assert job.with_(**{"data.nominal_records": np.int64(9)}).data.nominal_records == 9
+    assert isinstance(job.with_(job="other"), edgeveil.Job)
+    for changes, kind, where in (
+        ({"epsilom": 1}, UsageError, "epsilom"),
+        ({"noise": "shared"}, UsageError, "noise"),  # of privacy and of train
+        ({"epsilon": -1}, edgeveil.errors.ConfigError, "privacy.epsilon: "),
+        ({"devices": 1}, edgeveil.errors.ConfigError, "round.min_batch: "),
+        ({"train.roundz": 1}, edgeveil.errors.ConfigError, "train.roundz: "),
+    ):
+        with pytest.raises(kind) as raised:
+            job.with_(**changes)
+        assert where in str(raised.value)

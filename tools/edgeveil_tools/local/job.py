@@ -26,6 +26,7 @@ from edgeveil.parts.sources.memory import (
     opened,
     read_opened,
 )
+from edgeveil.registry import nearest
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import dealt_classes, source
 from edgeveil_tools.local.local_run import (
@@ -88,17 +89,64 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         selection = plain["selection"]
         selection["min_devices"] = min(selection["min_devices"], devices)
     where = f"{named} with {_options(asked)}" if asked else named
-    try:
-        checked, _ = parse_local_job(_yaml(plain), where, folder=folder, accept_unprotected=accept)
-    except ConfigError as error:  # line numbers are of the changed text: drop them
-        begin = re.compile(rf"{re.escape(where)}:\d+ ")
-        raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
+    checked = _parsed(plain, where, folder, accept_unprotected=accept)
     run = checked.local_run or LocalRun()
     _refuse_unused(asked, checked, run)
     if memory is not None:
         held = memory.given(checked.data.schema_, run.data.label_column)
         run = run.model_copy(update={"data": run.data.holding(held)})
     return checked.alone, run
+
+
+def changed(job: LocalJob, changes: Mapping[str, Any]) -> LocalJob:
+    """Return a checked copy of a job with other values; see `LocalJob.with_`."""
+    plain = _plain(job) | {"priority": job.priority}
+    if job.local_run is not None:
+        plain["local_run"] = job.local_run.model_dump(mode="json")
+    settings = [(_full_key(name, job), _plain_value(one)) for name, one in changes.items()]
+    for key, value in settings:
+        _set(plain, key, value)
+    where = f"job {job.job} with {', '.join(f'{key}={value}' for key, value in settings)}"
+    return _parsed(plain, where, Path.cwd())
+
+
+def job_of(plain: dict[str, Any]) -> LocalJob:
+    """Return a job of plain values, as in its YAML; raises ConfigError with all problems."""
+    return _parsed(plain, f"job {plain['job']}", Path.cwd())
+
+
+def _parsed(
+    plain: dict[str, Any], where: str, folder: Path, *, accept_unprotected: bool = False
+) -> LocalJob:
+    how: Any = {"folder": folder, "accept_unprotected": accept_unprotected}
+    try:
+        return parse_local_job(_yaml(plain), where, **how)[0]
+    except ConfigError as error:  # line numbers are of the changed text: drop them
+        begin = re.compile(rf"{re.escape(where)}:\d+ ")
+        raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
+
+
+def _full_key(name: str, job: LocalJob) -> str:
+    """Return the dotted key of a short name: a key of `privacy`, `train` or `local_run`."""
+    if "." in name or name in type(job).model_fields:
+        return name
+    blocks = {"privacy": job.privacy, "train": job.train, "local_run": job.local_run or LocalRun()}
+    found = [key for key, block in blocks.items() if name in type(block).model_fields]
+    if len(found) == 1:
+        return f"{found[0]}.{name}"
+    if found:
+        fix = f"write **{{'{found[0]}.{name}': …}}"
+        raise UsageError(f"is a key of {' and '.join(found)}", where=name, fix=fix)
+    known = [key for block in blocks.values() for key in type(block).model_fields]
+    fix = f"{nearest(name, known)} Others are dotted, such as **{{'round.min_batch': 5}}"
+    raise UsageError("is no key of privacy, train or local_run", where=name, fix=fix)
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value.absolute())
+    found = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    return [_plain_value(one) for one in found] if isinstance(found, list | tuple) else found
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,15 @@ class LocalJob(Job):
         given = {name: getattr(self, name) for name in Job.model_fields}
         return Job.model_construct(self.model_fields_set & given.keys(), **given)
 
+    def with_(self, **changes: Any) -> LocalJob:
+        """Return a checked copy with other values: `with_(epsilon=2, **{"train.rounds": 5})`.
+
+        A key is dotted, or a short name of `privacy`, `train` or `local_run`. Raises UsageError for
+        another name, ConfigError with all problems of the changed job."""
+        from edgeveil_tools.local.job import changed
+
+        return changed(self, changes)
+
 
 def load_job(path: str | Path) -> LocalJob:
     """Load and validate a job file; raises ConfigError with all problems."""
