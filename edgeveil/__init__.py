@@ -15,6 +15,7 @@
 | `run`, `run_async`, `simulate` | a job with a whole fleet on this machine | `tools` |
 | `Result`, `RunProgress` | the result of a run, and its progress meanwhile | – |
 | `predict`, `Predictions` | a released model on records | `infer` |
+| `FederatedClassifier`, `FederatedRegressor` | scikit-learn's estimators over a fleet | `tools` |
 | `Cloud` | a running cloud: submit, list, watch, resume, cancel, fetch | – |
 | `Device`, `DeviceStatus` | a learning device inside an application of yours | `train-fm` |
 | `errors` | the errors of all of these, each with fault, place and fix | – |
@@ -43,6 +44,8 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors
     from edgeveil_tools.checks import price as price
     from edgeveil_tools.checks import validate as validate
     from edgeveil_tools.cloud_client import Cloud as Cloud
+    from edgeveil_tools.estimators import FederatedClassifier as FederatedClassifier
+    from edgeveil_tools.estimators import FederatedRegressor as FederatedRegressor
     from edgeveil_tools.local.local_run import load_job as load_job
     from edgeveil_tools.local.run import run as run
     from edgeveil_tools.local.run import run_async as run_async
@@ -56,6 +59,8 @@ _PLACES = {
     "ConfigProblem": ("edgeveil.errors", ""),
     "Device": ("edgeveil_edge.embedded", "train-fm"),
     "DeviceStatus": ("edgeveil_edge.embedded", "train-fm"),
+    "FederatedClassifier": ("edgeveil_tools.estimators", "tools"),
+    "FederatedRegressor": ("edgeveil_tools.estimators", "tools"),
     "Job": ("edgeveil.jobs", ""),
     "JobPrice": ("edgeveil_tools.checks", ""),
     "Predictions": ("edgeveil_edge.predict", "infer"),

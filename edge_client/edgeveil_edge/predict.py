@@ -30,6 +30,7 @@ from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
 from edgeveil.parts.sources.arrays import npy_array, npz_array
 from edgeveil.parts.sources.guess import guess
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
+from edgeveil.parts.sources.memory import Arrays, Table, opened, read_opened
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import encode_csv, encode_jsonl, encode_parquet, read_matrix
 from edgeveil_edge.release_trial import released_session, run_trial
@@ -66,6 +67,7 @@ class Predictions:
     alarms: bool = False
     notes: tuple[str, ...] = ()  # what was guessed of the file
     columns: tuple[ColumnTally, ...] = ()  # of a table
+    index: Any = None  # of a DataFrame of pandas given as records
 
     @classmethod
     def of(cls, model: str, session: OnnxModel, found: NDArray[np.float64], **fields: Any) -> Self:
@@ -156,6 +158,13 @@ class Predictions:
                 plain |= {**name, "probability": None if label is None else row[label]}
             yield {"record": number, **plain}
 
+    @needs_extra("frames")
+    def frame(self) -> Any:
+        """Return `table` as a DataFrame of pandas, with the index of one given as records."""
+        import pandas
+
+        return pandas.DataFrame(self.table(), index=self.index).drop(columns="record")
+
     def plain(self) -> list[dict[str, Any]]:
         """Return {label, name, probabilities, file}, {value} or {score} per record, for JSON."""
         return list(self.plain_rows())
@@ -183,14 +192,13 @@ class Predictions:
 
 
 @needs_extra("infer")
-def predict(
-    model: str | Path, records: str | Path | NDArray[Any], *, personal: bool = False
-) -> Predictions:
+def predict(model: str | Path, records: Any, *, personal: bool = False) -> Predictions:
     """Run a released model on records, on this machine. Raises DataError or UsageError.
 
     `model` is an ONNX file, or a device's state folder for its release in use. `records` is an
     array (records, …), one record without that axis, or a file: .npz (array `x`), .npy or .csv
     (values only); with a job's schema a table of any form that `edgeveil check FILE` reads, a
+    DataFrame of pandas or polars, an Arrow table, one dict or several by columns' names, a
     picture, or a folder of pictures. A release that no longer runs is rolled back; `personal`
     uses the model of `edge personalise`.
     """
@@ -230,13 +238,13 @@ def _leave_broken(store: ReleaseStore, release: InstalledRelease, error: Excepti
     raise DataError(what, where=release.version, fix=fix) from error
 
 
-def _predicted(path: Path, called: str, records: str | Path | NDArray[Any]) -> Predictions:
+def _predicted(path: Path, called: str, records: Any) -> Predictions:
     session = released_session(path.read_bytes(), str(path))
     return run_on_records(session, called, records)
 
 
 def run_on_records(
-    session: OnnxModel, called: str, records: str | Path | NDArray[Any], limit_s: float = math.inf
+    session: OnnxModel, called: str, records: Any, limit_s: float = math.inf
 ) -> Predictions:
     """Run a loaded model, named `called`, on records within `limit_s`. Raises DataError."""
     schema = schema_in(session.metadata, session.input_shape)
@@ -247,6 +255,7 @@ def run_on_records(
             _check_answers(given.file, given.x, one.shape[1])
         found = session.answers(given.x, {}, limit=limit)
     about = {"files": given.files, "notes": given.notes, "columns": given.columns}
+    about["index"] = given.index if len(given.x) == len(found) else None
     return Predictions.of(called, session, found, given=given.labels, **about)
 
 
@@ -258,6 +267,7 @@ class Given:
     file: Path | None = None  # its size limits the number of records
     notes: tuple[str, ...] = ()
     columns: tuple[ColumnTally, ...] = ()
+    index: Any = None  # of a DataFrame of pandas
 
     @classmethod
     def of(cls, found: Encoded, **fields: Any) -> Self:
@@ -276,15 +286,9 @@ def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
         raise DataError(what, where=str(file), fix=fix)
 
 
-def _given(
-    records: str | Path | NDArray[Any], schema: DataSchema | None, shape: tuple[int | None, ...]
-) -> Given:
+def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]) -> Given:
     if not isinstance(records, str | Path):
-        try:
-            values = np.asarray(records)
-        except ValueError:
-            raise DataError("are no numbers", where="records", fix="pass an array") from None
-        return Given(as_records(values, shape, "records"))
+        return _given_in_memory(opened(records, "records"), records, schema, shape)
     path = Path(records)
     if path.is_dir() or path.suffix.lower() in ENDINGS:
         return _given_pictures(path, schema)
@@ -299,6 +303,20 @@ def _given(
     if schema is not None and schema.image is not None and values.ndim == len(shape) + 1:
         return Given(pictures(schema, _numbers(values, str(file)), str(file)), file=file)
     return Given(as_records(values, shape, str(file)), file=file)
+
+
+def _given_in_memory(
+    data: Table | Arrays, records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]
+) -> Given:
+    if isinstance(data, Arrays):
+        return Given(as_records(data.x, shape, "records"))
+    found, index = read_opened(data, schema, "records", labelled=None), None
+    if type(records).__module__.partition(".")[0] == "pandas":
+        index = records.index
+    if schema is not None:
+        return Given.of(found, index=index)
+    x = as_records(found.records.x, shape, "records")
+    return Given(x, found.records.y if found.labelled else None, index=index)
 
 
 def room_for(file: Path) -> int:

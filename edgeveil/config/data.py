@@ -5,12 +5,15 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PrivateAttr
 
 from edgeveil.config.base import Block, Mix, SitePath, named_in
 from edgeveil.registry import known_names, part_named
+
+if TYPE_CHECKING:
+    from edgeveil.data.encoding import Given
 
 _PYTHON = re.compile(r"python:\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -88,6 +91,18 @@ class DataFiles(Block):
     """The label's column in `csv` and `parquet`; none: the last one."""
     images: Images | None = None
     """The form of the records of `images`."""
+    _given: Given | None = PrivateAttr(default=None)  # of `memory`: in no file, and in no dump
+
+    @property
+    def given(self) -> Given | None:
+        """Records in memory, of the source `memory`."""
+        return self._given
+
+    def holding(self, given: Given | None) -> Self:
+        """Return a copy with records in memory."""
+        copy = self.model_copy()
+        copy._given = given
+        return copy
 
 
 DEFAULT_PARTITION = "iid"

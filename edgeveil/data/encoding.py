@@ -58,6 +58,14 @@ class Encoded:
     labelled: bool = True
 
 
+@dataclass(frozen=True, eq=False)
+class Given:
+    """All records of a simulated fleet in memory, and the cloud's test set if it is another."""
+
+    encoded: Encoded
+    test: Records | None = None
+
+
 def cell_text(value: Any) -> str:
     """Return a value as cell text, independent of the file's format and of other cells' types."""
     if value is None:

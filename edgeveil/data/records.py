@@ -23,11 +23,13 @@ OPAQUE = "OV"  # kinds of NumPy arrays that are never read from files: objects, 
 class Records:
     """Records of one device: `x` (n, ...) float32, `y` (n,) int64, immutable.
 
-    `stored` (n, k) identifies each record as stored in its file, with a schema."""
+    `stored` (n, k) identifies each record as stored in its file, with a schema; `holders` (n,)
+    numbers the device that holds each, of a simulated fleet's records in memory."""
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
     stored: NDArray[np.float32] | None = None
+    holders: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -38,8 +40,8 @@ class Records:
         return self.x if self.stored is None else self.stored
 
     def at(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
-        stored = None if self.stored is None else self.stored[chosen]
-        return Records(self.x[chosen], self.y[chosen], stored)
+        given = (self.x, self.y, self.stored, self.holders)
+        return Records(*(None if one is None else one[chosen] for one in given))  # type: ignore[arg-type]
 
 
 def require_file(path: Path | None, key: str) -> Path:

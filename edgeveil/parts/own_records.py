@@ -41,6 +41,8 @@ def local_records(data: DataSource, schema: DataSchema | None = None) -> Records
         if schema is not None:
             require_schema(source_part(data.source), schema)
         return test(origin)
+    if origin.given is not None and origin.given.test is not None:
+        return origin.given.test
     path = data.path if data.test_share is not None else data.test_path or data.path
     header = guessed_header(data.source, data.header, path, schema, data.form)
     origin = replace(origin, path=path, header=header)
@@ -145,4 +147,4 @@ def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
 
 def origin_of(data: DataSource, schema: DataSchema | None = None) -> Origin:
     named = {one.name for one in fields(Origin)} & set(type(data).model_fields) - {"schema"}
-    return Origin(**{name: getattr(data, name) for name in named}, schema=schema)
+    return Origin(**{name: getattr(data, name) for name in named}, schema=schema, given=data.given)

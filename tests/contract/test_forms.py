@@ -175,9 +175,8 @@ FORMS = {
 
 
 def test_every_source_of_own_records_is_played():
-    assert {form.partition(",")[0] for form in FORMS} == {
-        name for name in SOURCES if not has_own_test(name)
-    }
+    on_devices = {name for name in SOURCES if not has_own_test(name)} - {"memory"}
+    assert {form.partition(",")[0] for form in FORMS} == on_devices
 
 
 @st.composite

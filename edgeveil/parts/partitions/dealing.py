@@ -79,8 +79,10 @@ def deal_own(
             where="data.shard.classes",
             fix="write classes: 10, as the job has it",
         )
-    words = record_words(records.places, seed, RECORD_DEALT)[:, 0]
-    place = PARTITIONS[rule.kind].place(words, records.y, devices, rule, seed, classes or 0)
+    place = records.holders
+    if place is None:
+        words = record_words(records.places, seed, RECORD_DEALT)[:, 0]
+        place = PARTITIONS[rule.kind].place(words, records.y, devices, rule, seed, classes or 0)
     shares = [np.flatnonzero(place == device) for device in range(devices)]
     return _disturbed(records, place, devices, rule, seed, classes or 0), shares
 

@@ -26,6 +26,7 @@ from edgeveil.data.records import (
     require_room,
     whole_labels,
 )
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import OF_OTHERS_CODE, DataError, RecordsError
 from edgeveil.parts.part import import_function
 from edgeveil.parts.sources.source import Origin, SourcePart
@@ -49,8 +50,13 @@ def read_npz(origin: Origin) -> Records:
     x, y = npz_array(file, "x", origin.max_bytes), npz_array(file, "y", origin.max_bytes)
     if schema is None:
         return as_records(x, y, where=str(file))
-    plain = as_records(x, _by_name(y, schema.label.numbers), where=str(file))
-    return Records(pictures(schema, plain.x, str(file)), plain.y, flat_rows(plain.x))
+    return picture_records(x, y, schema, str(file))
+
+
+def picture_records(x: NDArray[Any], y: NDArray[Any], schema: DataSchema, where: str) -> Records:
+    """Return pictures x (n, ...) and names or numbers y (n,) by a schema; raises DataError."""
+    plain = as_records(x, _by_name(y, schema.label.numbers), where)
+    return Records(pictures(schema, plain.x, where), plain.y, flat_rows(plain.x))
 
 
 def _by_name(y: NDArray[Any], numbers: dict[str, int]) -> NDArray[np.int64]:

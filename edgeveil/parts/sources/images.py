@@ -6,10 +6,11 @@ Size and colours are set by the owner. An unreadable picture becomes a record th
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +107,7 @@ def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[_Labelled]:
     ]
 
 
-def _into(record: NDArray[np.float32], file: Path, form: Images) -> str:
+def _into(record: NDArray[np.float32], file: Path | IO[bytes], form: Images) -> str:
     from PIL import Image
 
     height, width = form.size
@@ -151,8 +152,17 @@ def _stored(listed: list[_Labelled]) -> NDArray[np.float32]:
     return digest_rows(digests)
 
 
+def encode_pictures(
+    contents: Sequence[bytes | None], schema: DataSchema, max_bytes: int = MAX_BYTES
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return contents of picture files as (records, `Records.stored`). Raises DataError."""
+    digests = [[] if one is None else [hashlib.sha256(one).digest()] for one in contents]
+    places = digest_rows(b"".join(map(stored_digest, digests)))
+    return encode_files([io.BytesIO(one or b"") for one in contents], schema, max_bytes), places
+
+
 def encode_files(
-    files: Sequence[Path], schema: DataSchema, max_bytes: int = MAX_BYTES
+    files: Sequence[Path | IO[bytes]], schema: DataSchema, max_bytes: int = MAX_BYTES
 ) -> NDArray[np.float32]:
     """Return pictures as a schema's records, NaN for an unreadable one. Raises DataError."""
     _require_pillow()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from edgeveil.data.encoding import Encoded
+from edgeveil.data.encoding import Encoded, Given
 from edgeveil.data.records import MAX_BYTES, Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import RecordLimit
@@ -39,6 +39,7 @@ class Origin:
     test_fold: int = 0  # number of the share held back
     schema: DataSchema | None = None
     max_bytes: int = MAX_BYTES
+    given: Given | None = None  # of `memory`
     limit: RecordLimit | None = None  # with a schema; None: all records, or RecordsError
 
 
@@ -103,7 +104,7 @@ class SourcePart(Part):
     reads: tuple[str, ...] = ()
     demands: Mapping[str, str] = field(default_factory=dict)
     faults: Callable[[Origin], list[str]] | None = None
-    by_schema: Literal["", "columns", "image"] = ""
+    by_schema: Literal["", "columns", "image", "any"] = ""
     tallies: Callable[[Origin, DataSchema], Encoded] | None = None
     test: Callable[[Origin], Records] | None = None
     shape: tuple[int, ...] = ()

@@ -340,7 +340,9 @@ def read_parquet(origin: Origin) -> Records:
         _check_size(opened, str(file), origin.max_bytes)
         names = opened.schema_arrow.names
         label = _label_index(names, origin.label_column, str(file))
-        parts = [np.column_stack(list(map(_numbers, batch.columns))) for batch in _batches(opened)]
+        parts = [
+            np.column_stack(list(map(column_numbers, batch.columns))) for batch in _batches(opened)
+        ]
         rows = np.concatenate([np.empty((0, len(names))), *parts])
     return as_records(np.delete(rows, label, axis=1), rows[:, label], str(file))
 
@@ -367,16 +369,16 @@ def parquet_rows(path: Path) -> tuple[list[str], list[list[str]]]:
         return opened.schema_arrow.names, rows
 
 
-def _numbers(column: Any) -> NDArray[np.float64]:
+def column_numbers(column: Any) -> NDArray[np.float64]:
     """Return a column (n,) as numbers, NaN for other cells. No cell raises."""
-    if _holds_numbers(column.type):
+    if holds_numbers(column.type):
         return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
-    texts = _texts(column)
+    texts = column_texts(column)
     numbers = {text: number_in_text(text) for text in set(texts)}  # all rows may share a text
     return np.array([numbers[text] for text in texts], np.float64)
 
 
-def _holds_numbers(kind: Any) -> bool:
+def holds_numbers(kind: Any) -> bool:
     import pyarrow as pa
 
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_null)
@@ -393,7 +395,7 @@ def parquet_faults(origin: Origin) -> list[str]:
             f"{file}: column '{field.name}' holds {str(field.type)[:100]}: what is no number there"
             " is dropped"
             for field in opened.schema_arrow
-            if not _holds_numbers(field.type)
+            if not holds_numbers(field.type)
         ]
 
 
@@ -401,14 +403,14 @@ def _row_texts(opened: Any, where: str, max_bytes: int | None) -> Iterator[tuple
     """Yield all rows as texts. Raises DataError if their total length exceeds `max_bytes`."""
     letters = 0
     for batch in _batches(opened):
-        for cells in zip(*map(_texts, batch.columns), strict=True):
+        for cells in zip(*map(column_texts, batch.columns), strict=True):
             if max_bytes is not None:
                 letters += sum(map(len, cells))
                 require_room((letters // 4,), 4, _TIMES_ROOM * max_bytes, where)
             yield cells
 
 
-def _texts(column: Any) -> list[str]:
+def column_texts(column: Any) -> list[str]:
     """Return a column's cells as text, each distinct text once in memory. No cell raises."""
     import pyarrow as pa
 
@@ -416,7 +418,7 @@ def _texts(column: Any) -> list[str]:
         return [UNREADABLE if given else "" for given in column.is_valid().to_pylist()]
     if pa.types.is_dictionary(column.type):
         used = column.indices.dictionary_encode()
-        texts = _texts(column.dictionary.take(used.dictionary))
+        texts = column_texts(column.dictionary.take(used.dictionary))
         return ["" if at is None else texts[at] for at in used.indices.to_pylist()]
     with suppress(*_NO_VALUE):
         return [cell_text(value) for value in column.to_pylist()]

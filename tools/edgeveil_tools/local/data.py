@@ -154,10 +154,11 @@ def source(job: Job, run: LocalRun) -> DataSource:
         if "local_run.data.path" in mix.paths:
             fix += " there, or give it with --data PATH"
         raise UsageError(what, where="local_run.data", fix=fix)
+    given = own.given
     tests_itself = has_own_test(name) or found.test_path is not None
-    if found.test_share is None and not tests_itself:
-        return found.model_copy(update={"test_share": TEST_SHARE})
-    return found
+    if found.test_share is None and not tests_itself and (given is None or given.test is None):
+        found = found.model_copy(update={"test_share": TEST_SHARE})
+    return found.holding(given)
 
 
 def _guessed(job: Job, run: LocalRun) -> tuple[TableForm | None, tuple[str, ...]]:

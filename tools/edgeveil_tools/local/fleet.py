@@ -32,7 +32,14 @@ from edgeveil_tools.local.run_log import Listener, RunLog, RunStopped, ignore_pr
 from edgeveil_tools.result import SIMULATED, write_whole
 from edgeveil_tools.simulation.devices import SimulatedFleet
 from edgeveil_tools.simulation.rounds import SimulatedRounds
-from edgeveil_tools.simulation.workers import HERE, RAY_KEY, ProcessWorkers, RayWorkers, Workers
+from edgeveil_tools.simulation.workers import (
+    HERE,
+    RAY_KEY,
+    InProcess,
+    ProcessWorkers,
+    RayWorkers,
+    Workers,
+)
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from edgeveil_tools.site.provision import (
     Ports,
@@ -256,9 +263,10 @@ class Simulation(LocalFleet):
             self._workers.stop()
 
     def facts(self) -> dict[str, Any]:
+        workers = self._workers
         engine = {
-            "name": "processes" if self.settings.ray_address is None else "ray",
-            "workers": self._workers.count if self._workers else 0,
+            "name": workers.name if workers else "processes",
+            "workers": workers.count if workers else 0,
         }
         fixed = {"broker": "none (simulated)", "protocol": None, "simulated": True}
         return {**fixed, "bytes": {}, "seconds": self._seconds, "engine": engine}
@@ -270,14 +278,9 @@ class Simulation(LocalFleet):
         found = read_artifacts(job)
         carried = tuple(found[digest] for digest in carried_digests(job))
         fleet = SimulatedFleet(self.site, job.canonical(), carried)
-        count, address = (
-            min(settings.workers or os.cpu_count() or 1, settings.devices),
-            settings.ray_address,
-        )
-        workers = self._workers = (
-            ProcessWorkers(fleet, count) if address is None else RayWorkers(fleet, count, address)
-        )
-        where = f"{count} worker{'s' * (count > 1)} ({workers.name})"
+        count = min(settings.workers or os.cpu_count() or 1, settings.devices)
+        workers = self._workers = self._workers_of(fleet, count)
+        where = f"{workers.count} worker{'s' * (workers.count > 1)} ({workers.name})"
         self.log.note(f"Simulation of rounds by {where}: encryption off, noise seeded")
         for number, pid in enumerate(workers.pids, start=1):
             self.children.count(f"worker-{number}", pid)
@@ -293,6 +296,11 @@ class Simulation(LocalFleet):
         self.log.require_completed(job.job, self._declined if published else "")
         if model is not None:  # the file itself says that it is unprotected
             self.keep_models(described(model[0], {"edgeveil.note": SIMULATED}), model[1])
+
+    def _workers_of(self, fleet: SimulatedFleet, count: int) -> Workers:
+        if self.settings.ray_address is not None:
+            return RayWorkers(fleet, count, self.settings.ray_address)
+        return InProcess(fleet) if self.settings.workers == 0 else ProcessWorkers(fleet, count)
 
     def _notify(self, kind: str, data: Mapping[str, Any]) -> None:
         self._events += 1

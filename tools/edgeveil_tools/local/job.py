@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
+from edgeveil.data.encoding import Given
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import OnnxParameters
 from edgeveil.parts.sources import SOURCES
+from edgeveil.parts.sources.memory import (
+    Arrays,
+    Table,
+    data_set_halves,
+    holders_of,
+    is_data_set,
+    opened,
+    read_opened,
+)
+from edgeveil.registry import nearest
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import dealt_classes, source, source_of
 from edgeveil_tools.local.local_run import (
@@ -26,7 +41,9 @@ from edgeveil_tools.site.provision import SiteSpec
 
 
 class Overrides(TypedDict, total=False):
-    """Options of `edgeveil run` over `local_run`; `settings` are other keys of the job."""
+    """Options of `edgeveil run` over `local_run`; `settings` are other keys of the job.
+
+    Only in Python `data` may be records in memory, with `fleet` and `test_data`."""
 
     broker: str | None
     devices: int | None
@@ -34,7 +51,9 @@ class Overrides(TypedDict, total=False):
     seed: int | None
     simulate: bool | None
     ray_address: str | None
-    data: str | Path | None
+    data: Any
+    fleet: Any
+    test_data: Any
     accept_unprotected: bool | None
     settings: tuple[tuple[str, Any], ...] | None
 
@@ -47,6 +66,9 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     of_run, accept = dict(asked), bool(asked.get("accept_unprotected"))
     settings = of_run.pop("settings", ())
     of_run.pop("accept_unprotected", None)
+    memory = InMemory.of(of_run)
+    if memory is not None:
+        asked.pop("data")
     if isinstance(given, Job):
         job, named, folder = given, f"job {given.job}", Path.cwd()
     else:
@@ -55,6 +77,8 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         named, folder = str(given), Path(given).absolute().parent
     run = (job.local_run if isinstance(job, LocalJob) else None) or LocalRun()
     plain, block = _plain(job), run.model_dump(mode="json")
+    if memory is not None:
+        block |= memory.changes(block)
     if "data" in of_run:
         named = block["data"]["source"] or job.data.source
         given_at = Path(of_run["data"]).absolute()
@@ -68,14 +92,122 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         selection = plain["selection"]
         selection["min_devices"] = min(selection["min_devices"], devices)
     where = f"{named} with {_options(asked)}" if asked else named
+    checked = _parsed(plain, where, folder, accept_unprotected=accept)
+    run = checked.local_run or LocalRun()
+    _refuse_unused(asked, checked, run)
+    if memory is not None:
+        held = memory.given(checked.data.schema_, run.data.label_column)
+        run = run.model_copy(update={"data": run.data.holding(held)})
+    return checked.alone, run
+
+
+def changed(job: LocalJob, changes: Mapping[str, Any]) -> LocalJob:
+    """Return a checked copy of a job with other values; see `LocalJob.with_`."""
+    plain = _plain(job) | {"priority": job.priority}
+    if job.local_run is not None:
+        plain["local_run"] = job.local_run.model_dump(mode="json")
+    settings = [(_full_key(name, job), _plain_value(one)) for name, one in changes.items()]
+    for key, value in settings:
+        _set(plain, key, value)
+    where = f"job {job.job} with {', '.join(f'{key}={value}' for key, value in settings)}"
+    return _parsed(plain, where, Path.cwd())
+
+
+def job_of(plain: dict[str, Any]) -> LocalJob:
+    """Return a job of plain values, as in its YAML; raises ConfigError with all problems."""
+    return _parsed(plain, f"job {plain['job']}", Path.cwd())
+
+
+def _parsed(
+    plain: dict[str, Any], where: str, folder: Path, *, accept_unprotected: bool = False
+) -> LocalJob:
+    how: Any = {"folder": folder, "accept_unprotected": accept_unprotected}
     try:
-        checked, _ = parse_local_job(_yaml(plain), where, folder=folder, accept_unprotected=accept)
+        return parse_local_job(_yaml(plain), where, **how)[0]
     except ConfigError as error:  # line numbers are of the changed text: drop them
         begin = re.compile(rf"{re.escape(where)}:\d+ ")
         raise ConfigError([begin.sub(f"{where}: ", line, 1) for line in error.problems]) from None
-    run = checked.local_run or LocalRun()
-    _refuse_unused(asked, checked, run)
-    return checked.alone, run
+
+
+def _full_key(name: str, job: LocalJob) -> str:
+    """Return the dotted key of a short name: a key of `privacy`, `train` or `local_run`."""
+    if "." in name or name in type(job).model_fields:
+        return name
+    blocks = {"privacy": job.privacy, "train": job.train, "local_run": job.local_run or LocalRun()}
+    found = [key for key, block in blocks.items() if name in type(block).model_fields]
+    if len(found) == 1:
+        return f"{found[0]}.{name}"
+    if found:
+        fix = f"write **{{'{found[0]}.{name}': …}}"
+        raise UsageError(f"is a key of {' and '.join(found)}", where=name, fix=fix)
+    known = [key for block in blocks.values() for key in type(block).model_fields]
+    fix = f"{nearest(name, known)} Others are dotted, such as **{{'round.min_batch': 5}}"
+    raise UsageError("is no key of privacy, train or local_run", where=name, fix=fix)
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value.absolute())
+    found = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    return [_plain_value(one) for one in found] if isinstance(found, list | tuple) else found
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Records in memory of `simulate(job, data=…)`, before the job says how to read them."""
+
+    data: Table | Arrays
+    test: Table | Arrays | None
+    holders: NDArray[np.int64] | None
+    fleet: str | None  # the column of the holders
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Self | None:
+        """Take `data`, `fleet` and `test_data` from options; None for a file or none of them.
+
+        Raises DataError, and UsageError for options that do not fit."""
+        data, fleet = options.get("data"), options.pop("fleet", None)
+        test = options.pop("test_data", None)
+        if data is None or isinstance(data, str | Path):
+            for name, value in (("fleet", fleet), ("test_data", test)):
+                if value is not None:
+                    raise UsageError("is only for records in memory", where=name, fix="pass data")
+            return None
+        del options["data"]
+        if isinstance(data, Mapping) and data and all(map(is_data_set, data.values())):
+            data, test = data_set_halves(data, test)
+        found = opened(data)
+        holders = None if fleet is None else holders_of(found, fleet)
+        if holders is not None:
+            count = int(holders.max(initial=-1)) + 1
+            if options.setdefault("devices", count) != count:
+                what = f"{options['devices']} is not the number of holders in fleet, {count}"
+                raise UsageError(what, where="devices", fix="leave it out")
+        column = fleet if isinstance(fleet, str) else None
+        return cls(found, None if test is None else opened(test, "test_data"), holders, column)
+
+    def changes(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """Return keys of `local_run` to replace: the job's own files are not read."""
+        label = run["data"].get("label_column")
+        found: dict[str, Any] = {"test_records": None}
+        if self.test is not None:
+            found |= {"test_share": None, "test_folds": None}
+        return {**found, "data": {"source": "memory", "label_column": label}}
+
+    def given(self, schema: DataSchema | None, label_column: str | None) -> Given:
+        """Return the records as the job reads them; raises DataError."""
+        data = self.data
+        if self.fleet is not None and schema is None and isinstance(data, Table):
+            data = data.without([self.fleet])
+        found = read_opened(data, schema, label_column=label_column)
+        found = replace(found, records=replace(found.records, holders=self.holders))
+        if self.test is None:
+            return Given(found)
+        test = self.test
+        if self.fleet is not None and isinstance(test, Table):
+            test = test.without([self.fleet])
+        tested = read_opened(test, schema, "test_data", label_column=label_column)
+        return Given(found, tested.records)
 
 
 def _files(data: dict[str, Any], given: Path, source: str) -> dict[str, Any]:
@@ -114,6 +246,9 @@ def _refuse_unused(asked: Mapping[str, Any], job: Job, run: LocalRun) -> None:
     if run.simulate and "broker" in asked:
         fix = "leave it out, or add --no-simulate"
         raise UsageError("a simulation has no brokers", where="--broker", fix=fix)
+    if not run.simulate and run.workers == 0:
+        fix = "name 1 or more, or add --simulate"
+        raise UsageError("devices need a process", where="local_run.workers", fix=fix)
     if not run.simulate and "ray_address" in asked:
         raise UsageError("a run over brokers has no Ray", where="--ray", fix="add --simulate")
 

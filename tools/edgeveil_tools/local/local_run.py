@@ -57,8 +57,9 @@ class LocalRun(Block):
 
     devices: int = Field(default=20, ge=1, le=10000)
     """Devices to play, each with its own keys, connection and records."""
-    workers: int | None = Field(default=None, ge=1, le=256, examples=[2])
-    """Processes that host the devices; null: 2, in a simulation one for each processor."""
+    workers: int | None = Field(default=None, ge=0, le=256, examples=[2])
+    """Processes that host the devices; null: 2, in a simulation one for each processor. 0: simulate
+    in the calling process, without the second or two that starting one takes."""
     seed: int = Field(default=7, ge=0, lt=1 << 63)
     """Seed of the partition, and where `simulate` is true of the noise. Never of keys."""
     simulate: bool = False
@@ -99,6 +100,15 @@ class LocalJob(Job):
         """The job itself, as signed by the cloud and judged by devices."""
         given = {name: getattr(self, name) for name in Job.model_fields}
         return Job.model_construct(self.model_fields_set & given.keys(), **given)
+
+    def with_(self, **changes: Any) -> LocalJob:
+        """Return a checked copy with other values: `with_(epsilon=2, **{"train.rounds": 5})`.
+
+        A key is dotted, or a short name of `privacy`, `train` or `local_run`. Raises UsageError for
+        another name, ConfigError with all problems of the changed job."""
+        from edgeveil_tools.local.job import changed
+
+        return changed(self, changes)
 
 
 def load_job(path: str | Path) -> LocalJob:

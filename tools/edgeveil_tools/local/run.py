@@ -83,7 +83,12 @@ def run(job: str | Path | Job, **options: Unpack[RunOptions]) -> Result:
         workers: processes that host the devices.
         ray_address: HOST:PORT of a Ray cluster that simulates, or `local` to start Ray here.
         seed: seed of the partition; simulated, also of the noise.
-        data: data file, folder of pictures, or folder of a published set's files.
+        data: data file, folder of pictures, or folder of a published set's files; of a simulation
+            also records in memory: (X, y), a DataFrame of pandas or polars, an Arrow table, dicts,
+            a data set of torch or Hugging Face. A job with `data.schema` reads columns by name.
+        fleet: who holds what, of records in memory: a column's name, or a list of holders, one for
+            each record; each holder is a device. Default: the job's partition.
+        test_data: records for the cloud's test, in the form of `data`; default: a held back share.
         broker: broker to start.
         accept_unprotected: let the run's devices accept a job without proven privacy.
         reference: also train the noise-free reference, by default only of a published set: of other
@@ -192,6 +197,9 @@ def _play(
     rehearse(compile_job(loaded), path, devices=settings.simulate, limits=limits)
     if settings.simulate:
         refuse_unplayable(loaded, settings, keep=keep)
+    elif settings.data.given is not None:
+        fix = "call edgeveil.simulate, or name a file"
+        raise UsageError("records in memory are only simulated", where="data", fix=fix)
     else:
         choose_engine(settings.broker)
     if out is None:

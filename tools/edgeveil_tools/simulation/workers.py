@@ -1,4 +1,4 @@
-"""Workers that hold simulated devices: local processes, or actors of a Ray cluster.
+"""Workers that hold simulated devices: local processes, this one, or actors of a Ray cluster.
 
 Device k (from 1) belongs to worker (k - 1) mod `count`. A process is forked where possible, and
 shares records, libraries and the compiled job with its parent; it is spawned on systems without a
@@ -139,6 +139,34 @@ class ProcessWorkers(Workers):
         return JobFailed(what, where=process.name, fix=fix)
 
 
+class InProcess(Workers):
+    """The calling process itself: nothing is started, so a small simulation takes milliseconds."""
+
+    name = "in process"
+    count = 1
+
+    def __init__(self, fleet: SimulatedFleet) -> None:
+        import torch
+
+        self._threads, self._set_threads = torch.get_num_threads(), torch.set_num_threads
+        self._holder = _Holder(fleet)
+        self._calls = dict[int, Call]()
+
+    def stop(self) -> None:
+        self._set_threads(self._threads)
+        self._holder.release()
+
+    def _send(self, worker: int, call: Call) -> int:
+        self._calls[worker] = call
+        return worker
+
+    def _ready(self, waited_for: list[Any]) -> Sequence[Any]:
+        return waited_for
+
+    def _result(self, done: int, worker: int) -> Any:
+        return _checked(self._holder.call(*self._calls.pop(done)))
+
+
 def _checked(result: Any) -> Any:
     if isinstance(result, JobFailed):
         raise result
@@ -156,6 +184,9 @@ class _Holder:
         self._limits = threadpool_limits(1)
         self._fleet = fleet
         self._devices: SimulatedDevices | None = None
+
+    def release(self) -> None:
+        self._limits.restore_original_limits()
 
     def version(self) -> str:
         return metadata.version("edgeveil")

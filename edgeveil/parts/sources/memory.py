@@ -1,0 +1,354 @@
+"""Records in memory: arrays, tables, dicts, data sets of torch and Hugging Face (`memory`).
+
+A table with a job's schema is encoded cell by cell as a file's rows are, so that the same table
+gives the same records as a DataFrame, as dicts and as a file. Libraries are imported only for
+objects of theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.data.encoding import Encoded, RowEncoder, cell_text
+from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
+from edgeveil.data.schema import DataSchema
+from edgeveil.errors import DataError, needs_extra
+from edgeveil.parts.sources.arrays import picture_records
+from edgeveil.parts.sources.images import encode_pictures
+from edgeveil.parts.sources.source import Origin, SourcePart
+from edgeveil.parts.sources.tables import column_numbers, column_texts, holds_numbers
+from edgeveil.registry import nearest
+
+_NO_TABLE = "pass a DataFrame, an Arrow table, dicts, a data set, or arrays (X, y)"
+_CLASSES = b"huggingface"  # key of an Arrow schema's metadata with the names of class numbers
+
+
+class Table(NamedTuple):
+    """A table in memory; each column is an Arrow array or a list of values, of equal length.
+
+    `label` is the name of the column with the y of a pair (X, y), or empty."""
+
+    names: list[str]
+    columns: list[Any]
+    label: str = ""
+
+    def __len__(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
+    def column(self, name: str, where: str) -> Any:
+        """Return a column by name; raises DataError with the nearest name."""
+        if name not in self.names:
+            raise DataError(f"has no column '{name}'", where=where, fix=nearest(name, self.names))
+        return self.columns[self.names.index(name)]
+
+    def without(self, names: Sequence[str]) -> Table:
+        kept = [at for at, name in enumerate(self.names) if name not in names]
+        columns = [self.columns[at] for at in kept]
+        return Table([self.names[at] for at in kept], columns, self.label)
+
+
+class Arrays(NamedTuple):
+    """Records x (n, ...), and labels y (n,) if given."""
+
+    x: NDArray[Any]
+    y: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def opened(data: Any, where: str = "data") -> Table | Arrays:
+    """Return data in memory as a table, or as arrays. Raises DataError for another object.
+
+    `data` is a DataFrame, an Arrow table, a mapping of columns, one record or more as mappings, a
+    data set of torch or Hugging Face, an array x, or a pair (X, y) of these and labels."""
+    if isinstance(data, tuple) and len(data) == 2:
+        return _with_labels(opened(data[0], where), data[1], where)
+    if is_data_set(data):
+        tables = import_module("datasets.table")
+        data = tables.embed_table_storage(data.with_format("arrow")[:])  # pictures by path
+    elif any(kind.__module__.startswith("torch.utils.data") for kind in type(data).__mro__):
+        return _torch_arrays(data, where)
+    if hasattr(data, "__arrow_c_stream__") and getattr(data, "ndim", 2) == 2:
+        return _arrow_table(data, where)
+    if isinstance(data, Mapping):
+        return _mapping_table(data, where)
+    if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
+        names = list(dict.fromkeys(str(name) for row in data for name in row))
+        rows = [{str(name): cell for name, cell in row.items()} for row in data]
+        return Table(names, [[row.get(name) for row in rows] for name in names])
+    return Arrays(_array(data, where))
+
+
+def is_data_set(data: Any) -> bool:
+    """Return whether an object is a data set of Hugging Face."""
+    return _root(data) == "datasets" and hasattr(data, "with_format")
+
+
+def data_set_halves(halves: Mapping[str, Any], test: Any) -> tuple[Any, Any]:
+    """Return `train`, and `test` unless one is given; raises DataError without `train`."""
+    if "train" not in halves:
+        what = f"has no half 'train', only {', '.join(halves)}"
+        raise DataError(what, where="data", fix="pass one of them")
+    return halves["train"], halves.get("test") if test is None else test
+
+
+def read_opened(
+    data: Table | Arrays,
+    schema: DataSchema | None,
+    where: str = "data",
+    *,
+    label_column: str | None = None,
+    labelled: bool | None = True,
+    max_bytes: int = MAX_BYTES,
+) -> Encoded:
+    """Return records by the schema, or of numbers; `labelled` None: read labels if present.
+
+    Without a schema every column of a table is a number, the label `label_column` or the last.
+    Raises DataError, also for values that are no numbers."""
+    if not len(data):
+        raise DataError("holds no record", where=where, fix="pass at least one")
+    if isinstance(data, Arrays):
+        return _of_arrays(data, schema, where, labelled, max_bytes)
+    require_room((len(data), len(data.names)), 8, max_bytes, where)
+    if schema is not None and schema.image is not None:
+        return _of_pictures(data, schema, where, label_column, max_bytes)
+    if schema is not None:
+        called = {data.label: schema.label.column or data.label}
+        names = [called.get(name, name) for name in data.names]
+        encoder = RowEncoder(schema, names, where, labelled=labelled, max_bytes=max_bytes)
+        for cells in zip(*map(_texts, data.columns), strict=True):
+            encoder.add(cells)
+        return encoder.encoded()
+    label = None if labelled is None else data.label or label_column or data.names[-1]
+    y = np.full(len(data), -1)
+    if label is not None:
+        y = _numbers(label, data.column(label, where), where)
+        data = data.without([label])
+    if not data.names:
+        raise DataError("has a single column", where=where, fix="pass values and a label")
+    columns = [_numbers(*one, where) for one in zip(data.names, data.columns, strict=True)]
+    return Encoded(as_records(np.column_stack(columns), y, where), labelled=label is not None)
+
+
+def holders_of(data: Table | Arrays, fleet: Any, where: str = "fleet") -> NDArray[np.int64]:
+    """Return the number from 0 of each record's holder (n,), in the order of their sorted names.
+
+    `fleet` names a column of the table, or is a list or an array (n,). Raises DataError."""
+    if isinstance(fleet, str):
+        if isinstance(data, Arrays):
+            what = f"names the column '{fleet}', and arrays have no names"
+            raise DataError(what, where=where, fix="pass a list of the records' holders")
+        texts = _texts(data.column(fleet, where))
+    else:
+        texts = [cell_text(_plain(value)) for value in _array(fleet, where).ravel()]
+    if len(texts) != len(data):
+        what = f"names {len(texts)} holders of {len(data)} records"
+        raise DataError(what, where=where, fix="name one for each record")
+    if missing := sum(text.strip() in ("", "nan") for text in texts):
+        raise DataError(f"names no holder of {missing} records", where=where, fix="fill them in")
+    return np.unique(np.array(texts), return_inverse=True)[1].astype(np.int64)
+
+
+def _of_arrays(
+    data: Arrays, schema: DataSchema | None, where: str, labelled: bool | None, max_bytes: int
+) -> Encoded:
+    if schema is not None and schema.columns is not None:
+        what = "has no names, and data.schema reads columns by name"
+        raise DataError(what, where=where, fix="pass a DataFrame or dicts")
+    if data.y is None and labelled:
+        raise DataError("has no labels", where=where, fix="pass (X, y)")
+    require_room(data.x.shape, 4, max_bytes, where)
+    y = np.full(len(data), -1) if data.y is None else data.y
+    if schema is not None:
+        return Encoded(picture_records(data.x, y, schema, where), labelled=data.y is not None)
+    for name, array in (("X", data.x), ("y", y)):
+        if array.dtype.kind not in "biuf":
+            what = f"{name} has type {array.dtype}, not numbers"
+            fix = "convert it, or take a job with data.schema, which reads texts by name"
+            raise DataError(what, where=where, fix=fix)
+    return Encoded(as_records(data.x, y, where), labelled=data.y is not None)
+
+
+def _of_pictures(
+    data: Table, schema: DataSchema, where: str, label_column: str | None, max_bytes: int
+) -> Encoded:
+    """Encode the one column of structures with `bytes`, as Hugging Face stores pictures."""
+    stored = [name for name in data.names if _holds_pictures(data.column(name, where))]
+    others = data.without(stored)
+    label_column = data.label or label_column
+    if len(stored) != 1 or (label_column is None and len(others.names) != 1):
+        what = f"has {len(stored)} columns of pictures and {len(others.names)} others"
+        fix = "keep one column of pictures and one of labels, or name local_run.data.label_column"
+        raise DataError(what, where=where, fix=fix)
+    texts = _texts(others.column(label_column or others.names[0], where))
+    numbers = schema.label.numbers
+    compute = import_module("pyarrow.compute")
+    cells = compute.struct_field(data.column(stored[0], where), "bytes").to_pylist()
+    contents = [cell if isinstance(cell, bytes) else None for cell in cells]
+    x, places = encode_pictures(contents, schema, max_bytes)
+    y = np.array([numbers.get(text.strip(), -1) for text in texts], np.int64)
+    return Encoded(Records(x, y, places), unknown_labels=int((y < 0).sum()))
+
+
+def _holds_pictures(column: Any) -> bool:
+    kind: Any = getattr(column, "type", None)
+    return str(kind).startswith("struct<") and kind.get_field_index("bytes") >= 0
+
+
+def _with_labels(data: Table | Arrays, labels: Any, where: str) -> Table | Arrays:
+    y = _array(labels, f"{where}: y")
+    if len(data) != len(y) or y.ndim != 1:
+        what = f"has {len(data)} records and labels of shape {list(y.shape)}"
+        raise DataError(what, where=where, fix="pass one label for each record")
+    if isinstance(data, Arrays):
+        return Arrays(data.x, y)
+    name = str(getattr(labels, "name", None) or "label")
+    if name in data.names:
+        what = f"has a column '{name}' in X, which is the name of y"
+        raise DataError(what, where=where, fix=f"drop it from X, X.drop(columns={name!r})")
+    column = _pandas_column(labels) if _root(labels) == "pandas" else y.tolist()
+    return Table([*data.names, name], [*data.columns, column], name)
+
+
+def _torch_arrays(data: Any, where: str) -> Arrays:
+    items = [data[at] for at in range(len(data))] if hasattr(data, "__len__") else list(data)
+    if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        raise DataError("has items that are no pairs", where=where, fix="yield (x, y)")
+    if not items:
+        return Arrays(np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
+    xs = [np.asarray(x) for x, _ in items]
+    if len(shapes := {x.shape for x in xs}) > 1:
+        what = f"has records of {len(shapes)} shapes, {min(shapes)} and {max(shapes)}"
+        raise DataError(what, where=where, fix="bring them to one shape")
+    return Arrays(np.stack(xs), np.array([np.asarray(y) for _, y in items]))
+
+
+@needs_extra("frames")
+def _arrow_table(data: Any, where: str) -> Table:
+    import pyarrow as pa
+
+    if _root(data) == "pandas":  # by column: one of several types of object is no Arrow array
+        return Table([str(one) for one in data], [_pandas_column(one) for _, one in data.items()])
+    try:
+        found = pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        what = f"is no table ({str(error)[:100]})"
+        raise DataError(what, where=where, fix=_NO_TABLE) from None
+    return arrow_table(found)
+
+
+def arrow_table(table: Any) -> Table:
+    """Return an Arrow table, class numbers of Hugging Face replaced by their names."""
+    import pyarrow as pa
+
+    columns, classes = table.columns, _class_names(table.schema.metadata or {})
+    for at, name in enumerate(table.column_names):
+        if name in classes and pa.types.is_integer(table.schema.types[at]):
+            known = dict(enumerate(classes[name]))
+            columns[at] = [known.get(number) for number in columns[at].to_pylist()]
+    return Table(list(table.column_names), columns)
+
+
+def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        features = json.loads(metadata[_CLASSES])["info"]["features"].items()
+        return {
+            name: [str(one) for one in feature["names"]]
+            for name, feature in features
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    return {}
+
+
+def _pandas_column(series: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return pa.array(series, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return series.astype(object).where(series.notna(), None).tolist()
+
+
+def _mapping_table(data: Mapping[Any, Any], where: str) -> Table:
+    columns = list(data.values())
+    sizes = {str(name): _length(one) for name, one in data.items()}
+    if set(sizes.values()) == {None}:
+        columns = [[one] for one in columns]  # one record
+    elif len(set(sizes.values())) > 1:
+        what = f"has columns of different lengths: {str(sizes)[:300]}"
+        raise DataError(what, where=where, fix="give each one cell for each record")
+    found = [one.tolist() if hasattr(one, "tolist") else list(one) for one in columns]
+    return Table([str(name) for name in data], found)
+
+
+def _length(column: Any) -> int | None:
+    is_list = isinstance(column, Sequence) and not isinstance(column, str | bytes)
+    return len(column) if is_list or getattr(column, "shape", None) else None
+
+
+def _root(data: Any) -> str:
+    return type(data).__module__.partition(".")[0]
+
+
+def _array(data: Any, where: str) -> NDArray[Any]:
+    try:
+        found = np.asarray(data)
+    except (ValueError, TypeError, RuntimeError) as error:
+        what = f"is no array ({str(error)[:100]})"
+        raise DataError(what, where=where, fix=_NO_TABLE) from None
+    if not found.ndim:
+        raise DataError(f"is {type(data).__name__}", where=where, fix=_NO_TABLE)
+    return found
+
+
+def _texts(column: Any) -> list[str]:
+    if hasattr(column, "chunks"):
+        return [text for chunk in column.chunks for text in column_texts(chunk)]
+    if hasattr(column, "to_pylist"):
+        return column_texts(column)
+    return [cell_text(_plain(value)) for value in column]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _numbers(name: str, column: Any, where: str) -> NDArray[np.float64]:
+    if hasattr(column, "to_pylist"):
+        if holds_numbers(column.type):
+            return column_numbers(column)
+        kind = str(column.type)
+    else:
+        array = np.array([np.nan if one is None else one for one in column])
+        if array.dtype.kind in "biuf":
+            return array.astype(np.float64)
+        kind = str(array.dtype)
+    what = f"column '{name}' has type {kind[:100]}, not numbers"
+    fix = "convert or drop it, or take a job with data.schema, which reads texts and categories"
+    raise DataError(what, where=where, fix=fix)
+
+
+def _encoded(origin: Origin, _schema: DataSchema | None = None) -> Encoded:
+    if origin.given is None:
+        what, fix = "is only for records in memory", "call edgeveil.simulate(job, data=…)"
+        raise DataError(what, where="data.source memory", fix=fix)
+    return origin.given.encoded
+
+
+PART = SourcePart(
+    name="memory",
+    read=lambda origin: _encoded(origin).records,
+    tallies=_encoded,
+    by_schema="any",
+    source="the user's own data",
+    needs="`simulate(job, data=…)` in Python",
+    summary="Arrays, DataFrames, Arrow tables, dicts or data sets of the calling program.",
+    example="local_run: {simulate: true, data: {source: memory}}",
+)
