@@ -10,7 +10,8 @@ import numpy as np
 from edgeveil.data.anomaly import anomalous, learned_from
 from edgeveil.data.encoding import ColumnTally, Encoded
 from edgeveil.data.records import Records, flat_rows
-from edgeveil.data.schema import DataSchema
+from edgeveil.data.schema import Column, DataSchema
+from edgeveil.data.text import LETTERS
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ _NEARLY_ALL = 0.9
 
 def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
     """Return deviations of a table from its schema, for the owner's console alone."""
-    ranges = {name: one.number for one in schema.columns or () for name in one.names}
-    lines = [line for one in found.columns for line in _column_problems(one, ranges[one.name])]
+    columns = {name: one for one in schema.columns or () for name in one.names}
+    lines = [line for one in found.columns for line in _column_problems(one, columns[one.name])]
     if found.unknown_labels:
         are = f"none of the classes {', '.join(schema.label.names[:8])}"
         if schema.target is not None:
@@ -91,14 +92,21 @@ def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
     return lines
 
 
-def _column_problems(one: ColumnTally, number: tuple[float, float] | None) -> Iterator[str]:
-    given, (low, high) = one.rows - one.missing, number or (0.0, 0.0)
+def _column_problems(one: ColumnTally, column: Column) -> Iterator[str]:
+    given, (low, high) = one.rows - one.missing, column.number or (0.0, 0.0)
     outside = one.unreadable + one.clipped + one.unknown
     nearly = outside >= _NEARLY_ALL * max(given, 1)
+    clipped, units = f"lie outside {low:g} to {high:g}: clipped", "check the units"
+    unknown, spelling = "are not among its categories: read as unknown", "check the list's spelling"
+    if column.text is not None or column.tokens is not None:
+        longest = f"{LETTERS} characters" if column.text is not None else f"{column.width} tokens"
+        clipped, units = f"have more than {longest}: cut there", "are they whole documents?"
+        unknown = "have no token of the vocabulary: read as unknown"
+        spelling = "is it of the texts' language?"
     for count, text, fix in (
         (one.unreadable, "are no numbers: read as missing", "is it a category?"),
-        (one.clipped, f"lie outside {low:g} to {high:g}: clipped", "check the units"),
-        (one.unknown, "are not among its categories: read as unknown", "check the list's spelling"),
+        (one.clipped, clipped, units),
+        (one.unknown, unknown, spelling),
     ):
         if count:
             advice = f"; {fix}" if nearly else ""

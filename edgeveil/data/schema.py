@@ -15,6 +15,7 @@ from pydantic import Field
 from edgeveil.config.base import Block, Mix
 from edgeveil.data import anomaly
 from edgeveil.data.target import LABELS, TargetRange
+from edgeveil.data.text import HashedText, Tokens
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
 
@@ -51,6 +52,10 @@ class Column(Block):
         default=None, min_length=1, max_length=4096, examples=[["red", "green"]], exclude_if=_empty
     )
     """Public list of a text's values, one-hot, with one more place for all others."""
+    text: HashedText | None = Field(default=None, examples=[{}], exclude_if=_empty)
+    """A text of any length as hashed counts; `{}` for the defaults."""
+    tokens: Tokens | None = Field(default=None, examples=[{"buckets": 4096}], exclude_if=_empty)
+    """A text as token ids, for a model with an embedding."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,6 +63,10 @@ class Column(Block):
 
     @property
     def width(self) -> int:
+        if self.text is not None:
+            return self.text.buckets
+        if self.tokens is not None:
+            return self.tokens.length
         if self.category is not None:
             return len(self.category) + 1
         return len(self.bins) + 2 if self.bins else 1
@@ -268,12 +277,28 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
         yield Mix((f"{at}.header", f"{at}.columns"), text)
 
 
+_KINDS = ("number", "category", "text", "tokens")
+
+
 def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
-    if (column.number is None) == (column.category is None):
-        given = "both are given" if column.number else "neither is given"
-        fix = "write for example number: [0, 100], or category: [red, green]"
-        yield Mix((f"{at}.number", at), f"a column is a number or a category, and {given}; {fix}")
+    given = [kind for kind in _KINDS if getattr(column, kind) is not None]
+    if len(given) != 1:
+        there = f"{' and '.join(given) or 'none'} {'are' if given else 'is'} given"
+        fix = "write for example number: [0, 100], category: [red, green], or text: {}"
+        yield Mix((f"{at}.number", at), f"a column is one of {', '.join(_KINDS)}, {there}; {fix}")
         return
+    if column.text is not None:
+        if not (column.text.words or column.text.characters):
+            yield Mix((f"{at}.text",), "counts nothing; set words: 2, or characters: [3, 5]")
+        low, high = column.text.characters or (1, 1)
+        if low > high:
+            yield Mix((f"{at}.text.characters",), "are the least and the greatest; write [3, 5]")
+    if column.tokens is not None:
+        if (column.tokens.buckets is None) == (not column.tokens.vocabulary):
+            text = "needs either buckets or a vocabulary; write buckets: 4096, or file: vocab.txt"
+            yield Mix((f"{at}.tokens",), text)
+        if (twice := _twice(column.tokens.vocabulary)) is not None:
+            yield Mix((f"{at}.tokens.vocabulary",), f"'{twice}' occurs twice; name each once")
     if column.category is not None:
         if (twice := _twice(column.category)) is not None:
             yield Mix((f"{at}.category",), f"'{twice}' occurs twice; name each once")

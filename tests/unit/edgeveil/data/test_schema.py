@@ -75,7 +75,7 @@ def test_a_job_with_one_survives_the_wire_and_one_without_keeps_its_bytes():
         (TABLE, {"label": {**LABEL, "classes": ["a", ["b", "a"]]}}, "'a' occurs twice"),
         (TABLE, {"label": {**LABEL, "column": "age"}}, "both the label and an input"),
         (TABLE, {"columns": [COLUMNS[0], {**COLUMNS[0], "number": [0, 1]}]}, "'age' occurs twice"),
-        (TABLE, {"columns": [{"name": "age"}]}, r"columns\[0\]: .*neither is given"),
+        (TABLE, {"columns": [{"name": "age"}]}, r"columns\[0\]: .*none is given"),
         (TABLE, {"columns": [{"name": "n", "number": [3, 3]}]}, "least and the greatest"),
         (TABLE, {"columns": [{"name": "n", "number": [0, 9], "bins": [0]}]}, "inner edges"),
         (TABLE, {"columns": [{"name": "c", "category": ["x", "x"]}]}, "'x' occurs twice"),
