@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edgeveil.errors import ConfigError, ConfigProblem
+from edgeveil.errors import ConfigError, ConfigProblem, DataError
 from edgeveil.registry import known_names, nearest
 
 MIX = "impossible_mix"
@@ -108,3 +108,34 @@ def named_in(what: str, family: str, usual: str = "") -> Callable[[str], str]:
 
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+def as_tuples(value: Any) -> Any:
+    """Return `value` with lists turned into tuples, which a before-validator receives from JSON."""
+    if isinstance(value, dict):
+        return {key: as_tuples(inner) for key, inner in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
+def filled_from_file(
+    given: Any, info: ValidationInfo, facts: Callable[[dict[str, Any], Path], dict[str, Any]]
+) -> Any:
+    """Return a block that names a `file` with the keys of `facts`(block, job file's folder) added.
+
+    Opens a file only while a job file is read. Raises ValueError in a sent job, or for a bad file.
+    """
+    given = as_tuples(given)
+    if not isinstance(given, dict) or not isinstance(given.get("file"), str):
+        return given
+    folder = (info.context or {}).get("folder")
+    if folder is None:
+        raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
+    try:
+        found = facts(given, Path(folder))
+    except DataError as error:
+        raise ValueError(f"{given['file']}: {error.what}; {error.fix}") from error
+    for key in found.keys() & given.keys() - {"file"}:
+        if given[key] != found[key]:
+            value = str(found[key])[:80]
+            raise ValueError(f"the file's {key} is {value}, not as given; leave {key} out")
+    return {**given, **found}

@@ -11,6 +11,7 @@ from edgeveil.data.anomaly import anomalous, learned_from
 from edgeveil.data.encoding import ColumnTally, Encoded
 from edgeveil.data.records import Records, flat_rows
 from edgeveil.data.schema import Column, DataSchema
+from edgeveil.data.text import LETTERS
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,17 @@ def _column_problems(one: ColumnTally, column: Column) -> Iterator[str]:
     what = "dates" if column.date else "numbers"
     outside = one.unreadable + one.clipped + one.unknown
     nearly = outside >= _NEARLY_ALL * max(given, 1)
+    clipped, units = f"lie outside {low:g} to {high:g}: clipped", "check the units"
+    unknown, spelling = "are not among its categories: read as unknown", "check the list's spelling"
+    if column.text is not None or column.tokens is not None:
+        longest = f"{LETTERS} characters" if column.text is not None else f"{column.width} tokens"
+        clipped, units = f"have more than {longest}: cut there", "are they whole documents?"
+        unknown = "have no token of the vocabulary: read as unknown"
+        spelling = "is it of the texts' language?"
     for count, text, fix in (
         (one.unreadable, f"are no {what}: read as missing", "is it a category, or has it a unit?"),
-        (one.clipped, f"lie outside {low:g} to {high:g}: clipped", "check the units"),
-        (one.unknown, "are not among its categories: read as unknown", "check the list's spelling"),
+        (one.clipped, clipped, units),
+        (one.unknown, unknown, spelling),
     ):
         if count:
             advice = f"; {fix}" if nearly else ""

@@ -26,6 +26,15 @@ from edgeveil.data.records import MAX_BYTES, Records, require_room
 from edgeveil.data.schema import PIXEL_RANGE, Column, DataSchema
 from edgeveil.data.split import RecordLimit
 from edgeveil.data.table_form import date_in, number_reader
+from edgeveil.data.text import (
+    FIRST_TOKEN,
+    LETTERS,
+    UNKNOWN_TOKEN,
+    Tokens,
+    hashed_text,
+    hashed_tokens,
+    vocabulary_tokens,
+)
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
 
@@ -43,8 +52,8 @@ class ColumnTally:
     rows: int
     missing: int  # empty, or one of the schema's `missing`
     unreadable: int  # not a number in a number column: read as missing
-    clipped: int  # numbers outside the public range
-    unknown: int  # categories not in the public list
+    clipped: int  # numbers outside the public range, texts that are too long
+    unknown: int  # categories not in the public list, texts without any known token
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,7 @@ class RowEncoder:
         missing = frozenset(("", *schema.missing))
         form = form or TableForm()
         self._columns = [
-            (place[name], _ColumnReader(name, column, missing, form))
+            (place[name], _reader(name, column, missing, form))
             for column in schema.columns or ()
             for name in column.names
         ]
@@ -203,8 +212,9 @@ class RowEncoder:
             column.keep(chosen)
 
 
-def _chosen(values: array[Any], chosen: NDArray[np.int64]) -> array[Any]:
-    return array(values.typecode, np.frombuffer(values, values.typecode)[chosen].tobytes())
+def _chosen(values: array[Any], chosen: NDArray[np.int64], width: int = 1) -> array[Any]:
+    rows = np.frombuffer(values, values.typecode).reshape(-1, width)
+    return array(values.typecode, rows[chosen].tobytes())
 
 
 def _label_reader(schema: DataSchema, number: Callable[[str], float]) -> Callable[[str], int]:
@@ -312,6 +322,58 @@ class _ColumnReader:
         if ends is not None:
             clipped = int(((values < ends[0]) | (values > ends[1])).sum())
         return ColumnTally(self._name, rows, gaps, self._unreadable, clipped, unknown)
+
+
+class _TextReader:
+    """Texts of one column as hashed counts or token ids, in few bytes until all rows are read."""
+
+    def __init__(self, name: str, column: Column, missing: frozenset[str]) -> None:
+        self._name, self._missing, self.width = name, missing, column.width
+        self._text, self._tokens = column.text, column.tokens or Tokens()
+        self._ids = {one: at for at, one in enumerate(self._tokens.vocabulary, FIRST_TOKEN)}
+        self._cells = array("i" if self._text is None else "b")
+        self._gaps = self._cut = self._unknown = 0
+
+    def add(self, cell: str) -> None:
+        gap = cell in self._missing
+        cell = "" if gap else cell
+        self._gaps += gap
+        if self._text is not None:
+            self._cut += len(cell) > LETTERS
+            self._cells.frombytes(hashed_text(cell, self._text).tobytes())
+            return
+        most, buckets = self.width + 1, self._tokens.buckets
+        if buckets is not None:
+            ids = hashed_tokens(cell, most, buckets)
+        else:
+            ids = vocabulary_tokens(cell, most, self._ids)
+        self._cut += len(ids) == most
+        self._unknown += bool(ids) and max(ids) == UNKNOWN_TOKEN
+        self._cells.extend((*ids, *[0] * most)[: self.width])
+
+    def keep(self, chosen: NDArray[np.int64]) -> None:
+        self._cells = _chosen(self._cells, chosen, self.width)
+
+    def known(self) -> NDArray[np.bool_]:
+        """Return for each row whether its text has any word."""
+        rows = np.frombuffer(self._cells, self._cells.typecode).reshape(-1, self.width)
+        return np.asarray((rows != 0).any(axis=1))
+
+    def fill(self, x: NDArray[np.float32]) -> None:
+        rows = np.frombuffer(self._cells, self._cells.typecode).reshape(x.shape)
+        np.divide(rows, np.float32(self._text.cap if self._text else 1), out=x, casting="same_kind")
+
+    def tally(self, broken: NDArray[np.bool_]) -> ColumnTally:
+        rows, gaps = int((~broken).sum()), self._gaps - int(broken.sum())
+        return ColumnTally(self._name, rows, gaps, 0, self._cut, self._unknown)
+
+
+def _reader(
+    name: str, column: Column, missing: frozenset[str], form: TableForm
+) -> _ColumnReader | _TextReader:
+    if column.text is not None or column.tokens is not None:
+        return _TextReader(name, column, missing)
+    return _ColumnReader(name, column, missing, form)
 
 
 def stored_digest(parts: Iterable[bytes]) -> bytes:

@@ -15,6 +15,7 @@ from pydantic import Field
 from edgeveil.config.base import Block, Mix
 from edgeveil.data import anomaly
 from edgeveil.data.target import LABELS, TargetRange
+from edgeveil.data.text import HashedText, Tokens
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
 
@@ -52,7 +53,10 @@ class Column(Block):
         default=None, min_length=1, max_length=4096, examples=[["red", "green"]], exclude_if=_empty
     )
     """Public list of a text's values, one-hot, with one more place for all others."""
-
+    text: HashedText | None = Field(default=None, examples=[{}], exclude_if=_empty)
+    """A text of any length as hashed counts; `{}` for the defaults."""
+    tokens: Tokens | None = Field(default=None, examples=[{"buckets": 4096}], exclude_if=_empty)
+    """A text as token ids, for a model with an embedding."""
     date: Annotated[tuple[DatePart, ...], Field(max_length=4)] = Field(
         default=(), examples=[["year", "month", "weekday", "hour"]], exclude_if=_empty
     )
@@ -69,6 +73,10 @@ class Column(Block):
     def width(self) -> int:
         if self.date:
             return sum(1 if part == "year" else 2 for part in self.date)
+        if self.text is not None:
+            return self.text.buckets
+        if self.tokens is not None:
+            return self.tokens.length
         if self.category is not None:
             return len(self.category) + 1
         return len(self.bins) + 2 if self.bins else 1
@@ -165,7 +173,7 @@ class DataSchema(Block):
         return PIXEL_RANGE[1] if self.image is not None else 1.0
 
 
-COLUMN_KINDS = ("number", "category", "date")
+COLUMN_KINDS = ("number", "category", "date", "text", "tokens")
 SCHEMA, NAMES = "edgeveil.schema", "edgeveil.labels"
 METADATA_BYTES = 1 << 17
 
@@ -295,6 +303,18 @@ def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
         yield _not_a_range(column.years, f"{at}.years")
     if (twice := _twice(column.date)) is not None:
         yield Mix((f"{at}.date",), f"'{twice}' occurs twice; name each part once")
+    if column.text is not None:
+        if not (column.text.words or column.text.characters):
+            yield Mix((f"{at}.text",), "counts nothing; set words: 2, or characters: [3, 5]")
+        low, high = column.text.characters or (1, 1)
+        if low > high:
+            yield Mix((f"{at}.text.characters",), "are the least and the greatest; write [3, 5]")
+    if column.tokens is not None:
+        if (column.tokens.buckets is None) == (not column.tokens.vocabulary):
+            text = "needs either buckets or a vocabulary; write buckets: 4096, or file: vocab.txt"
+            yield Mix((f"{at}.tokens",), text)
+        if (twice := _twice(column.tokens.vocabulary)) is not None:
+            yield Mix((f"{at}.tokens.vocabulary",), f"'{twice}' occurs twice; name each once")
     if column.category is not None:
         if (twice := _twice(column.category)) is not None:
             yield Mix((f"{at}.category",), f"'{twice}' occurs twice; name each once")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
@@ -25,6 +24,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticOmit, core_schema
 
+from edgeveil.config.base import as_tuples as as_tuples
+from edgeveil.config.base import filled_from_file as filled_from_file
 from edgeveil.errors import OF_OTHERS_CODE, DataError, UsageError
 from edgeveil.plugins import PluginRefusedError, join, state
 from edgeveil.registry import Table, nearest
@@ -59,37 +60,6 @@ SOME_NAMES_KEY: dict[str, Any] = {
     "validate_default": True,
     "exclude_if": lambda value: value is ...,
 }
-
-
-def as_tuples(value: Any) -> Any:
-    """Return `value` with lists turned into tuples, which a before-validator receives from JSON."""
-    if isinstance(value, dict):
-        return {key: as_tuples(inner) for key, inner in value.items()}
-    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
-
-
-def filled_from_file(
-    given: Any, info: ValidationInfo, facts: Callable[[dict[str, Any], Path], dict[str, Any]]
-) -> Any:
-    """Return a block that names a `file` with the keys of `facts`(block, job file's folder) added.
-
-    Opens a file only while a job file is read. Raises ValueError in a sent job, or for a bad file.
-    """
-    given = as_tuples(given)
-    if not isinstance(given, dict) or not isinstance(given.get("file"), str):
-        return given
-    folder = (info.context or {}).get("folder")
-    if folder is None:
-        raise ValueError("a job that is sent names no file; submit it with edgeveil job submit")
-    try:
-        found = facts(given, Path(folder))
-    except DataError as error:
-        raise ValueError(f"{given['file']}: {error.what}; {error.fix}") from error
-    for key in found.keys() & given.keys() - {"file"}:
-        if given[key] != found[key]:
-            value = str(found[key])[:80]
-            raise ValueError(f"the file's {key} is {value}, not as given; leave {key} out")
-    return {**given, **found}
 
 
 def import_function(target: str, where: str) -> Any:

@@ -33,6 +33,7 @@ from edgeveil_tools.local.run import play
 USEFUL = 0.8  # share of the noise-free gain over guessing
 TEST_RECORDS = 2000
 MADE_UP_ACCURACY = 0.9  # of the best classifier of made-up records
+_RARE = 1.5  # normal draws beyond it are counts of a made-up text
 _SMOOTH = 4  # half waves along each axis that tell made-up classes apart
 
 
@@ -207,12 +208,19 @@ def _made_up(job: Job) -> StandIn:
 def _as_encoded(schema: DataSchema, x: NDArray[np.float64]) -> NDArray[np.float32]:
     """Turn normal draws (n, width) into rows encoded by a schema; changes `x`.
 
-    Numbers stay in their range; the largest draw of each category or bin becomes 1."""
+    Numbers stay in their range; the largest draw of each category or bin becomes 1. A text has few
+    counts of ±1, tokens are spread over their ids."""
     at = 0
-    for width in (one.width for one in schema.columns or () for _ in one.names):
+    for column in (one for one in schema.columns or () for _ in one.names):
+        width = column.width
         place = x[:, at : at + width]
         at += width
-        if width == 1:
+        if column.text is not None:
+            place[:] = np.where(np.abs(place) > _RARE, np.sign(place), 0) / column.text.cap
+        elif column.tokens is not None:
+            place[:] = np.clip((place + 4) / 8, 0, 1) * (column.tokens.size - 1)
+            np.rint(place, out=place)
+        elif width == 1:
             np.clip(place / 4, -1, 1, out=place)
         else:
             place[:] = place.argmax(axis=1)[:, None] == np.arange(width)

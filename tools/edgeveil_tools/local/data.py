@@ -278,6 +278,9 @@ def places(data: DataSource, schema: DataSchema | None = None) -> list[str]:
 
 def input_range(job: Job) -> tuple[float, float] | None:
     """Return (least, largest) of the values that features or model expect; None if undefined."""
+    schema = job.data.schema_
+    if schema is not None and any(column.tokens for column in schema.columns or ()):
+        return None  # ids, which are no measure
     parts = [one for one in (*job.features, job.model) if not getattr(one, "ranges", ())]
     largest = max((getattr(one, "input_scale", 0.0) for one in parts), default=0.0)
     return (-largest, largest) if largest else None
