@@ -32,7 +32,7 @@ from edgeveil.evaluation.onnx_session import OnnxModel
 from edgeveil.registry import nearest
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
-from edgeveil_edge.predict import Given, Predictions, run_on_records
+from edgeveil_edge.predict import GivenRecords, Predictions, run_on_records
 from edgeveil_edge.release_trial import released_session
 from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 
@@ -65,7 +65,7 @@ class ServedModel:
             return self.run(_numbers(body.content, self.session.input_shape))
         records = _listed(body.content)
         if self.schema is not None and any(isinstance(one, dict) for one in records):
-            encoded = Given.of(_named(records, self.schema))
+            encoded = GivenRecords.of(_named(records, self.schema))
             found = self.run(encoded.x)
             return replace(found, columns=encoded.columns)
         try:

@@ -255,12 +255,12 @@ def run_on_records(
             _check_answers(given.file, given.x, one.shape[1])
         found = session.answers(given.x, {}, limit=limit)
     about = {"files": given.files, "notes": given.notes, "columns": given.columns}
-    about["index"] = given.index if len(given.x) == len(found) else None
-    return Predictions.of(called, session, found, given=given.labels, **about)
+    index = given.index if len(given.x) == len(found) else None
+    return Predictions.of(called, session, found, given=given.labels, index=index, **about)
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenRecords:
     x: NDArray[np.float32]
     labels: NDArray[np.int64] | None = None
     files: tuple[str, ...] = ()
@@ -272,7 +272,9 @@ class Given:
     @classmethod
     def of(cls, found: Encoded, **fields: Any) -> Self:
         """Take encoded records; one of which no column was read is no usable record."""
-        x = np.where(found.readable[:, None], found.records.x, np.float32(np.nan))
+        x = found.records.x
+        if found.readable is not None:
+            x = np.where(found.readable[:, None], x, np.float32(np.nan))
         labels = found.records.y if found.labelled else None
         return cls(x, labels, columns=found.columns, **fields)
 
@@ -286,7 +288,7 @@ def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
         raise DataError(what, where=str(file), fix=fix)
 
 
-def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]) -> Given:
+def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]) -> GivenRecords:
     if not isinstance(records, str | Path):
         return _given_in_memory(opened(records, "records"), records, schema, shape)
     path = Path(records)
@@ -298,25 +300,25 @@ def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...
         found = guess(file, schema)
         origin = Origin(path=file, max_bytes=most, header=found.header, form=found.form)
         encoded = _TABLES[found.source](origin, found.schema or schema, labelled=None)
-        return Given.of(encoded, file=file, notes=found.notes)
+        return GivenRecords.of(encoded, file=file, notes=found.notes)
     values = _read(file, most)
     if schema is not None and schema.image is not None and values.ndim == len(shape) + 1:
-        return Given(pictures(schema, _numbers(values, str(file)), str(file)), file=file)
-    return Given(as_records(values, shape, str(file)), file=file)
+        return GivenRecords(pictures(schema, _numbers(values, str(file)), str(file)), file=file)
+    return GivenRecords(as_records(values, shape, str(file)), file=file)
 
 
 def _given_in_memory(
     data: Table | Arrays, records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]
-) -> Given:
+) -> GivenRecords:
     if isinstance(data, Arrays):
-        return Given(as_records(data.x, shape, "records"))
+        return GivenRecords(as_records(data.x, shape, "records"))
     found, index = read_opened(data, schema, "records", labelled=None), None
     if type(records).__module__.partition(".")[0] == "pandas":
         index = records.index
     if schema is not None:
-        return Given.of(found, index=index)
+        return GivenRecords.of(found, index=index)
     x = as_records(found.records.x, shape, "records")
-    return Given(x, found.records.y if found.labelled else None, index=index)
+    return GivenRecords(x, found.records.y if found.labelled else None, index=index)
 
 
 def room_for(file: Path) -> int:
@@ -324,7 +326,7 @@ def room_for(file: Path) -> int:
     return min(MAX_BYTES, max(ROOM_BYTES, ROOM_RATIO * file.stat().st_size))
 
 
-def _given_pictures(path: Path, schema: DataSchema | None) -> Given:
+def _given_pictures(path: Path, schema: DataSchema | None) -> GivenRecords:
     if schema is None or schema.image is None:
         what = "holds pictures, and the model has no schema to read them by"
         fix = "store arrays as the job's devices have them, in an NPZ file"
@@ -336,7 +338,7 @@ def _given_pictures(path: Path, schema: DataSchema | None) -> Given:
     labels = np.array([numbers.get(file.parent.name, -1) for file in files], np.int64)
     below = path if path.is_dir() else path.parent
     names = tuple(str(file.relative_to(below)) for file in files)
-    return Given(encode_files(files, schema), labels, names)
+    return GivenRecords(encode_files(files, schema), labels, names)
 
 
 def rollback(state_dir: str | Path) -> str:

@@ -61,10 +61,10 @@ class Encoded:
     """Records and the tallies of their columns; `unknown_labels` are dropped in learning."""
 
     records: Records
-    readable: NDArray[np.bool_]  # records with a value in at least one column
     columns: tuple[ColumnTally, ...] = ()
     unknown_labels: int = 0
     labelled: bool = True
+    readable: NDArray[np.bool_] | None = None  # records with a value in a column; None: all
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,10 +188,10 @@ class RowEncoder:
         labels = np.array(self._labels, np.int64)
         return Encoded(
             Records(x, labels, digest_rows(self._digests)),
-            np.asarray(known.any(axis=0)),
             tuple(column.tally(broken) for _, column in self._columns),
             int((labels[~broken] == self._dropped).sum()) if self._label is not None else 0,
             self._label is not None,
+            np.asarray(known.any(axis=0)),
         )
 
     def _make_room(self, rows: int) -> None:
