@@ -40,6 +40,9 @@ USES = {
     "train": ("a device that trains networks", ("torch", "onnxruntime", "psutil")),
     "parquet": ("records in Parquet files", ("pyarrow",)),
     "images": ("records in pictures", ("PIL",)),
+    "audio": ("records in sound files", ("soundfile",)),
+    "frames": ("DataFrames as records", ("pandas", "polars", "pyarrow")),
+    "hub": ("data sets and models of Hugging Face", ("datasets", "huggingface_hub")),
     "track": ("runs logged to MLflow and others", ("mlflow", "tensorboard", "wandb")),
     "ray": ("simulations on a Ray cluster", ("ray",)),
 }
