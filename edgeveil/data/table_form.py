@@ -35,8 +35,8 @@ def text_rows(file: Path, form: TableForm) -> Iterator[tuple[int, list[str]]]:
         yield from rows_in(bounded_lines(stream), form)
 
 
-def open_text(file: Path, encoding: str = "utf-8") -> TextIO:
-    return file.open(encoding=_CODECS.get(encoding, encoding), errors="replace")
+def open_text(file: Path, encoding: str = "utf-8", errors: str = "replace") -> TextIO:
+    return file.open(encoding=_CODECS.get(encoding, encoding), errors=errors)
 
 
 def bounded_lines(stream: TextIO) -> Iterator[str]:

@@ -158,6 +158,7 @@ def _checked(
 def _check_device(one: CheckedFile, site: EdgeSite, jobs: Sequence[Job]) -> None:
     from edgeveil import plugins
     from edgeveil_edge.self_check import self_check
+    from edgeveil_tools.local.data import form_problems
 
     plugins.admit(site.policy.allowed_plugins)
     one.code = 1
@@ -167,11 +168,10 @@ def _check_device(one: CheckedFile, site: EdgeSite, jobs: Sequence[Job]) -> None
     for job in its_jobs:
         found = self_check(site, read_records=True, asked=None if job is None else job.data)
         one.problems += [text for text in found if text not in one.problems]
-    if not all(text.startswith("data.name: ") for text in one.problems):
-        from edgeveil_tools.local.data import form_problems
-
-        schemas = [None if job is None else job.data.schema_ for job in its_jobs]
-        one.problems += dict.fromkeys(p for s in schemas for p in form_problems(site.data, s))
+    readable = all(text.startswith("data.name: ") for text in one.problems)
+    schemas = [None if job is None else job.data.schema_ for job in its_jobs]
+    one.problems += dict.fromkeys(p for schema in schemas for p in form_problems(site.data, schema))
+    if not readable:
         return  # the records cannot be read
     for job in its_jobs:
         try:
@@ -434,18 +434,17 @@ def job_notes(plan: Plan) -> tuple[str, ...]:
 
 def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[str], list[str]]:
     """Return lines about a device's records, read as site file and job define, and problems."""
-    from edgeveil_tools.local.data import column_problems, form_of, form_problems, places
+    from edgeveil_tools.local.data import column_problems, form_of, places
 
     key_file = site.state_dir / SPLIT_KEY_FILE
     started = key_file.exists()  # a check must not make a device's key
     key = load_split_key(key_file) if started else secrets.token_bytes(32)
     share = DEFAULT_SHARE if job is None else job.data.evaluation_share
     schema = None if job is None else job.data.schema_
-    problems = form_problems(site.data, schema)
     training, evaluation = device_records(site.data, key, evaluation_share=share, schema=schema)
     asked = {} if job is None else form_of(job)
     report = check_records(training, evaluation, **asked)
-    problems += report.problems + places(site.data, schema) + column_problems(site.data, schema)
+    problems = report.problems + places(site.data, schema) + column_problems(site.data, schema)
     held, most = len(training) + len(evaluation), site.policy.max_records
     if held > most:
         problems.append(

@@ -9,9 +9,10 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from edgeveil.config.data import TableForm
 from edgeveil.config.explain import number
 from edgeveil.data.table_form import date_in, number_reader
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.guess import Guess, guess
+from edgeveil.parts.sources.guess import Guess, guess, mostly
 from edgeveil.parts.sources.images import FORMATS, class_folders, pictures_below
 from edgeveil.parts.sources.tables import csv_rows, jsonl_rows, parquet_rows
 
@@ -28,7 +29,6 @@ _MISSING = ("?", "NA", "N/A", "NaN", "nan", "null", "None", "-")
 _LABELS = ("label", "class", "target", "y", "outcome", "diagnosis", "income")
 _FEW = 10  # different texts of a label
 _LIST = 64  # different texts that make a category; more make a name or a remark
-_MOSTLY = 0.95
 _USUAL = 100  # records of a device
 _WIDTH = 100
 _SIDE = 64  # of a drafted picture
@@ -64,14 +64,14 @@ class _Look:
     gaps: frozenset[str]  # texts of a missing value
     form: TableForm
 
-    @property
+    @cached_property
     def numeric(self) -> bool:
         read = number_reader(self.form)
-        return self._mostly(lambda text: not math.isnan(read(text)))
+        return mostly(self.texts, lambda text: not math.isnan(read(text)))
 
-    @property
+    @cached_property
     def dated(self) -> bool:
-        return self._mostly(lambda text: date_in(text, self.form) is not None)
+        return mostly(self.texts, lambda text: date_in(text, self.form) is not None)
 
     @property
     def why_unread(self) -> str:
@@ -80,7 +80,7 @@ class _Look:
         words = sum(len(text.split()) * count for text, count in self.texts.items())
         if not self.texts:
             return "it is empty"
-        if self._mostly(lambda text: _WITH_UNIT.fullmatch(text) is not None):
+        if mostly(self.texts, lambda text: _WITH_UNIT.fullmatch(text) is not None):
             return "it looks like numbers with a unit; write the numbers alone"
         if len(self.texts) > self.texts.total() / 2 and words >= _WORDS * self.texts.total():
             return "it looks like free text, which no column reads"
@@ -96,12 +96,6 @@ class _Look:
         step = _step(high - low)
         low, high = math.floor(low / step) * step, math.ceil(high / step) * step
         return (low, high) if low < high else (low, low + step)
-
-    def _mostly(self, holds: Callable[[str], bool]) -> bool:
-        given = self.texts.total()
-        return given > 0 and sum(n for text, n in self.texts.items() if holds(text)) >= (
-            _MOSTLY * given
-        )
 
 
 def describe(path: Path, label: str | None = None, devices: int | None = None) -> Draft:
@@ -133,11 +127,11 @@ def _of_table(
 ) -> Iterator[str]:
     names, every = _rows(path, read_as)
     rows = [row for row in every if len(row) == len(names)]
-    if not rows:
+    once = [at for at, name in enumerate(names) if name and names.count(name) == 1]
+    if not (rows and once):
         raise DataError("holds no records", where=str(path), fix="name a file with some")
     if len(rows) < len(every):
         notes.append(f"{len(every) - len(rows)} lines have another number of cells: left out")
-    once = [at for at, name in enumerate(names) if name and names.count(name) == 1]
     looks = [_look(names[at], [row[at].strip() for row in rows], read_as.form) for at in once]
     chosen = _label(path, looks, label)
     if label is None:

@@ -10,7 +10,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.part import PartTable
-from edgeveil.parts.sources.guess import guess_header
+from edgeveil.parts.sources.guess import guess
 from edgeveil.parts.sources.source import FileSet
 from edgeveil.parts.sources.source import Origin as Origin
 from edgeveil.parts.sources.source import SourcePart as SourcePart
@@ -75,9 +75,11 @@ def guessed_header(
     form: TableForm | None = None,
 ) -> bool | None:
     """Return `header`, or a guess from the file. Only for tools and the cloud's test records."""
-    if header is None and "header" in source_part(source).reads:
-        return guess_header(path, schema, form)
-    return header
+    if header is not None or "header" not in source_part(source).reads:
+        return header
+    if schema is None or schema.header is None:
+        return True
+    return path is not None and path.is_file() and guess(path, schema, form or TableForm()).header
 
 
 def require_schema(part: SourcePart, schema: DataSchema) -> None:

@@ -10,16 +10,16 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
 from edgeveil.config.data import TableForm
 from edgeveil.data.records import require_file
 from edgeveil.data.schema import DataSchema
-from edgeveil.data.table_form import date_in, number_reader, rows_in
+from edgeveil.data.table_form import date_in, number_reader, open_text, rows_in
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.tables import json_object
 
@@ -27,7 +27,16 @@ _SAMPLE = 1 << 20  # bytes looked at
 _ROWS = 1000
 _MOSTLY = 0.95
 _SEPARATORS: tuple[Any, ...] = (",", ";", "\t", "|", " ")
-_CALLED = {"\t": "a tab", " ": "blanks"}
+_WHY = {
+    "separator": "it cuts the lines into cells of a steady number",
+    "decimal": "more columns are numbers by it",
+    "thousands": "more columns are numbers by it",
+    "dates": "a column holds dates in this order, and none in another one",
+    "encoding": "the file is no UTF-8",
+    "comment": "line 1 begins with it, and names no columns",
+    "skip_lines": "these lines have other cells than those below",
+    "multiline": "quoted cells have line breaks (RFC 4180)",
+}
 _FROM_FEATHER = "write it as Parquet: pandas.read_feather(FILE).to_parquet('records.parquet')"
 _FROM_JSON = "write one object a line: in pandas to_json(FILE, orient='records', lines=True)"
 _ARFF_FILE = ("ARFF", "write what follows @data as CSV, under a line of the attributes' names")
@@ -39,14 +48,9 @@ _OTHERS = {
     b"fea1": ("Feather", _FROM_FEATHER),
     b"\x1f\x8b": ("compressed by gzip", "unpack it with gunzip"),
     b"%pdf": ("a PDF document", "export its table as CSV"),
-    b"\x89hdf": ("HDF5", "write its table as CSV or Parquet"),
-    b"sqlite format 3": ("an SQLite database", "export a table of it as CSV"),
     b"<!doctype": ("HTML", "save its table as CSV"),
     b"<html": ("HTML", "save its table as CSV"),
-    b"<?xml": ("XML", "save its table as CSV"),
 }
-
-
 _JSON = re.compile(rb'[\[{]\s*(["\[\]{}\d-]|$)')
 _ARFF = re.compile(rb"^@relation\s", re.IGNORECASE | re.MULTILINE)
 
@@ -78,13 +82,15 @@ def guess(
     raw = _sample(file)
     notes: list[str] = []
     known = {name for column in (schema and schema.columns) or () for name in column.names}
-    encoding = form.encoding if form is not None else _encoding(file, raw, notes)
+    encoding = form.encoding if form is not None else _encoding(file, raw)
     text = raw.decode(encoding, "replace").removeprefix("\ufeff")
     lines = list(io.StringIO(text, newline=None))
     if len(raw) == _SAMPLE and len(lines) > 1:
         lines.pop()  # cut off by the sample
     if form is None:
-        form = _cut_as(lines, TableForm(encoding=encoding), known, str(file), notes)
+        form = _cut_as(lines, TableForm(encoding=encoding), known, str(file))
+        found = form.model_dump(exclude_defaults=True).items()
+        notes += [f"{key} {value!r}: {_WHY[key]}" for key, value in found]
     rows = _stripped(lines, form)
     if not rows:
         raise DataError("is empty", where=str(file), fix="name a file with records")
@@ -105,14 +111,6 @@ def guess(
     return Guess("csv", form, header, schema, tuple(notes))
 
 
-def guess_header(path: Path | None, schema: DataSchema | None, form: TableForm | None) -> bool:
-    if schema is None or schema.header is None:
-        return True
-    if path is None or not path.is_file():
-        return False
-    return guess(path, schema, form or TableForm()).header
-
-
 def _sample(file: Path) -> bytes:
     with require_file(file, "the file").open("rb") as stream:
         return stream.read(_SAMPLE)
@@ -129,7 +127,8 @@ def table_source(file: Path) -> str:
     if found is None and _JSON.match(begin):
         first, _, rest = begin.partition(b"\n")
         record = json_object(first.decode("utf-8", "replace"))
-        if record is not None and (rest.strip() or not any(map(_nested, record.values()))):
+        nested = record and any(isinstance(one, list | dict) for one in record.values())
+        if record is not None and (rest.strip() or not nested):
             return "jsonl"
         found = "JSON, but no object in each line", _FROM_JSON
     utf_16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -140,77 +139,57 @@ def table_source(file: Path) -> str:
     return "csv"
 
 
-def _nested(value: object) -> bool:
-    return isinstance(value, list | dict)
-
-
-def _encoding(file: Path, raw: bytes, notes: list[str]) -> Any:
+def _encoding(file: Path, raw: bytes) -> Any:
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        notes.append("encoding utf-16: the file begins with its byte order mark")
         return "utf-16"
-    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
-    with file.open("rb") as stream:
-        while block := stream.read(_SAMPLE):
-            try:
-                decoder.decode(block, final=len(block) < _SAMPLE)
-            except UnicodeDecodeError as error:
-                notes.append(f"encoding cp1252: near byte {at + error.start} it is no UTF-8")
-                return "cp1252"
-            at += len(block)
+    try:
+        with open_text(file, errors="strict") as stream:
+            while stream.read(_SAMPLE):
+                pass
+    except UnicodeDecodeError:
+        return "cp1252"
     return "utf-8"
 
 
-def _cut_as(
-    lines: Sequence[str], form: TableForm, known: set[str], where: str, notes: list[str]
-) -> TableForm:
+def _cut_as(lines: Sequence[str], form: TableForm, known: set[str], where: str) -> TableForm:
     """Guess comment, lines to skip, separator, line breaks in quotes, number and date signs."""
     best, most = None, (0.0, 0.0)
-    for separator in _SEPARATORS:
-        for multiline in (False, True):
-            one = form.model_copy(update={"separator": separator, "multiline": multiline})
-            one = _below_preamble(lines, one, known)
-            rows = _stripped(lines, one)
-            score = _score(rows, len(rows) + one.skip_lines, known, blanks=separator == " ")
-            if multiline and not any("\n" in cell for row in rows for cell in row):
-                break
-            if score > most and not (separator == " " and best is not None):
-                best, most = one, score
+    for separator, multiline in product(_SEPARATORS, (False, True)):
+        one = form.model_copy(update={"separator": separator, "multiline": multiline})
+        one = _below_preamble(lines, one, known)
+        rows = _stripped(lines, one)
+        if multiline and not any("\n" in cell for row in rows for cell in row):
+            continue
+        score = _score(rows, len(rows) + one.skip_lines, known, blanks=separator == " ")
+        if score > most and not (separator == " " and best is not None):
+            best, most = one, score
     if best is None:
         what = "is no table: no sign separates its lines into cells of a steady number"
         raise DataError(what, where=where, fix="write CSV, one record a line")
-    if best.separator != ",":
-        called = _CALLED.get(best.separator, f"'{best.separator}'")
-        notes.append(f"separator {called}: it cuts the lines into cells of a steady number")
-    if best.comment:
-        notes.append(f"comment '{best.comment}': line 1 begins with it, and names no columns")
-    if best.skip_lines:
-        notes.append(f"skip_lines {best.skip_lines}: the lines before have other cells")
-    if best.multiline:
-        notes.append("multiline: quoted cells have line breaks (RFC 4180)")
-    return _with_signs(_stripped(lines, best), best, notes)
+    return _with_signs(_stripped(lines, best), best)
 
 
 def _below_preamble(lines: Sequence[str], form: TableForm, known: set[str]) -> TableForm:
     """Return the form with `comment` or `skip_lines`, by which a preamble is left out."""
-    rows = list(rows_in(lines, form))[:_ROWS]
+    rows = list(islice(rows_in(lines, form), _ROWS))
     width = _usual_width([cells for _, cells in rows])
-    first = lines[rows[0][0] - 1].lstrip()[:1] if rows else ""
-    names = rows and (len(rows[0][1]) == width > 1 or known & set(rows[0][1]))
-    if first in ("#", "%") and not (
-        names and not all(map(_is_name, rows[1][1] if rows[1:] else ()))
-    ):
-        return form.model_copy(update={"comment": first})
     for (at, cells), (_, after) in pairwise(rows):
-        if len(cells) == width or known & set(map(str.strip, cells)):
+        whole, names = len(cells) == width, len(after) == width and all(map(_is_name, after))
+        begin = lines[at - 1].lstrip()[:1]
+        if known & set(map(str.strip, cells)):
             break
-        if len(after) == width and (all(map(_is_name, after)) or (len(cells) == 1 and width > 2)):
+        if begin in ("#", "%") and (names or not whole):
+            return form.model_copy(update={"comment": begin})
+        if whole:
+            break
+        if names or (len(cells) == 1 and len(after) == width > 2):
             return form.model_copy(update={"skip_lines": at})
     return form
 
 
 def _stripped(lines: Sequence[str], form: TableForm) -> list[list[str]]:
-    rows = (cells for _, cells in rows_in(lines, form))
-    return [[cell.strip() for cell in cells] for cells, _ in zip(rows, range(_ROWS), strict=False)]
+    rows = (cells for _, cells in islice(rows_in(lines, form), _ROWS))
+    return [[cell.strip() for cell in cells] for cells in rows]
 
 
 def _score(
@@ -235,44 +214,34 @@ def _usual_width(rows: Sequence[Sequence[str]]) -> int:
     return Counter(map(len, rows)).most_common(1)[0][0] if rows else 0
 
 
-def _with_signs(rows: list[list[str]], form: TableForm, notes: list[str]) -> TableForm:
+def _with_signs(rows: list[list[str]], form: TableForm) -> TableForm:
     """Return the form with the signs by which most columns hold numbers, and most hold dates."""
     width = _usual_width(rows)
     body = [row for row in rows[1:] if len(row) == width]
-    columns = [[row[at] for row in body if row[at]] for at in range(width)]
-    comma, group = {"decimal": ","}, {"thousands": ","}
-    signs: list[dict[str, str]] = [
-        {},
-        *((comma, group) if form.separator == ";" else (group, comma)),
-    ]
-    signs += [{"decimal": ",", "thousands": sign} for sign in (".", " ")]
-    signs += [{"thousands": sign} for sign in (" ", "'")]
-    read_as = [form.model_copy(update=one) for one in signs]
+    columns = [Counter(row[at] for row in body if row[at]) for at in range(width)]
+    comma = [(",", ""), (".", ",")]
+    signs = [(".", ""), *(comma if form.separator == ";" else comma[::-1])]
+    signs += [(",", "."), (",", " "), (".", " "), (".", "'")]
+    read_as = [form.model_copy(update={"decimal": d, "thousands": t}) for d, t in signs]
     best = max(read_as, key=lambda one: _columns_read(columns, one))
-    for key, sign in ((key, getattr(best, key)) for key in ("decimal", "thousands")):
-        if sign != getattr(form, key):
-            notes.append(f"{key} '{sign}': more columns are numbers by it")
     orders: list[Any] = ["iso", "day_first", "month_first"]
-    dated = [sum(_mostly(column, _dates(one)) for column in columns) for one in orders]
-    order = orders[dated.index(max(dated))]
-    if order != "iso":
-        alike = " (month first would do as well)" * (order == "day_first" and dated[1] == dated[2])
-        notes.append(f"dates {order}: a column holds dates by it{alike}")
-    return best.model_copy(update={"dates": order})
+    dated = [sum(mostly(column, _dates(one)) for column in columns) for one in orders]
+    return best.model_copy(update={"dates": orders[dated.index(max(dated))]})
 
 
-def _columns_read(columns: Sequence[Sequence[str]], form: TableForm) -> int:
+def _columns_read(columns: Sequence[Counter[str]], form: TableForm) -> int:
     read = number_reader(form)
-    return sum(_mostly(cells, lambda cell: not math.isnan(read(cell))) for cells in columns)
+    return sum(mostly(texts, lambda text: not math.isnan(read(text))) for texts in columns)
 
 
-def _dates(order: Any) -> Any:
+def _dates(order: Any) -> Callable[[str], bool]:
     form = TableForm(dates=order)
     return lambda cell: date_in(cell, form) is not None
 
 
-def _mostly(cells: Sequence[str], holds: Any) -> bool:
-    return bool(cells) and sum(map(holds, cells)) >= _MOSTLY * len(cells)
+def mostly(texts: Counter[str], holds: Callable[[str], bool]) -> bool:
+    given = texts.total()
+    return given > 0 and sum(n for text, n in texts.items() if holds(text)) >= _MOSTLY * given
 
 
 def _is_value(cell: str) -> bool:
@@ -303,10 +272,7 @@ def _names_columns(rows: Sequence[Sequence[str]], notes: list[str]) -> bool:
     return True
 
 
-def _unread(names: Sequence[str]) -> Iterator[str]:
-    for at, name in enumerate(names, 1):
-        if not name:
-            yield f"column {at} has no name: left out"
-    for name, count in Counter(names).items():
-        if name and count > 1:
-            yield f"{count} columns are called '{name}': left out"
+def _unread(names: Sequence[str]) -> list[str]:
+    unnamed = [f"column {at} has no name: left out" for at, name in enumerate(names, 1) if not name]
+    counts = Counter(filter(None, names)).items()
+    return unnamed + [f"{n} columns are called '{name}': left out" for name, n in counts if n > 1]

@@ -183,12 +183,13 @@ def form_problems(data: DataSource, schema: DataSchema | None) -> list[str]:
         found = guess(data.path, schema)
     except DataError as error:
         return [str(error)]
-    stated = data.form or TableForm()
+    stated, columns = data.form or TableForm(), (schema and schema.columns) or ()
     differing = {key: value for key, value in found.form if value != getattr(stated, key)}
-    if found.source != "csv" or not differing:
-        return []
+    if not any(column.date for column in columns):
+        differing.pop("dates", None)
     block = ", ".join(f"{key}: {json.dumps(value)}" for key, value in differing.items())
-    return [f"data.form: {data.path} seems to need {{{block}}}: {'; '.join(found.notes)}"]
+    why = f"{data.path} seems to need {{{block}}}: {'; '.join(found.notes)}"
+    return [f"data.form: {why}"] if differing else []
 
 
 def _folder(name: str) -> Path:
