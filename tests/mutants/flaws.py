@@ -900,6 +900,11 @@ MUTANTS = {
         "tests/contract/test_forms.py::test_a_job_that_names_a_file_s_columns_by_cells_is_answered_alike",
         nth=2,
     ),
+    "a-quote-reaches-other-records": Mutant(
+        "edgeveil.data.table_form:rows_in",
+        "form.multiline -> True",
+        "tests/unit/edgeveil/data/test_table_form.py::test_a_quote_spans_lines_only_where_the_owner_says_so",
+    ),
     "header-not-asked-for": Mutant(
         "edgeveil.parts.sources.tables:require_columns",
         "header is None -> False",
