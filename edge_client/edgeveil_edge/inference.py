@@ -66,8 +66,7 @@ class ServedModel:
         records = _listed(body.content)
         if self.schema is not None and any(isinstance(one, dict) for one in records):
             encoded = GivenRecords.of(_named(records, self.schema))
-            found = self.run(encoded.x)
-            return replace(found, columns=encoded.columns)
+            return replace(self.run(encoded.x), unread=encoded.unread)
         try:
             return self.run(np.asarray(records))
         except ValueError:

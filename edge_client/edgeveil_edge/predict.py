@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.data.anomaly import ALARM_RATE, NAMES
-from edgeveil.data.encoding import ColumnTally, Encoded, pictures
+from edgeveil.data.encoding import Encoded, pictures
 from edgeveil.data.records import MAX_BYTES, require_file
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.data.target import TargetRange
@@ -66,7 +66,7 @@ class Predictions:
     scores: NDArray[np.float64] | None = None
     alarms: bool = False
     notes: tuple[str, ...] = ()  # what was guessed of the file
-    columns: tuple[ColumnTally, ...] = ()  # of a table
+    unread: tuple[dict[str, Any], ...] = ()  # counts of a table's columns that have some
     index: Any = None  # of a DataFrame of pandas given as records
 
     @classmethod
@@ -137,14 +137,6 @@ class Predictions:
     def baseline(self) -> str:
         accuracy = self.accuracy
         return "" if accuracy is None else baseline_text(ACCURACY, accuracy, self.baselines)
-
-    @property
-    def unread(self) -> list[dict[str, Any]]:
-        """Counts of the columns with values that are missing, unreadable, clipped or unknown."""
-        counts = [{"column": one.name, **vars(one)} for one in self.columns]
-        for one in counts:
-            del one["name"]
-        return [one for one in counts if any(one[key] for key in one.keys() - {"column", "rows"})]
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row per record: number, file, label, name, probability; else as `plain`."""
@@ -254,7 +246,7 @@ def run_on_records(
             one = session.answers(given.x[:1], {}, limit=limit)
             _check_answers(given.file, given.x, one.shape[1])
         found = session.answers(given.x, {}, limit=limit)
-    about = {"files": given.files, "notes": given.notes, "columns": given.columns}
+    about = {"files": given.files, "notes": given.notes, "unread": given.unread}
     index = given.index if len(given.x) == len(found) else None
     return Predictions.of(called, session, found, given=given.labels, index=index, **about)
 
@@ -266,7 +258,7 @@ class GivenRecords:
     files: tuple[str, ...] = ()
     file: Path | None = None  # its size limits the number of records
     notes: tuple[str, ...] = ()
-    columns: tuple[ColumnTally, ...] = ()
+    unread: tuple[dict[str, Any], ...] = ()
     index: Any = None  # of a DataFrame of pandas
 
     @classmethod
@@ -276,7 +268,8 @@ class GivenRecords:
         if found.readable is not None:
             x = np.where(found.readable[:, None], x, np.float32(np.nan))
         labels = found.records.y if found.labelled else None
-        return cls(x, labels, columns=found.columns, **fields)
+        counts = [c for c in found.columns if c.missing + c.unreadable + c.clipped + c.unknown]
+        return cls(x, labels, unread=tuple(map(vars, counts)), **fields)
 
 
 def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
@@ -350,10 +343,10 @@ def _read(file: Path, most: int) -> NDArray[Any]:
         return npz_array(file, "x", most)
     if file.suffix == ".npy":
         return npy_array(file, most)
-    if file.suffix == ".csv":
-        return read_matrix(file, most, need_header=False)[1]
-    fix = "use npz, npy, csv; of a model with a schema also parquet, png, jpg, a folder"
-    raise UsageError(f"unknown kind '{file.suffix}'", where=str(file), fix=fix)
+    if (found := guess(file)).source == "csv":
+        return read_matrix(file, most, need_header=False, form=found.form)[1]
+    fix = "use npz, npy, csv; only a model with a schema reads other tables, and pictures"
+    raise UsageError(f"is {found.source}", where=str(file), fix=fix)
 
 
 def as_records(

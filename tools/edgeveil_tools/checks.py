@@ -279,10 +279,9 @@ def record_notes(job: LocalJob, path: Path, data: Path | None = None) -> list[st
     from edgeveil_tools.local.data import check_data, run_on
 
     run = job.local_run or LocalRun()
-    if data is None and run.data.path is None:
-        return []
-    if data is None and run.data.path is not None and not run.data.path.exists():
-        return [f"{run.data.path} (local_run.data.path) is not there: no record was checked"]
+    own = run.data.path
+    if data is None and (own is None or not own.exists()):
+        return [f"{own} (local_run.data.path) is not there: no record was checked"] if own else []
     try:
         return check_data(job.alone, run if data is None else run_on(data, job))
     except (DataError, UsageError) as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edgeveil.config.data import TableForm
 from edgeveil.config.explain import number
+from edgeveil.data.schema import Column
 from edgeveil.data.table_form import date_in, number_reader
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.guess import Guess, guess, mostly
@@ -33,6 +34,7 @@ _USUAL = 100  # records of a device
 _WIDTH = 100
 _SIDE = 64  # of a drafted picture
 _WORDS = 3  # of a free text, on average
+_READS_TEXT = "text" in Column.model_fields
 _WITH_UNIT = re.compile(r"[+-]?[\d.,]*\d\s*[^\d\s.,:/-][^\d\s]{0,9}")
 
 
@@ -74,16 +76,21 @@ class _Look:
         return mostly(self.texts, lambda text: date_in(text, self.form) is not None)
 
     @property
+    def prose(self) -> bool:
+        given = self.texts.total()
+        words = sum(len(text.split()) * count for text, count in self.texts.items())
+        return len(self.texts) > given / 2 and words >= _WORDS * given
+
+    @property
     def why_unread(self) -> str:
         """Why no column of a schema reads it, or ""."""
         once = len(self.texts) == self.texts.total()
-        words = sum(len(text.split()) * count for text, count in self.texts.items())
         if not self.texts:
             return "it is empty"
         if mostly(self.texts, lambda text: _WITH_UNIT.fullmatch(text) is not None):
             return "it looks like numbers with a unit; write the numbers alone"
-        if len(self.texts) > self.texts.total() / 2 and words >= _WORDS * self.texts.total():
-            return "it looks like free text, which no column reads"
+        if self.prose:
+            return "" if _READS_TEXT else "it looks like free text, which no column reads"
         if len(self.texts) > _LIST or (once and len(self.texts) > _FEW):
             return f"{len(self.texts)} different texts"
         return ""
@@ -163,6 +170,9 @@ def _of_table(
     for span, alike in groupby(others, lambda look: look.span if look.numeric else None):
         if span is None:
             for look in alike:
+                if look.prose and not look.dated:
+                    yield f"    - {{name: {_text(look.name)}, text: {{}}}}"
+                    continue
                 yield from _date(look) if look.dated else _category(look)
         elif len(columns := [look.name for look in alike]) == 1:
             yield f"    - {{name: {_text(columns[0])}, number: {_ends(span)}}}"

@@ -220,7 +220,7 @@ def _as_encoded(schema: DataSchema, x: NDArray[np.float64]) -> NDArray[np.float3
         elif column.tokens is not None:
             place[:] = np.clip((place + 4) / 8, 0, 1) * (column.tokens.size - 1)
             np.rint(place, out=place)
-        elif width == 1:
+        elif width == 1 or column.date:
             np.clip(place / 4, -1, 1, out=place)
         else:
             place[:] = place.argmax(axis=1)[:, None] == np.arange(width)

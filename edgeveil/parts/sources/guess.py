@@ -163,6 +163,9 @@ def _cut_as(lines: Sequence[str], form: TableForm, known: set[str], where: str) 
         score = _score(rows, len(rows) + one.skip_lines, known, blanks=separator == " ")
         if score > most and not (separator == " " and best is not None):
             best, most = one, score
+    column = _stripped(lines, form)[1:]
+    if best is None and column and all(len(row) == 1 and _is_value(row[0]) for row in column):
+        best = form
     if best is None:
         what = "is no table: no sign separates its lines into cells of a steady number"
         raise DataError(what, where=where, fix="write CSV, one record a line")

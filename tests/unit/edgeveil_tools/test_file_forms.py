@@ -124,7 +124,8 @@ REFUSED = {
     "a page": ("<!DOCTYPE html><html><table></table></html>", "HTML"),
     "bytes": (bytes(range(256)), "binary"),
     "prose": ("It runs quietly, as ever.\nIt howls\nNo, it leaks, it drips, it stops\n", "table"),
-    "one column": ("temp\n20.5\n71.0\n", "table"),
+    "one column": ("temp\n20.5\n71.0\n", "column"),
+    "one column of words": ("state\nok\nhot\n", "table"),
     "nothing": ("", "table"),
 }
 
@@ -312,7 +313,7 @@ def test_predictions_count_what_they_could_not_read_or_clipped(plain_job, tmp_pa
     told = json.loads(shown.out)
     names = [one.get("name") for one in told["predictions"]]
     assert names == [None, "hot", "hot", "ok", None]  # of the first and last nothing was read
-    counts = {one["column"]: one for one in told["unread"]}
+    counts = {one["name"]: one for one in told["unread"]}
     assert (counts["temp"]["unreadable"], counts["temp"]["clipped"]) == (2, 1)
     assert (counts["load"]["unreadable"], counts["load"]["missing"]) == (3, 1)
     assert "'temp'" in shown.err and "'load'" in shown.err
@@ -321,7 +322,7 @@ def test_predictions_count_what_they_could_not_read_or_clipped(plain_job, tmp_pa
     records = [{"temp": "20.5 C"}, {"temp": 71.0}, {"temp": 1e9, "load": 0.5}, {}]
     answer = served.predict(posted(records=records))
     assert [one.get("name") for one in answer.plain()] == [None, "hot", "hot", None]
-    counts = {one["column"]: one for one in answer.unread}
+    counts = {one["name"]: one for one in answer.unread}
     assert (counts["temp"]["unreadable"], counts["temp"]["clipped"]) == (1, 1)
     assert counts["load"]["missing"] == 3
 

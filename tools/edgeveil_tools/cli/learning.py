@@ -95,8 +95,8 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def _count(unread: dict[str, Any]) -> str:
-    counts = ", ".join(f"{n} {key}" for key, n in unread.items() if n and key != "column")
-    return f"column '{unread['column']}': {counts}"
+    counts = ", ".join(f"{n} {key}" for key, n in unread.items() if n and key != "name")
+    return f"column '{unread['name']}': {counts}"
 
 
 def _prediction_lines(found: Predictions) -> Iterator[str]:

@@ -171,8 +171,7 @@ def _guessed(job: Job, run: LocalRun) -> tuple[TableForm | None, tuple[str, ...]
     if found.source != name:
         fix = f"write local_run: {{data: {{source: {found.source}}}}}"
         raise DataError(f"is {found.source}, not csv", where=str(own.path), fix=fix)
-    plain = found.form == TableForm()
-    return None if plain else found.form, found.notes
+    return found.form, found.notes
 
 
 def form_problems(data: DataSource, schema: DataSchema | None) -> list[str]:
@@ -183,6 +182,8 @@ def form_problems(data: DataSource, schema: DataSchema | None) -> list[str]:
         found = guess(data.path, schema)
     except DataError as error:
         return [str(error)]
+    if found.source != "csv":
+        return [f"data.source: {data.path} is {found.source}"]
     stated, columns = data.form or TableForm(), (schema and schema.columns) or ()
     differing = {key: value for key, value in found.form if value != getattr(stated, key)}
     if not any(column.date for column in columns):

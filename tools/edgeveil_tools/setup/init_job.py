@@ -70,10 +70,6 @@ _OF_PICTURES = """
 _WITHOUT_CLASSES = """
 unsupervised: {eval_type: NOT_EVAL}       # that is about classes
 """
-_HEADER = (
-    "header: false         # no line names the columns, as it seems",
-    "header: true          # the first line names the columns, as it seems",
-)
 DEVICES = 20
 _NAME = re.compile(r"[^a-z0-9_-]+")
 
@@ -85,8 +81,7 @@ def write_from(
 
     Raises UsageError, or DataError for what is no table and no folder of pictures."""
     draft = describe(records, label, devices=DEVICES)
-    read_as, stated = draft.read_as, draft.stated
-    header = [_HEADER[read_as is not None and read_as.header]] if stated else []
+    read_as = draft.read_as
     text = (_TEMPLATES.parent / "job_of_records.yaml").read_text("utf-8")
     text = text.format(
         what="the class of a picture" if read_as is None else "the label of a record",
@@ -97,7 +92,7 @@ def write_from(
         evaluation=_WITHOUT_CLASSES if OF_NUMBER in draft.text else "",
         features=_OF_PICTURES if read_as is None else _OF_TABLE,
         source="images" if read_as is None else read_as.source,
-        header="".join(f"\n    {line}" for line in [*header, *stated[1:]]),
+        header="".join(f"\n    {line}" for line in draft.stated),
         path=json.dumps(os.path.relpath(records, folder), ensure_ascii=False),
     )
     _write_new(folder, {"job.yaml": text.encode()})
