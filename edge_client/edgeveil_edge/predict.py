@@ -346,7 +346,7 @@ def _read(file: Path, most: int) -> NDArray[Any]:
     if (found := guess(file)).source == "csv":
         return read_matrix(file, most, need_header=False, form=found.form)[1]
     fix = "use npz, npy, csv; only a model with a schema reads other tables, and pictures"
-    raise UsageError(f"is {found.source}", where=str(file), fix=fix)
+    raise DataError(f"is {found.source}", where=str(file), fix=fix)
 
 
 def as_records(

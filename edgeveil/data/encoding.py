@@ -296,19 +296,15 @@ class _ColumnReader:
         months, weekday = np.divmod(days, _WEEK)
         year, month = np.divmod(months, _MONTHS)
         of = {"month": (month, _MONTHS), "weekday": (weekday, _WEEK), "hour": (hour, _HOURS)}
-        at = 0
+        (low, high), places = self._column.years or (0, 1), list[NDArray[np.float64]]()
         for part in self._column.date:
             if part == "year":
-                low, high = self._column.years or (0, 1)
-                scaled = (np.clip(year, low, high) - low) / (high - low) * 2.0 - 1.0
-                x[:, at] = np.where(known, scaled, 0.0)
-                at += 1
+                places.append(known * ((np.clip(year, low, high) - low) / (high - low) * 2.0 - 1.0))
                 continue
             value, period = of[part]
-            angle, there = value * (2 * math.pi / period), known & (value < period)
-            x[:, at] = np.where(there, np.sin(angle), 0.0)
-            x[:, at + 1] = np.where(there, np.cos(angle), 0.0)
-            at += 2
+            there, angle = known & (value < period), value * (2 * math.pi / period)
+            places += [there * np.sin(angle), there * np.cos(angle)]
+        x[:] = np.column_stack(places)
 
     def tally(self, broken: NDArray[np.bool_]) -> ColumnTally:
         rows, gaps = int((~broken).sum()), self._gaps - int(broken.sum())

@@ -138,7 +138,7 @@ def test_predict_refuses_what_is_no_model_or_no_records(release, tmp_path):
         (tmp_path / "open.onnx", X, DataError),
         (release, tmp_path / "wide.npy", DataError),
         (release, np.ones((0, 2)), DataError),
-        (release, tmp_path / "x.txt", UsageError),
+        (release, tmp_path / "x.txt", DataError),
         (release, tmp_path / "absent.npz", DataError),
         (release, [["a", "b"]], DataError),
     ):

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
+from PIL import Image
 from pyarrow import feather, parquet
 
 from edgeveil.config.data import DataSource
@@ -16,6 +17,7 @@ from edgeveil.errors import DataError
 from edgeveil.parts import own_records as device
 from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models.heads import bake, build_graph
+from edgeveil.parts.sources import Origin, load_records
 from edgeveil_edge.inference import JSON, ServedModel
 from edgeveil_edge.release_trial import released_session
 from edgeveil_tools.cli import main
@@ -352,6 +354,30 @@ def test_a_path_that_is_not_there_is_reported_by_a_check(plain_job, tmp_path, ca
     (tmp_path / "job.yaml").write_text(text)
     assert main(["check", str(tmp_path / "job.yaml")]) == 0
     assert "gone.csv" in capsys.readouterr().out
+
+
+FORMATS = ("png", "jpg", "gif", "bmp", "tif", "webp", "ppm", "tga", "ico", "pcx", "jp2")
+
+
+def test_pictures_of_pillows_formats_are_read_and_others_counted(tmp_path, capsys):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+    for kind in FORMATS:
+        Image.new("RGB", (640, 320), (250, 250, 250)).save(tmp_path / "cat" / f"a.{kind}")
+    Image.new("RGB", (640, 320)).save(tmp_path / "dog" / "a.eps")  # would start Ghostscript
+    (tmp_path / "dog" / "notes.txt").write_text("none")
+    (tmp_path / "dog" / "a.png").write_bytes(b"none")
+    assert main(["check", str(tmp_path), "--json"]) == 0
+    (found,) = said(capsys)["files"]
+    drafted = yaml.safe_load(found["draft"])["data"]["schema"]
+    assert drafted["image"]["size"] == [32, 64]
+    assert any(note.startswith("3 files") for note in found["notes"])
+    drafted |= {"origin": "public", "image": {"size": [3, 6]}}
+    schema = DataSchema.model_validate_json(json.dumps(drafted))
+    records = load_records("images", Origin(path=tmp_path, schema=schema))
+    assert len(records) == len(FORMATS) + 1
+    read = np.isfinite(records.x).all(axis=(1, 2))
+    assert read.sum() == len(FORMATS) and records.x[read].min() > 240
 
 
 def test_json_values_are_read_as_the_text_of_a_cell():
