@@ -259,8 +259,8 @@ class _ColumnReader:
         if found is None:
             return math.nan
         year, month, weekday, hour = found
-        at = year * _MONTHS + month - 1
-        return float((at * _WEEK + weekday) * (_HOURS + 1) + (_HOURS if hour is None else hour))
+        months = year * _MONTHS + month - 1
+        return float((months * _WEEK + weekday) * (_HOURS + 1) + hour)
 
     def keep(self, chosen: NDArray[np.int64]) -> None:
         self._cells = _chosen(self._cells, chosen)
@@ -296,7 +296,7 @@ class _ColumnReader:
         months, weekday = np.divmod(days, _WEEK)
         year, month = np.divmod(months, _MONTHS)
         of = {"month": (month, _MONTHS), "weekday": (weekday, _WEEK), "hour": (hour, _HOURS)}
-        (low, high), places = self._column.years or (0, 1), list[NDArray[np.float64]]()
+        (low, high), places = self._column.years or (0, 1), list[NDArray[Any]]()
         for part in self._column.date:
             if part == "year":
                 places.append(known * ((np.clip(year, low, high) - low) / (high - low) * 2.0 - 1.0))

@@ -94,8 +94,8 @@ def number_reader(form: TableForm) -> Callable[[str], float]:
     return read
 
 
-def date_in(cell: str, form: TableForm) -> tuple[int, int, int, int | None] | None:
-    """Return (year, month 1 to 12, weekday from Monday 0, hour or None); None for no date."""
+def date_in(cell: str, form: TableForm) -> tuple[int, int, int, int] | None:
+    """Return (year, month 1 to 12, weekday from Monday 0, hour, 24 without one), or None."""
     found = _DATES[form.dates].fullmatch(cell)
     if found is None:
         return None
@@ -104,5 +104,5 @@ def date_in(cell: str, form: TableForm) -> tuple[int, int, int, int | None] | No
         hour = hour % 12 + 12 * (half == "PM")
     with suppress(ValueError):
         day = date(int(found["y"]), int(found["m"]), int(found["d"]))
-        return day.year, day.month, day.weekday(), hour if hour < 24 else None
+        return day.year, day.month, day.weekday(), min(hour, 24)
     return None

@@ -217,7 +217,7 @@ def _category(look: _Look) -> Iterator[str]:
 def _date(look: _Look) -> Iterator[str]:
     found = [date for text in look.texts if (date := date_in(text, look.form)) is not None]
     low, high = min(found)[0], max(found)[0]
-    hour = ", hour" * any(date[3] is not None for date in found)
+    hour = ", hour" * any(date[3] < 24 for date in found)
     parts = f"date: [year, month, weekday{hour}], years: [{low}, {max(high, low + 1)}]"
     yield f"    - {{name: {_text(look.name)}, {parts}}}"
 
