@@ -18,7 +18,6 @@ from pathlib import Path
 
 from edgeveil.config.data import TableForm
 from edgeveil.config.explain import number
-from edgeveil.data.schema import Column
 from edgeveil.data.table_form import date_in, number_reader
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.guess import Guess, guess, mostly
@@ -34,7 +33,6 @@ _USUAL = 100  # records of a device
 _WIDTH = 100
 _SIDE = 64  # of a drafted picture
 _WORDS = 3  # of a free text, on average
-_READS_TEXT = "text" in Column.model_fields
 _WITH_UNIT = re.compile(r"[+-]?[\d.,]*\d\s*[^\d\s.,:/-][^\d\s]{0,9}")
 
 
@@ -89,9 +87,7 @@ class _Look:
             return "it is empty"
         if mostly(self.texts, lambda text: _WITH_UNIT.fullmatch(text) is not None):
             return "it looks like numbers with a unit; write the numbers alone"
-        if self.prose:
-            return "" if _READS_TEXT else "it looks like free text, which no column reads"
-        if len(self.texts) > _LIST or (once and len(self.texts) > _FEW):
+        if not self.prose and (len(self.texts) > _LIST or (once and len(self.texts) > _FEW)):
             return f"{len(self.texts)} different texts"
         return ""
 

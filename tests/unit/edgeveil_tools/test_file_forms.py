@@ -284,6 +284,15 @@ def test_a_column_that_no_schema_reads_is_left_out_by_name(name, tmp_path, capsy
         assert any(f"'{column}' is left out" in note for note in found["notes"])
 
 
+def test_free_text_is_drafted_as_a_column_of_text(tmp_path, capsys):
+    text = "text,mood\nthe pump runs quietly,good\nit howls and leaks,bad\nno trouble at all,good\n"
+    (tmp_path / "a.csv").write_text(text + "it is loud and hot,bad\n")
+    assert main(["check", str(tmp_path / "a.csv"), "--json"]) == 0
+    drafted = yaml.safe_load(said(capsys)["files"][0]["draft"])["data"]["schema"]
+    assert drafted["columns"] == [{"name": "text", "text": {}}]
+    assert drafted["label"] == {"column": "mood", "classes": ["bad", "good"]}
+
+
 def test_where_no_column_is_left_nothing_is_drafted(tmp_path):
     (tmp_path / "a.csv").write_text("temp,load,state\n20.5 C,31 %,ok\n71.0 C,88 %,hot\n")
     assert main(["init", "--from", str(tmp_path / "a.csv"), "--out", str(tmp_path / "a")]) == 4
