@@ -33,7 +33,7 @@ _USUAL = 100  # records of a device
 _WIDTH = 100
 _SIDE = 64  # of a drafted picture
 _WORDS = 3  # of a free text, on average
-_WITH_UNIT = re.compile(r"[+-]?[\d.,]*\d\s*[^\d\s.,:/-][^\d\s]{0,9}")
+_WITH_UNIT = re.compile(r"[$€£¥] ?[+-]?[\d.,]*\d|[+-]?[\d.,]*\d\s*[^\d\s.,:/-][^\d\s]{0,9}")
 
 
 @dataclass(frozen=True)

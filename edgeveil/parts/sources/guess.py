@@ -183,9 +183,10 @@ def _below_preamble(lines: Sequence[str], form: TableForm, known: set[str]) -> T
             break
         if begin in ("#", "%") and (names or not whole):
             return form.model_copy(update={"comment": begin})
-        if whole:
+        named = lines[at - 1].lower().startswith("sep=")  # as Excel writes it
+        if whole and not named:
             break
-        if names or (len(cells) == 1 and len(after) == width > 2):
+        if named or names or (len(cells) == 1 and len(after) == width > 2):
             return form.model_copy(update={"skip_lines": at})
     return form
 

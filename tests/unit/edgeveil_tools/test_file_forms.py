@@ -82,6 +82,11 @@ READ = {
     "a byte order mark": (cut().encode("utf-8-sig"), {}, ALL),
     "a comment": (cut(lead="# exported by box 7\n"), {"comment": "#"}, ALL),
     "a preamble": (cut(";", comma, lead="Box;7\n\n"), SEMICOLON | {"skip_lines": 1}, ALL),
+    "a line of the separator": (
+        cut(";", comma, lead="sep=;\n"),
+        SEMICOLON | {"skip_lines": 1},
+        ALL,
+    ),
     "line breaks in quotes": (quoted(), {"multiline": True}, TEMP),
     "cp1252": (
         cut(names=("temp", "größe", "state")).encode("cp1252"),
@@ -262,6 +267,7 @@ def test_what_is_no_table_is_refused_by_its_kind_and_nothing_is_drafted(
 
 LEFT_OUT = {
     "units": ("temp,load,turns,state\n20.5 C,31 %,1,ok\n71.0 C,88 %,2,hot\n", ["temp", "load"]),
+    "prices": ("temp,fee,state\n1,$3.50,ok\n2,$ 4,hot\n", ["fee"]),
     "names": (
         "who,temp,state\n" + "".join(f"p{n},{n},{('ok', 'hot')[n % 2]}\n" for n in range(40)),
         ["who"],
