@@ -33,6 +33,7 @@ _USUAL = 100  # records of a device
 _WIDTH = 100
 _SIDE = 64  # of a drafted picture
 _WORDS = 3  # of a free text, on average
+_ROW_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 _WITH_UNIT = re.compile(r"[$€£¥] ?[+-]?[\d.,]*\d|[+-]?[\d.,]*\d\s*[^\d\s.,:/-][^\d\s]{0,9}")
 
 
@@ -130,7 +131,10 @@ def _of_table(
 ) -> Iterator[str]:
     names, every = _rows(path, read_as)
     rows = [row for row in every if len(row) == len(names)]
-    once = [at for at, name in enumerate(names) if name and names.count(name) == 1]
+    index = [name for name in names if _ROW_INDEX.fullmatch(name)]
+    notes += [f"'{name}' is left out: it looks like a row index of pandas" for name in index]
+    counts = Counter(filter(None, names))
+    once = [at for at, name in enumerate(names) if counts[name] == 1 and name not in index]
     if not (rows and once):
         raise DataError("holds no records", where=str(path), fix="name a file with some")
     if len(rows) < len(every):

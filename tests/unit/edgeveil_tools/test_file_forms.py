@@ -272,6 +272,7 @@ LEFT_OUT = {
         "who,temp,state\n" + "".join(f"p{n},{n},{('ok', 'hot')[n % 2]}\n" for n in range(40)),
         ["who"],
     ),
+    "an index of pandas": ("Unnamed: 0,temp,state\n0,1,ok\n1,2,hot\n", ["Unnamed: 0"]),
     "nothing given": ("temp,none,state\n1,,ok\n2,,hot\n", ["none"]),
 }
 
