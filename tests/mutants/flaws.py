@@ -863,8 +863,8 @@ MUTANTS = {
         "tests/unit/edgeveil/evaluation/test_evaluation_inference.py::test_neither_a_records_nor_a_weights_place_in_memory_changes_a_bit",
     ),
     "text-makes-a-column-unreadable": Mutant(
-        "edgeveil.parts.sources.tables:_numbers",
-        "_holds_numbers(column.type) -> True",
+        "edgeveil.parts.sources.tables:column_numbers",
+        "holds_numbers(column.type) -> True",
         "tests/contract/test_forms.py::test_one_text_among_numbers_makes_no_table_unreadable",
     ),
     "text-makes-an-array-unreadable": Mutant(

@@ -92,7 +92,9 @@ def test_a_text_of_many_rows_takes_memory_once(tmp_path, encoding, kind):
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd", **encodings)
     del texts, table
     code = f"""if True:
-        import re
+        import contextlib, re
+        with contextlib.suppress(ImportError):
+            import pandas  # pyarrow loads it where it is installed
         from edgeveil.parts.sources.source import Origin
         from edgeveil.parts.sources.tables import read_parquet
         import pyarrow.parquet
