@@ -14,7 +14,6 @@ from edgeveil.jobs import Plan, parse_plan
 from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import summands
 from edgeveil.parts.features import match_artifacts
-from edgeveil.parts.models import runs_python
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, CloudMachine, RepeatEnd
 from edgeveil.protocol.cloud_job import CloudState, StartJob
@@ -80,9 +79,9 @@ class Control:
         """Validate and rehearse a job in seconds, on any thread; raises as `submit`."""
         plan = parse_plan(job_yaml)
         job = plan.job
-        if runs_python(job.model) and not self._python_models:
+        if job.functions and not self._python_models:
             raise DataError(
-                "the job's model is Python code, which may not run here",
+                f"the job runs Python code, {job.functions[0]}, which may not run here",
                 where="cloud.allow_python_models",
                 fix="the operator allows it in the cloud's site file",
             )

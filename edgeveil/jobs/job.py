@@ -27,7 +27,7 @@ from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.aggregation.rule import AveragingParameters
 from edgeveil.parts.features import FEATURES, FeatureParameters
 from edgeveil.parts.methods import METHODS, MethodParameters
-from edgeveil.parts.models import MODELS, ModelParameters
+from edgeveil.parts.models import MODELS, ModelParameters, python_function
 from edgeveil.parts.part import OneOf, PartTable, omit_if_default
 from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
@@ -375,6 +375,12 @@ class Job(Block):
             *(("stages", entry.name) for entry in self.update),
             *(("models", model.name) for model in (self.model,) if model is not None),
         )
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Installed functions, `module:function`, that the job runs with owners' permission."""
+        model = python_function(self.model)
+        return self.train.functions if model is None else (model, *self.train.functions)
 
     def digest(self) -> bytes:
         return hashlib.sha256(self.canonical()).digest()

@@ -97,6 +97,11 @@ class MethodParameters(PartBlock):
     def bias(self) -> bool:
         return False
 
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Installed functions that training calls, as `module:function`; owners must allow them."""
+        return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPart(BlockPart):

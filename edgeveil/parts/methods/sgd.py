@@ -103,7 +103,7 @@ class LocalEpochs:
         self.processor = chosen_processor(task.processor)
         self._x = torch.as_tensor(task.records.x).to(self.processor)
         self._y = torch.as_tensor(task.records.y).to(self.processor)
-        self._loss, self.count = parameters.loss(task.network), len(self._y)
+        self._loss, self.count = parameters.loss_of(task.network), len(self._y)
         self.anchor = self.fixed(task.weights)
 
     def fixed(self, values: Mapping[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:
