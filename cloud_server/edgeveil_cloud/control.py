@@ -18,7 +18,9 @@ from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, CloudMachine, RepeatEnd
 from edgeveil.protocol.cloud_job import CloudState, StartJob
 from edgeveil.protocol.cloud_reasons import DISK, EARLIER, STALE_ROSTER, resumes_by_itself
+from edgeveil.protocol.tensors import tensor_views
 from edgeveil.transport.runtime import Runner
+from edgeveil_cloud.early_stopping import is_over
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.rollouts import RolloutDriver
@@ -178,6 +180,8 @@ class Control:
         index = (last.index if last else 0) + 1
         attempt = self._store.next_attempt(entry.id, index)
         whole, retries = len(plan.all_rounds), plan.job.round.retries
+        if last is not None and is_over(plan, tensor_views(last.state)):
+            whole = last.index  # only the release is missing
         self._runner.post(fx.Command(StartJob(wire_id(entry.id), index, attempt, whole, retries)))
 
     def _cancel_paused(self) -> None:
