@@ -22,7 +22,7 @@ from edgeveil.errors import DataError
 from edgeveil.parts.method_context import MethodContext, MethodParameters
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.models.python_model import Module
+from edgeveil.parts.models.python_model import Module, PythonNetwork
 from edgeveil.parts.part import import_function
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update
@@ -81,7 +81,8 @@ class Custom:
             torch.manual_seed(seed)
             module = module_of(network)
             names = {name: network.saved_name(name) for name in start}
-            module.load_state_dict({names[n]: torch.tensor(a) for n, a in start.items()})
+            weights = {names[n]: torch.tensor(a) for n, a in start.items()}
+            module.load_state_dict(module.state_dict() | weights)  # constants stay as they are
             given = _shapes(module.to(processor))
             x = torch.as_tensor(records.x / np.float32(network.input_scale)).to(processor)
             data = TensorDataset(x, torch.as_tensor(records.y).to(processor))
@@ -106,7 +107,7 @@ def module_of(network: Network) -> torch.nn.Module:
     """Return a network as a module for records / `input_scale`: a user's own one is copied."""
     import torch
 
-    for _, layer in network.layers:
+    for _, layer in network.layers if isinstance(network, PythonNetwork) else ():
         if isinstance(layer, Module):
             return copy.deepcopy(layer.loaded())
 

@@ -94,7 +94,7 @@ class LocalTraining(MethodParameters):
         """Return the mean loss of records (n, …) with labels (n,): the network's by default."""
         if self.loss is not None:
             own = import_function(self.loss, "train.loss")
-            return lambda weights, x, y: own(network.logits(weights, x), y)
+            return lambda weights, x, y, training=None: own(network.logits(weights, x, training), y)
         if self.class_weights is None and not self.label_smoothing:
             return network.loss
         smoothing, factors = self.label_smoothing, self.class_weights

@@ -140,7 +140,7 @@ class LocalEpochs:
         shifts = [shift[name] for name in moved] if shift else ()
         rate = p.rate(self._task.round)
         steps = Steps(list(moved.values()), rate, p.momentum, p.optimizer, p.gradient_clip)
-        for _ in range(epochs):
+        for _ in range(epochs if moved else 0):
             for batch in batches(self.count, p.batch_size, self._task.random_bytes):
                 chosen = torch.as_tensor(batch).to(self.processor)
                 loss = self._loss(
