@@ -4,14 +4,20 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load
 
 from edgeveil.config.base import ImpossibleMixError
+from edgeveil.config.policy import Policy
 from edgeveil.errors import JobFailed
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.models.heads import THRESHOLD
-from edgeveil_cloud.early_stopping import is_newest, is_over, judged, released, shown
+from edgeveil.protocol.effects import CloudAddress
+from edgeveil.protocol.tensors import tensor_views
+from edgeveil.testing import DIGITS, device_sites
+from edgeveil_cloud.early_stopping import BEST, is_newest, is_over, judged, released, shown
 from edgeveil_cloud.evaluation import FEDERATED, Evaluation
 from edgeveil_cloud.store_tables import RoundRecord
+from tests.kits.memory_fleet import MemoryFleet
 
 JOB = {
     "job": "a",
@@ -95,3 +101,22 @@ def test_a_job_that_does_not_ask_keeps_its_state_and_one_without_figures_is_refu
     with pytest.raises(ImpossibleMixError) as mixed:
         plan(early_stopping={}, federated_evaluation={"epsilon": 8})
     assert mixed.value.mixes[0].paths[0] == "federated_evaluation.every_rounds"
+
+
+def test_a_cloud_that_ends_after_the_stopping_commit_only_releases_when_it_is_back(tmp_path):
+    job = plan(early_stopping={"patience": 1, "min_delta": 0.9}, round={"min_batch": 3}).job
+    policy = Policy(accept_unprotected=True, min_devices=1, allowed_methods=("sgd",))
+    fleet = MemoryFleet(tmp_path, device_sites(5, policy=policy), test_data=DIGITS)
+    job_id = fleet.submit(job)
+    fleet.net.run(lambda: (last := fleet.store.last_commit(job_id)) and last.index == 2)
+    state = dict(tensor_views(fleet.store.last_commit(job_id).state))
+    fleet.cloud.close()
+    fleet.start_cloud()
+    fleet.net.connect(fleet.net.nodes[CloudAddress()])
+    fleet.cloud.control.start(fleet.store.job(job_id))
+    assert fleet.finish(job_id) == "completed"
+    assert [one.number for one in fleet.store.rounds(job_id)] == [1, 2]
+    weights = load(fleet.store.release(job_id).safetensors)
+    np.testing.assert_array_equal(weights["output.bias"], state[BEST + "output.bias"])
+    assert not np.array_equal(state[BEST + "output.bias"], state["output.bias"])
+    fleet.close()
