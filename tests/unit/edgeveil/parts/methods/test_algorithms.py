@@ -6,12 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from edgeveil.config.base import ImpossibleMixError
 from edgeveil.config.policy import Policy
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.methods import METHODS
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.round import KEPT, TRAIN, PlannedRound
 from edgeveil.parts.server_optimizers import ServerOptimizerParameters
 from edgeveil.parts.update import EXTRA
@@ -269,3 +272,22 @@ def test_an_owner_allows_that_uploads_tell_the_number_of_records(changes):
     assert not list(refusals(policy, plan, trains=False))
     allowed = policy.model_copy(update={"allow_record_counts": True})
     assert not list(refusals(allowed, plan, trains=True))
+
+
+def test_scaffold_beats_fedavg_where_devices_hold_few_classes():
+    x, y = load_digits(return_X_y=True)
+    held = np.arange(len(y)) % 5 == 0
+    order = np.flatnonzero(~held)[np.argsort(y[~held], kind="stable")]
+    pieces = np.array_split(order, 20)  # two pieces a device, so two classes or three
+    mine = [np.concatenate([pieces[k], pieces[(k * 7 + 3) % 20]]) for k in range(0, 20, 2)]
+    devices = [Records(x[one].astype(np.float32), y[one]) for one in mine]
+    network = build_network(NetworkParameters(hidden=(32,), input_scale=16), (64,), 10)
+    context = replace(CONTEXT, network=network, classes=10, input_shape=(64,), nominal_records=143)
+    options = {"rounds": 6, "local_epochs": 5, "batch_size": 16, "learning_rate": 0.05}
+    right = {}
+    for method in ("sgd", "scaffold"):
+        state = Fleet(method, context, devices, **options).state
+        weights = {w.name: torch.tensor(state[w.name]) for w in network.weights}
+        found = network.logits(weights, torch.tensor(x[held], dtype=torch.float32)).argmax(1)
+        right[method] = float((found.numpy() == y[held]).mean())
+    assert right["scaffold"] > right["sgd"] + 0.05
