@@ -12,8 +12,10 @@ from edgeveil.config.base import ImpossibleMixError
 from edgeveil.config.policy import Policy
 from edgeveil.data.records import Records
 from edgeveil.jobs import Job, compile_job
+from edgeveil.parts.method_context import staying
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import build_network
+from edgeveil.parts.models.layers import Weight
 from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.round import KEPT, TRAIN, PlannedRound
 from edgeveil.parts.server_optimizers import ServerOptimizerParameters
@@ -291,3 +293,14 @@ def test_scaffold_beats_fedavg_where_devices_hold_few_classes():
         found = network.logits(weights, torch.tensor(x[held], dtype=torch.float32)).argmax(1)
         right[method] = float((found.numpy() == y[held]).mean())
     assert right["scaffold"] > right["sgd"] + 0.05
+
+
+def test_fedbn_keeps_batch_normalisations_under_any_name():
+    names = ("conv.weight", "bn.weight", "bn.mean", "layernorm.bias", "output.weight")
+    weights = tuple(Weight(name, (2,), statistic=name == "bn.mean") for name in names)
+    network = replace(NETWORK)
+    network.__dict__["weights"] = weights
+    kept = staying(METHODS["fedbn"].made(), network)
+    assert kept == ("bn.weight", "bn.mean", "layernorm.bias")
+    assert staying(METHODS["fedrep"].made(), network) == ("output.weight",)
+    assert staying(METHODS["sgd"].made(), network) == ()
