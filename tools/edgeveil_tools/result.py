@@ -350,6 +350,8 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     after = f" after {counted(len(phases), 'preparation round')}" * bool(phases)
     why = "; " * bool(result["reason"]) + result["reason"]
     sent = f", {byte_text(sum(hops.values()))}" * bool(hops)
+    if (stopped := final.get("early_stopping")) and stopped["releases"] == "best":
+        after += f", of which round {stopped['best_round']} had the best figure and is released"
     found.append(("progress", f"{counted(len(rounds), 'round')}{after}{why}"))
     found.append(("uploads", f"{uploads} from {result['devices']} devices{sent}"))
     if engine := result.get("engine"):
