@@ -47,6 +47,7 @@ from edgeveil.protocol.sealed import (
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.selection import how_many, rounded_up, uniform
 from edgeveil_cloud.compute.processes import WorkerProcesses
+from edgeveil_cloud.early_stopping import is_newest, released
 from edgeveil_cloud.evaluation import Evaluation, HeldTests, as_federated
 from edgeveil_cloud.open_segments import RoundSecret
 from edgeveil_cloud.rollout_store import Stage, report_digest
@@ -321,9 +322,10 @@ class Sealer:
         from edgeveil.parts.models.heads import bake
 
         plan = self._jobs.plan(entry)
-        weights = self._evaluation.weights(plan, self._jobs.state(entry))
-        last = self._store.last_commit(entry.id)
-        card = model_card(plan, as_federated(last.record.scores if last else None))
+        state, last = self._jobs.state(entry), self._store.last_commit(entry.id)
+        weights = self._evaluation.weights(plan, released(plan, state))
+        figures = last.record.scores if last and is_newest(plan, state) else None
+        card = model_card(plan, as_federated(figures), last.index if last else None)
         onnx = bake(self._jobs.graph(entry), weights, card)
         packed = weights_file(plan, weights)
         del weights  # free memory: as large as the release

@@ -34,9 +34,10 @@ from edgeveil.protocol.cloud_job import (
 from edgeveil.protocol.cloud_reasons import RoundAnswers
 from edgeveil.protocol.messages import KNOWS_RECORDS, Batch, CheckMasks, Misfits, RoundId
 from edgeveil.protocol.sealed import RoundCheck, choice, dealt
-from edgeveil.protocol.tensors import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors, tensor_views
 from edgeveil.protocol.transfer import describe_record
 from edgeveil_cloud.broadcasts import CloudWork, TooFewDevices
+from edgeveil_cloud.early_stopping import is_over, judged, shown
 from edgeveil_cloud.evaluation import (
     Evaluation,
     cluster_figures,
@@ -487,6 +488,8 @@ class RoundCommitter:
             data = shown_discarded(context, discarded)
             LOG.warning("sums_discarded", extra={"exchange": context.round.label, **data})
         record, event = round_record(context, self._evaluation, graph, state, valid, facts)
+        state = judged(context.plan, before, state, record)
+        event |= shown(context.plan, state)
         done = self._store.commit_round(
             entry.id,
             record,
@@ -497,19 +500,24 @@ class RoundCommitter:
         )
         if not done:
             return self._again(entry.id, at, context)
-        return self._absorbed(at, valid.accepted, context)
+        return self._absorbed(at, valid.accepted, context, state)
 
     def _again(self, job: str, at: RoundId, context: RoundContext) -> RoundCommit:
         last = self._store.last_commit(job)
         if last is None or last.index != at.round:
             raise JobFailed(f"round {at.round} is over")
-        return self._absorbed(at, last.accepted, context)
+        return self._absorbed(at, last.accepted, context, tensor_views(last.state))
 
     def _absorbed(
-        self, at: RoundId, accepted: Sequence[bytes], context: RoundContext
+        self,
+        at: RoundId,
+        accepted: Sequence[bytes],
+        context: RoundContext,
+        state: Mapping[str, Array],
     ) -> RoundCommit:
         # Pieces would separate the segments of one upload, so several groups use one piece.
         floor = context.min_batch if len(context.groups) == 1 else len(accepted)
         knows = self._work.knows.values()
         least = floor if knows and min(knows) >= KNOWS_RECORDS else None
-        return RoundCommit(*describe_record(at, accepted, self._work.limits.part_bytes, least))
+        described = describe_record(at, accepted, self._work.limits.part_bytes, least)
+        return RoundCommit(*described, last=is_over(context.plan, state))

@@ -14,12 +14,13 @@ from edgeveil.jobs import Plan, parse_plan
 from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import summands
 from edgeveil.parts.features import match_artifacts
-from edgeveil.parts.models import runs_python
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol.cloud import CancelJob, CloudMachine, RepeatEnd
 from edgeveil.protocol.cloud_job import CloudState, StartJob
 from edgeveil.protocol.cloud_reasons import DISK, EARLIER, STALE_ROSTER, resumes_by_itself
+from edgeveil.protocol.tensors import tensor_views
 from edgeveil.transport.runtime import Runner
+from edgeveil_cloud.early_stopping import is_over
 from edgeveil_cloud.host import LOG, CloudHost
 from edgeveil_cloud.rehearsal import rehearse_job
 from edgeveil_cloud.rollouts import RolloutDriver
@@ -80,9 +81,9 @@ class Control:
         """Validate and rehearse a job in seconds, on any thread; raises as `submit`."""
         plan = parse_plan(job_yaml)
         job = plan.job
-        if runs_python(job.model) and not self._python_models:
+        if job.functions and not self._python_models:
             raise DataError(
-                "the job's model is Python code, which may not run here",
+                f"the job runs Python code, {job.functions[0]}, which may not run here",
                 where="cloud.allow_python_models",
                 fix="the operator allows it in the cloud's site file",
             )
@@ -179,6 +180,8 @@ class Control:
         index = (last.index if last else 0) + 1
         attempt = self._store.next_attempt(entry.id, index)
         whole, retries = len(plan.all_rounds), plan.job.round.retries
+        if last is not None and is_over(plan, tensor_views(last.state)):
+            whole = last.index  # only the release is missing
         self._runner.post(fx.Command(StartJob(wire_id(entry.id), index, attempt, whole, retries)))
 
     def _cancel_paused(self) -> None:

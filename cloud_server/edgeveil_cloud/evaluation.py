@@ -135,6 +135,13 @@ class Evaluation:
                 fix=found.fix or "correct the job, or cloud.test_data",
             )
         asked, test = plan.rule.validation_records, self._fitting(plan)
+        job = plan.job
+        if job.early_stopping is not None and test is None and job.federated_evaluation is None:
+            raise JobFailed(
+                "stops early by the test of each round, and the cloud has no test records",
+                where="early_stopping",
+                fix="add records of the job's form to cloud.test_data, or a federated_evaluation",
+            )
         there = 0 if test is None else len(test)
         if asked >= there and asked:
             raise JobFailed(

@@ -72,10 +72,10 @@ def rehearse_job(plan: Plan, limits: BroadcastLimits, *, devices: bool = True) -
 
     Without `devices` uploads are made up and need no torch; a user's own model always runs, apart.
     """
-    if not runs_python(plan.job.model) or is_own():
+    if not plan.job.functions or is_own():
         _Rehearsal(plan, limits, devices).play()
         return
-    key, artifacts = "model.function", list(plan.artifacts.values())
+    key, artifacts = _code_key(plan), list(plan.artifacts.values())
     asked = msgspec.msgpack.encode((plan.job.canonical(), artifacts, limits))
     try:
         run_apart(f"{__name__}:play_apart", asked, REHEARSAL_S, key)
@@ -84,6 +84,12 @@ def rehearse_job(plan: Plan, limits: BroadcastLimits, *, devices: bool = True) -
         raise RefusedJobError(
             error.what, where=error.where if known else key, fix=error.fix or "correct the function"
         ) from error
+
+
+def _code_key(plan: Plan) -> str:
+    if runs_python(plan.job.model):
+        return "model.function"
+    return "train.function" if hasattr(plan.job.train, "function") else "train.loss"
 
 
 _Asked = tuple[bytes, list[bytes], BroadcastLimits]
@@ -102,7 +108,7 @@ class _Rehearsal:
         plan = brief(plan)
         self._plan, self._limits = plan, limits
         self._own = runs_python(plan.job.model)
-        self._devices = devices or self._own
+        self._devices = devices or bool(plan.job.functions)
         named = "model.function" if self._own else "model"
         self._network = named if plan.job.model else "features"
         self._test = synthetic_records(plan, BATCH_RECORDS + plan.rule.validation_records)

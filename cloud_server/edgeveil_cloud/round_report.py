@@ -30,7 +30,8 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.round import Array, PlannedRound, Tensors
 from edgeveil.privacy.guarantee import Guarantee
-from edgeveil.protocol.tensors import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors, tensor_views
+from edgeveil_cloud.early_stopping import shown
 from edgeveil_cloud.store_tables import RoundRecord
 
 if TYPE_CHECKING:
@@ -97,10 +98,14 @@ def job_summary(store: Store, plan: Plan, job: str, all_declined: bool = False) 
     last = store.last_commit(job)
     asked = last.index if last else 0
     asked += not all_declined and store.round_key(job, asked + 1, 1) is not None
-    return summary_of(plan, asked, last.record.accuracy if last else None)
+    state = tensor_views(last.state) if last else {}
+    return summary_of(plan, asked, last.record.accuracy if last else None, state)
 
 
-def summary_of(plan: Plan, asked: int, accuracy: float | None) -> dict[str, Any]:
+def summary_of(
+    plan: Plan, asked: int, accuracy: float | None, state: Mapping[str, Array] | None = None
+) -> dict[str, Any]:
+    """Return both guarantees after `asked` rounds, the last accuracy, and any early stopping."""
     quote = plan.spent(asked)
     unit = quote.inference.unit if quote.inference.epsilon else plan.softmax_event().unit
     once = plan.epsilon_per_inference
@@ -108,6 +113,7 @@ def summary_of(plan: Plan, asked: int, accuracy: float | None) -> dict[str, Any]
     return {
         "privacy": {"training": quote.training.plain, "inference": inference},
         "final": {"accuracy": accuracy},
+        **shown(plan, state or {}),
     }
 
 
@@ -120,12 +126,16 @@ def _finite(guarantee: Guarantee) -> float | None:
 STATE_DICT = {"format": "pt"}  # as in PyTorch's safetensors files
 
 
-def model_card(plan: Plan, federated: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return the metadata of a job's model: both guarantees, labels and figures, as JSON."""
+def model_card(
+    plan: Plan, federated: Mapping[str, Any] | None = None, asked: int | None = None
+) -> dict[str, str]:
+    """Return the metadata of a job's model: both guarantees, labels and figures, as JSON.
+
+    `asked`: rounds that were played, None for all."""
     job = plan.job
     values: dict[str, Any] = {
         "input_shape": list(job.data.input_shape),
-        "privacy": summary_of(plan, len(plan.all_rounds), None)["privacy"],
+        "privacy": summary_of(plan, asked or len(plan.all_rounds), None)["privacy"],
     }
     if federated:
         values["federated"] = {

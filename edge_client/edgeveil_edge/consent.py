@@ -16,7 +16,6 @@ from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, UsageError
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import Plan
-from edgeveil.parts.models import python_function
 from edgeveil.parts.sources import require_header
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import Limits
@@ -55,10 +54,10 @@ def refusals(
             why = f"the job's backbone or frozen weights {digest} may not run on the data"
             fix = "add this digest if you trust the model"
             yield against("allowed_backbones", why, fix)
-    function = python_function(job.model)
-    if trains and function is not None and (why := _python_refusal(policy, function)):
-        fix = f"if you trust the code, add the output of `edgeveil methods digest {function}`"
-        yield against("allowed_python_models", why, fix)
+    for function in job.functions if trains else ():
+        if why := _python_refusal(policy, function):
+            fix = f"if you trust the code, add the output of `edgeveil methods digest {function}`"
+            yield against("allowed_python_models", why, fix)
     columns = policy.allowed_columns
     if columns is not None and (why := _columns_refusal(job.data, columns, header=header)):
         yield against("allowed_columns", why, "add it if jobs may read that")
@@ -80,11 +79,11 @@ def refusals(
 def _python_refusal(policy: Policy, function: str) -> str:
     allowed = {one.sha256 for one in policy.allowed_python_models if one.function == function}
     if not allowed:
-        return f"the job's model is Python code, {function}, which may not run here"
+        return f"the job runs Python code, {function}, which may not run here"
     try:
         here = plugins.code_digest(function)
     except UsageError as error:
-        return f"the job's model {function}: {error.what}"
+        return f"the job's code {function}: {error.what}"
     if here in allowed:
         return ""
     return f"{function} has other files here than the owner allows, their digest is {here}"

@@ -36,7 +36,7 @@ from edgeveil.trust.trusted_keys import take_trust
 from edgeveil_edge.compute import Compute, Computer
 from edgeveil_edge.consent import limits_of
 from edgeveil_edge.identity import DeviceIdentity
-from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.releases import ReleaseStore, keep_personal
 from edgeveil_edge.round_work import RoundWork
 from edgeveil_edge.store import DeviceStore
 
@@ -119,7 +119,9 @@ class DeviceHost:
         """Store durably before the next effect; inside `together`, at the end of the block."""
         if isinstance(item, machine.JobClosed):
             # The ledger first: a reservation must not outlive its job.
-            self._ledger.close_job(item.job_id.hex())
+            job = item.job_id.hex()
+            keep_personal(self.site.state_dir, job, self._ledger.kept(job))
+            self._ledger.close_job(job)
             self._work.forget(item.job_id)
             self._rounds.pop(item.job_id, None)
             train, infer = self._ledger.spent(), self._ledger.spent(purpose=INFER)

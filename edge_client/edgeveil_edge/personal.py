@@ -31,14 +31,18 @@ from edgeveil.parts.round import personal_weights
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.storage import StorageError, write_durably
-from edgeveil_edge.releases import InstalledRelease, ReleaseStore
+from edgeveil_edge.releases import (
+    PERSONAL_FOLDER,
+    InstalledRelease,
+    ReleaseStore,
+    personal_file,
+)
 from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, split_fact
 
 PULLS = (10.0, 1.0, 0.1, 0.01, 0.001)  # towards the release, strongest first
 FOLDS = 5
 LEAST_RECORDS = 10  # to learn from
 _STEPS = 300
-FOLDER = "personal"  # inside a device's state folder
 _ABOUT = "about.json"
 _LEAST = 1e-12  # floor of probabilities before the logarithm
 
@@ -67,7 +71,7 @@ class PersonalModel:
 def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, PersonalModel]:
     """Return the file and figures. Raises UsageError unless made of the release in use."""
     try:
-        about = PersonalModel(**json.loads((state_dir / FOLDER / _ABOUT).read_bytes()))
+        about = PersonalModel(**json.loads((state_dir / PERSONAL_FOLDER / _ABOUT).read_bytes()))
     except (OSError, ValueError, TypeError):
         raise UsageError(
             "holds no personal model",
@@ -77,10 +81,10 @@ def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, Pe
     if about.digest != release.digest:
         raise UsageError(
             f"the personal model is of the release {about.release}, in use is {release.version}",
-            where=str(state_dir / FOLDER),
+            where=str(state_dir / PERSONAL_FOLDER),
             fix="create it again: edgeveil edge personalise --config edge.yaml",
         )
-    return state_dir / FOLDER / "model.onnx", about
+    return state_dir / PERSONAL_FOLDER / "model.onnx", about
 
 
 def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
@@ -122,7 +126,7 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
     balanced = shared[2].get("balanced_accuracy"), own[2].get("balanced_accuracy")
     facts = *counts, pull, *figures, *balanced
     found = PersonalModel(release.version, release.digest, *facts, len(kept))
-    folder = site.state_dir / FOLDER
+    folder = site.state_dir / PERSONAL_FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_durably(folder / "model.onnx", content, mode=0o600)
     write_durably(folder / _ABOUT, json.dumps(asdict(found), indent=2).encode(), mode=0o600)
@@ -131,11 +135,13 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
 
 def kept_weights(site: EdgeSite, release: InstalledRelease) -> dict[str, NDArray[np.generic]]:
     """Return the weights that the release's job trained and kept on this box, by name."""
-    path, job = site.state_dir / LEDGER_FILE, release.meta.get("job_id", "")
-    if not path.exists():
+    ledger_file, job = site.state_dir / LEDGER_FILE, str(release.meta.get("job_id", ""))
+    if (path := personal_file(site.state_dir, job)).exists():
+        return unpack_tensors(path.read_bytes())
+    if not ledger_file.exists():
         return {}
-    with closing(Ledger(path, site.data.name)) as ledger:
-        kept = ledger.kept(job)
+    with closing(Ledger(ledger_file, site.data.name)) as ledger:
+        kept = ledger.kept(job)  # the job has not ended here
     return personal_weights(unpack_tensors(kept) if kept else {})
 
 

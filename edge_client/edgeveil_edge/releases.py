@@ -27,12 +27,33 @@ import msgspec
 from msgspec import structs
 
 from edgeveil.errors import DataError, EdgeVeilError, UsageError
+from edgeveil.parts.round import personal_weights
+from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from edgeveil.storage import file_mark, sync_folder, write_durably
 
 KEEP_VERSIONS = 5
 SEQUENCES_KEPT = 64  # of one version
 _NAME = re.compile(r"[0-9]{4,}-[a-z0-9_-]{1,64}")
 _Name = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME.pattern}\Z")]
+
+
+PERSONAL_FOLDER = "personal"  # inside a device's state folder
+
+
+def keep_personal(state_dir: Path, job_id: str, kept: bytes) -> None:
+    """Store an ending job's weights of this box's own, in place of an earlier job's."""
+    weights = personal_weights(unpack_tensors(kept)) if kept else {}
+    if not weights:
+        return
+    path = personal_file(state_dir, job_id)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_durably(path, pack_tensors(weights), mode=0o600)
+    for other in set(path.parent.glob(f"*{path.suffix}")) - {path}:
+        other.unlink()
+
+
+def personal_file(state_dir: Path, job_id: str) -> Path:
+    return state_dir / PERSONAL_FOLDER / f"{job_id}.safetensors"
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ class AllowedPlugin(Block):
 
 
 class AllowedPythonModel(Block):
-    """A function that makes a model, at the version of its code that the owner has read."""
+    """A function that makes a model or trains one, at the version that the owner has read."""
 
     function: str = Field(pattern=FUNCTION, max_length=256, examples=["mypackage.models:Net"])
-    """`module:function`, as a job's `model: {name: python}` names it."""
+    """`module:function`, as a job's `model`, `train.function` or `train.loss` names it."""
     sha256: str = Field(pattern=SHA256_HEX)
     """The digest (hex) of its code, as `edgeveil methods digest module:function` prints it."""
 
@@ -87,7 +87,8 @@ class Policy(Block):
     allowed_backbones: tuple[Annotated[str, Field(pattern=SHA256_HEX)], ...] = ()
     """SHA-256 (hex) of ONNX feature extractors and frozen weights that may run on the data."""
     allowed_python_models: tuple[AllowedPythonModel, ...] = ()
-    """Installed code that a job's `model: {name: python}` may run here, as this user."""
+    """Installed code that a job's `model: {name: python}`, `train: {method: custom}` or
+    `train.loss` may run here, as this user."""
     allowed_plugins: tuple[AllowedPlugin, ...] = ()
     """Installed plug-ins that may be imported and run on the data."""
     allowed_columns: tuple[ColumnPattern, ...] | None = Field(

@@ -100,6 +100,10 @@ def _privacy(job: Job) -> Iterator[Mix]:
         if value is not None and value > job.rounds:
             text = f"{value} is more than the {job.rounds} rounds of the job; set at most"
             yield Mix(tuple(keys), f"{text} {job.rounds}, or leave it out")
+    if job.early_stopping is not None and federated_every == 0:
+        text = "early stopping follows the devices' figures, which come after the last round; set"
+        at = ("federated_evaluation.every_rounds", "early_stopping", "federated_evaluation")
+        yield Mix(at, f"{text} for example 1")
     closes_s = job.round.deadline_s
     if job.round.time_budget_s >= closes_s:
         text = f"the round closes after {number(closes_s)} s; set at most {number(closes_s / 2)}"

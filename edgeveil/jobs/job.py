@@ -27,7 +27,7 @@ from edgeveil.parts.aggregation import AGGREGATIONS, RuleParameters
 from edgeveil.parts.aggregation.rule import AveragingParameters
 from edgeveil.parts.features import FEATURES, FeatureParameters
 from edgeveil.parts.methods import METHODS, MethodParameters
-from edgeveil.parts.models import MODELS, ModelParameters
+from edgeveil.parts.models import MODELS, ModelParameters, python_function
 from edgeveil.parts.part import OneOf, PartTable, omit_if_default
 from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
@@ -244,6 +244,21 @@ class FederatedEvaluationBlock(Block):
     """For anomalies: share of normal records that may be flagged; null: 0.05."""
 
 
+class EarlyStopping(Block):
+    """When a job ends before its last round, and which round's model is released.
+
+    Judged by federated evaluation if the job has one, otherwise by the cloud's test; both cost
+    nothing further. Devices only see that the job completed."""
+
+    patience: int | None = Field(default=None, ge=1, le=10_000, examples=[5])
+    """Figures in a row that are no better than the best, after which the job ends; null: it plays
+    all rounds."""
+    min_delta: float = Field(default=0.0, ge=0, le=1e6)
+    """Difference from the best figure that counts as better."""
+    release: Literal["best", "last"] = "best"
+    """The round whose model is released: that of the best figure, or the last one."""
+
+
 class Job(Block):
     """One learning job; `compile_job` checks combinations of keys and makes its `Plan`."""
 
@@ -286,6 +301,10 @@ class Job(Block):
         default=None, exclude_if=omit_if_default(None), examples=[{"epsilon": 1}]
     )
     """Figures on the devices' own evaluation records, noised; null: only the cloud's test."""
+    early_stopping: EarlyStopping | None = Field(
+        default=None, exclude_if=omit_if_default(None), examples=[{"patience": 5}]
+    )
+    """End early, and release the best round's model; null: all rounds, and the last one's."""
     release: ReleaseRollout = Field(
         default=ReleaseRollout(), exclude_if=omit_if_default(ReleaseRollout())
     )
@@ -375,6 +394,12 @@ class Job(Block):
             *(("stages", entry.name) for entry in self.update),
             *(("models", model.name) for model in (self.model,) if model is not None),
         )
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Installed functions, `module:function`, that the job runs with owners' permission."""
+        model = python_function(self.model)
+        return self.train.functions if model is None else (model, *self.train.functions)
 
     def digest(self) -> bytes:
         return hashlib.sha256(self.canonical()).digest()

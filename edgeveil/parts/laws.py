@@ -22,6 +22,7 @@ from edgeveil.data.records import Records
 from edgeveil.errors import OF_OTHERS_CODE, DataError
 from edgeveil.parts.aggregation import AggregationRule, Uploads
 from edgeveil.parts.features import FeatureMap, Identity, IdentityParameters
+from edgeveil.parts.method_context import staying
 from edgeveil.parts.methods import MethodContext
 from edgeveil.parts.models import Network
 from edgeveil.parts.models.heads import no_threshold
@@ -274,8 +275,9 @@ def _invalid_records() -> Records:
 def _played(part: Any, records: Records) -> Iterator[tuple[Any, PlannedRound, Answer]]:
     """Run a short job with one device and yield the cloud half, each round and its answer."""
     network = _network() if part.learns_on == "model" else None
-    context = _context(network=network, anomaly=part.anomaly)
     parameters = part.parameters(**{**example_of(part).model_dump(), "rounds": 2})
+    local = () if network is None else staying(parameters, network)
+    context = _context(network=network, anomaly=part.anomaly, local=local)
     device, cloud = part.device(parameters, context), part.cloud(parameters, context)
     state = cloud.initial_state()
     for round in cloud.plan():

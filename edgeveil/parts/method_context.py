@@ -97,6 +97,11 @@ class MethodParameters(PartBlock):
     def bias(self) -> bool:
         return False
 
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Installed functions that training calls, as `module:function`; owners must allow them."""
+        return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPart(BlockPart):
@@ -132,11 +137,15 @@ def network_of(context: MethodContext) -> Network:
 
 
 def staying(parameters: Any, network: Network) -> tuple[str, ...]:
-    """Return the weights that a method's `local` patterns keep on the device."""
+    """Return the weights that a method's `local` patterns, or `fedbn`, keep on the device."""
     patterns = getattr(parameters, "local", ...)
     chosen = () if patterns is ... else patterns
-    names = (one.name for one in network.weights)
-    return tuple(name for name in names if any(fnmatchcase(name, one) for one in chosen))
+    norms = network.batch_norms if getattr(parameters, "method", "") == "fedbn" else ()
+    return tuple(
+        one.name
+        for one in network.weights
+        if one.name in norms or any(fnmatchcase(one.name, pattern) for pattern in chosen)
+    )
 
 
 def uploaded(context: MethodContext) -> tuple[Weight, ...]:

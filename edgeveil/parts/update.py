@@ -216,6 +216,7 @@ class UpdateDevice:
 
         `kept/…` tensors are this device's own. Raises ProtocolError before any record is read."""
         weights, clip_norm = self._checked(tensors), self._clip_norm(tensors)
+        extra = {n: required(tensors, n, a.shape, "float32") for n, a in self._broadcast.items()}
         self._network.prepare()
         kept: Memory = {
             name.removeprefix(KEPT): np.asarray(array)
@@ -229,7 +230,6 @@ class UpdateDevice:
         if context.mapped:
             own = Records(np.asarray(context.features(own.x), np.float32), own.y)
         weights |= self._personal(memory)
-        extra = {n: required(tensors, n, a.shape, "float32") for n, a in self._broadcast.items()}
         task = Task(round, network, weights, own, memory, random_bytes, processor, clip_norm, extra)
         update = self._trainer.train(task, self._stages.start(task))
         if without := diverged(update):

@@ -144,10 +144,13 @@ class TakeMasks:
 
 @dataclass(frozen=True)
 class RoundCommit:
-    """Result: the round is committed, with the record of accepted segments of all cells."""
+    """Result: the round is committed, with the record of accepted segments of all cells.
+
+    `last`: no further round follows, although the job planned some."""
 
     commit: m.Commit
     data: bytes
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -864,8 +867,8 @@ class JobRun:
                 return self._pause(reason)
             case CellBroadcasts(by_cell=by_cell):
                 return self._sealed(by_cell)
-            case RoundCommit(commit=commit, data=data):
-                return self._committed(commit, data)
+            case RoundCommit(commit=commit, data=data, last=last):
+                return self._committed(commit, data, last)
             case AskChecks(checks=checks):
                 # Uploads of other cells are not checked individually.
                 self._step("opened")
@@ -905,8 +908,8 @@ class JobRun:
                 out += cell.drop()
         return out
 
-    def _committed(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
-        last = self.round >= self.start.rounds
+    def _committed(self, commit: m.Commit, data: bytes, last: bool) -> list[fx.Effect]:
+        last = last or self.round >= self.start.rounds
         self._step("committed_last" if last else "committed")
         out: list[fx.Effect] = []
         for cell in self.cells.values():

@@ -9,7 +9,7 @@ from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.laws import LAWS, check
 from edgeveil_tools.methods import TABLES
 
-FOREIGN = {"python", "onnx"}  # their example names code or a file that is not here
+FOREIGN = {"python", "onnx", "custom"}  # their example names code or a file that is not here
 CASES = [
     pytest.param(table[name], law, id=f"{table.kind.family}-{name}-{law.__name__}")
     for table in TABLES

@@ -10,6 +10,7 @@ from edgeveil import subnormals
 from edgeveil.data.records import Records
 from edgeveil.errors import PrivacyError, ProtocolError
 from edgeveil.parts.features import PcaParameters
+from edgeveil.parts.method_context import staying
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.mlp import NetworkParameters
@@ -40,8 +41,9 @@ def pca(name, noise="gaussian"):
     return PcaParameters(name=name, keep=0.5, noise=noise)
 
 
+OPTIONS = {"custom": {"function": "tests.kits.own_training:fit"}}
 VARIANTS = {
-    **{name: (name, {}, None) for name in METHODS},
+    **{name: (name, OPTIONS.get(name, {}), None) for name in METHODS},
     "fm, pure noise": ("fm", {"noise": "laplace"}, None),
     "fm, bare": ("fm", {"centre": False, "quadratic": "never"}, None),
     "fm, ldp_fpca": ("fm", {}, pca("ldp_fpca")),
@@ -52,7 +54,16 @@ VARIANTS = {
 
 
 READING = [name for name in VARIANTS if name != "noise_only"]
-UNPROTECTED = {"sgd", "fedprox"}  # they add no noise, and say so
+UNPROTECTED = {
+    "sgd",
+    "fedprox",
+    "scaffold",
+    "fednova",
+    "fedbn",
+    "fedrep",
+    "ditto",
+    "custom",
+}  # they add no noise, and say so
 NOISED = [name for name in VARIANTS if name not in UNPROTECTED]
 
 
@@ -76,6 +87,8 @@ def made(variant):
         model = build_network(NetworkParameters(hidden=(4,)), CONTEXT.input_shape, CONTEXT.classes)
         context = replace(context, network=model)
     parameters = method.made(rounds=ROUNDS, **options)
+    if trains_model(name):
+        context = replace(context, local=staying(parameters, model))
     return method.device(parameters, context), method.cloud(parameters, context)
 
 

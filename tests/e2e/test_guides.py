@@ -10,11 +10,14 @@ import urllib.parse
 import urllib.request
 
 import pytest
+import yaml
 
+from edgeveil.jobs.load import parse_plan
 from tests.kits.commands import ran
 from tests.kits.guides import ROOT, await_free, blocks, started
 
 OWN_DATA = "docs/walkthroughs/own-data.md"
+FIT = "docs/walkthroughs/fit.md"
 WATCH = "docs/walkthroughs/watch.md"
 DEPLOY, DEPLOYED = "docs/walkthroughs/deploy.md", "docs/deploy.md"
 NEXT = re.compile(r"^(?:Next: |  )(edgeveil .*)$", re.MULTILINE)
@@ -55,6 +58,24 @@ def test_the_readme_s_own_model_learns(tmp_path):
     result = json.loads((tmp_path / "out/fedavg/result.json").read_text())
     assert result["final"]["accuracy"] > 0.8
     assert result["privacy"]["training"]["status"] == "none"
+
+
+@pytest.mark.slow
+def test_a_training_script_becomes_a_job(tmp_path):
+    for name, kind in {"script.py": "python script.py", "job.yaml": "yaml job.yaml"}.items():
+        (tmp_path / name).write_text(*blocks(FIT, kind), "utf-8")
+    assert len((tmp_path / "job.yaml").read_text().splitlines()) <= 10
+    (command,) = blocks(FIT, "sh command")
+    with started(command, tmp_path) as run:
+        assert run.wait(240) == 0, (tmp_path / "log").read_text()
+    result = json.loads((tmp_path / "out/fit/result.json").read_text())
+    assert result["final"]["accuracy"] > 0.75
+    (noise,) = blocks(FIT, "yaml noise")
+    job = yaml.safe_load((tmp_path / "job.yaml").read_text()) | yaml.safe_load(noise)
+    del job["local_run"]
+    job |= {"privacy": {"epsilon": 8}, "model": {"name": "mlp"}}
+    training = parse_plan(yaml.safe_dump(job)).quote().training
+    assert (training.unit, training.status) == ("device", "proven")
 
 
 @pytest.mark.drill

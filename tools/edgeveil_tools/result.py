@@ -58,6 +58,7 @@ class RunEvents:
     ended: str = ""
     reason: str = ""
     privacy: dict[str, Any] | None = None
+    early_stopping: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
         """Process the next event; events of unknown types are only stored."""
@@ -77,6 +78,15 @@ class RunEvents:
             self.ended = kind.removeprefix("job_")
             self.reason = data.get("reason") or self.reason
             self.privacy = data.get("privacy") or self.privacy
+            self.early_stopping = data.get("early_stopping")
+
+    @property
+    def released(self) -> dict[str, Any]:
+        """The row of the training round whose model is released; {} without rounds."""
+        facts = self.early_stopping or {}
+        best = facts.get("best_round") if facts.get("releases") == "best" else None
+        rows = [row for row in self.rounds if best in (None, row["round"])]
+        return rows[-1] if rows else {}
 
     @property
     def committed(self) -> int:
@@ -255,7 +265,7 @@ def build(
             memory_peak_bytes, bytes; optionally engine, shuffle, aggregation and seen.
     """
     ideal = [float(value) for value in reference]
-    final = record.rounds[-1] if record.rounds else {}
+    final = record.released
     led, sums = leading(final)[0], _last(record.evaluations, "cluster_scores")
     last = {led.lower(): ideal[-1] if ideal else None}
     whole = finite(
@@ -275,6 +285,7 @@ def build(
                 "measured_on": MEASURED_ON[published],
                 "federated": _last(record.evaluations, "federated"),
                 **({"cluster_scores": sums} if sums else {}),
+                **({"early_stopping": stopped} if (stopped := record.early_stopping) else {}),
             },
             "reference": {
                 "accuracy": None,
@@ -339,6 +350,8 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     after = f" after {counted(len(phases), 'preparation round')}" * bool(phases)
     why = "; " * bool(result["reason"]) + result["reason"]
     sent = f", {byte_text(sum(hops.values()))}" * bool(hops)
+    if (stopped := final.get("early_stopping")) and stopped["releases"] == "best":
+        after += f", of which round {stopped['best_round']} had the best figure and is released"
     found.append(("progress", f"{counted(len(rounds), 'round')}{after}{why}"))
     found.append(("uploads", f"{uploads} from {result['devices']} devices{sent}"))
     if engine := result.get("engine"):

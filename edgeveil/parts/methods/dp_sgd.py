@@ -66,7 +66,7 @@ def record_gradients(network: Network, parameters: LocalTraining | None = None) 
     """Return a function to the gradients (n, …) of n records' losses, the network's by default."""
     from torch.func import grad, vmap
 
-    loss = network.loss if parameters is None else parameters.loss(network)
+    loss = network.loss if parameters is None else parameters.loss_of(network)
     return vmap(grad(_alone(loss)), in_dims=(None, 0, 0))
 
 

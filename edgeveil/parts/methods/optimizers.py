@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from edgeveil.config.policy import FUNCTION
 from edgeveil.parts.method_context import MethodContext, MethodParameters, network_of
 from edgeveil.parts.models.network import Classes, Network
-from edgeveil.parts.part import SOME_NAMES_KEY, PartBlock, omit_if_default, only_for
+from edgeveil.parts.part import (
+    SOME_NAMES_KEY,
+    PartBlock,
+    import_function,
+    omit_if_default,
+    only_for,
+)
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.server_optimizers import ScheduleParameters
 
@@ -65,13 +72,29 @@ class LocalTraining(MethodParameters):
     """Factor of a record's loss by its class, one per class, chosen from public knowledge."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1, exclude_if=omit_if_default(0.0))
     """Share of the target probability that is spread over all classes."""
+    loss: str | None = Field(
+        default=None,
+        pattern=FUNCTION,
+        max_length=256,
+        exclude_if=omit_if_default(None),
+        examples=["mypackage.losses:focal"],
+    )
+    """`module:function` of (outputs, labels) to a batch's mean loss; null: cross-entropy. Installed
+    on the devices and allowed by their owners (`policy.allowed_python_models`)."""
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return () if self.loss is None else (self.loss,)
 
     def rate(self, round: PlannedRound) -> float:
         share = 1.0 if self.schedule is None else self.schedule.share(round.number, self.rounds)
         return self.learning_rate * share
 
-    def loss(self, network: Network) -> Loss:
+    def loss_of(self, network: Network) -> Loss:
         """Return the mean loss of records (n, …) with labels (n,): the network's by default."""
+        if self.loss is not None:
+            own = import_function(self.loss, "train.loss")
+            return lambda weights, x, y, training=None: own(network.logits(weights, x, training), y)
         if self.class_weights is None and not self.label_smoothing:
             return network.loss
         smoothing, factors = self.label_smoothing, self.class_weights
@@ -107,6 +130,9 @@ def local_refusals(
     if (factors is not None or block.label_smoothing) and not isinstance(goal, Classes):
         text = "the model learns no classes; leave class_weights and label_smoothing out"
         yield ("train.class_weights", "train.label_smoothing", "model"), text
+    if block.loss is not None and (factors is not None or block.label_smoothing):
+        text = "a loss of your own has neither class_weights nor label_smoothing; leave them out"
+        yield ("train.loss", "train.class_weights", "train.label_smoothing"), text
     if getattr(block, "momentum", 0.0) and not plain:
         text = f"'{block.optimizer.name}' has beta_1 in its place; leave momentum out"
         yield ("train.momentum", "train.optimizer"), text

@@ -77,7 +77,7 @@ class SgdParameters(LocalTraining):
         only_for(fedrep=("output.*",), fedbn=("*norm*",)),
     ] = Field(**SOME_NAMES_KEY)
     """Names of the weights that stay on the device, as patterns with `*`: of `fedrep` the head,
-    `output.*` by default; of `fedbn` `*norm*`."""
+    `output.*` by default; of `fedbn` `*norm*`, and any weights of batch normalisations."""
     head_epochs: Annotated[int, Field(ge=1, le=1000), only_for(fedrep=5)] = Field(**SOME_NAMES_KEY)
     """Of `fedrep`: passes that train the head, before `local_epochs` of the body; 5 by default."""
     sensitivity: Annotated[float, Field(gt=0, le=1e6), only_for(output_perturbation=1.0)] = Field(
@@ -103,7 +103,7 @@ class LocalEpochs:
         self.processor = chosen_processor(task.processor)
         self._x = torch.as_tensor(task.records.x).to(self.processor)
         self._y = torch.as_tensor(task.records.y).to(self.processor)
-        self._loss, self.count = parameters.loss(task.network), len(self._y)
+        self._loss, self.count = parameters.loss_of(task.network), len(self._y)
         self.anchor = self.fixed(task.weights)
 
     def fixed(self, values: Mapping[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:
@@ -140,7 +140,7 @@ class LocalEpochs:
         shifts = [shift[name] for name in moved] if shift else ()
         rate = p.rate(self._task.round)
         steps = Steps(list(moved.values()), rate, p.momentum, p.optimizer, p.gradient_clip)
-        for _ in range(epochs):
+        for _ in range(epochs if moved else 0):
             for batch in batches(self.count, p.batch_size, self._task.random_bytes):
                 chosen = torch.as_tensor(batch).to(self.processor)
                 loss = self._loss(

@@ -153,18 +153,19 @@ def test_nor_does_one_whose_packages_are_more_than_model_and_upload(name, change
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("Shrinking", "'Greater'"), ("Infinite", "no probabilities over 10 classes")]
+    ("name", "key", "why"),
+    [("Shrinking", "6 model.function", "'Greater'"), ("Infinite", "7 train", "not finite")],
 )
 @pytest.mark.usefixtures("own_process_here")
 def test_a_model_that_fails_late_is_refused_by_check_run_and_submit(
-    tmp_path, capsys, monkeypatch, name, why
+    tmp_path, capsys, monkeypatch, name, key, why
 ):
     priced = []
     monkeypatch.setattr(Ledger, "commit", lambda *given: priced.append(given))
     path, out = file(tmp_path, name), tmp_path / "out"
     assert main(["check", str(path)]) == 2
     printed = capsys.readouterr().out
-    assert printed.startswith(f"{path}:6 model.function: ") and why in printed
+    assert printed.startswith(f"{path}:{key}: ") and why in printed
     with pytest.raises(ConfigError, match=why):
         run_local(path, out, Overrides(), reference=False, stream=io.StringIO())
     assert not out.exists()
@@ -173,7 +174,7 @@ def test_a_model_that_fails_late_is_refused_by_check_run_and_submit(
     cloud = idle_control(store_in(tmp_path), python_models=True)
     with pytest.raises(RefusedJobError, match=why) as caught:
         cloud.submit(sent(path))
-    assert caught.value.where == "model.function"
+    assert caught.value.where == key.split()[1]
     assert not cloud._store.jobs() and not priced
 
 

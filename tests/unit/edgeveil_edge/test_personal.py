@@ -20,10 +20,11 @@ from edgeveil.parts.features.values import Identity, IdentityParameters
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.heads import bake, build_graph
 from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.testing import device_sites
 from edgeveil_edge.personal import personalise
 from edgeveil_edge.predict import RELEASES, predict
-from edgeveil_edge.releases import ReleaseStore
+from edgeveil_edge.releases import ReleaseStore, keep_personal
 from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, DeviceStore, split_fact
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from tests.kits.fleet import played_by_all_parties
@@ -181,6 +182,10 @@ def test_weights_that_training_kept_make_the_personal_model(tmp_path):
     ]
     for at in folders:
         ReleaseStore(at / RELEASES).install("a", onnx, {"job_id": job_id})
+    with closing(Ledger(folders[0] / LEDGER_FILE, "digits")) as ledger:  # one box's job has ended
+        keep_personal(folders[0], job_id, ledger.kept(job_id))
+        ledger.close_job(job_id)
+        assert not ledger.kept(job_id)
     found = [personalise(one, at / RELEASES) for one, at in zip(own, folders, strict=True)]
     for one, at in zip(found, folders, strict=True):
         assert (one.kept_weights, one.pull) == (2, None)

@@ -68,6 +68,11 @@ CASES = {
     "digits_fedrep": {"train": {"rounds": 2, "head_epochs": 1}},
     "digits_evaluated": {**FEWER, "federated_evaluation": {"every_rounds": 1}},
     "digits_clustered": {**FEWER, "unsupervised": {"every_rounds": 1}},
+    "stopped early": {
+        "train": {"rounds": 4},
+        "unsupervised": {"every_rounds": 0},
+        "early_stopping": {"patience": 1, "min_delta": 0.9},
+    },
     "drawn and spent": {
         "train": {"rounds": 3},
         "selection": {"devices": 12, "min_devices": 12},
@@ -96,6 +101,11 @@ def test_rounds_alone_give_the_model_and_the_events_of_all_parties(tmp_path, nam
     assert (status, weights) == ("completed", of_all)
     assert alone == comparable(events)
     assert result["engine"] == {"name": "processes", "workers": workers}
+    if name == "stopped early":
+        stopped = result["final"]["early_stopping"]
+        assert stopped == {"best_round": 1, "rounds_since": 1, "releases": "best"}
+        assert [row["round"] for row in result["rounds"]] == [1, 2]
+        assert result["final"]["accuracy"] == result["rounds"][0]["accuracy"]
     if name == "drawn and spent":
         assert sum(data.get("declined", 0) for _, data in alone) > 0
 

@@ -37,10 +37,13 @@ def context():
     )
 
 
+OPTIONS = {"custom": {"function": "tests.kits.own_training:fit"}}
+
+
 @pytest.mark.parametrize("name", METHODS.names())
 def test_the_status_of_a_method_is_that_of_its_price(name, context):
     method = METHODS[name]
-    parameters = method.made()
+    parameters = method.made(**OPTIONS.get(name, {}))
     rounds = [e for e in method.cloud(parameters, context).plan() if e.phase == TRAIN]
     assert method.privacy == status(method.device(parameters, context).price(rounds[0]))
 

@@ -30,7 +30,6 @@ from edgeveil.errors import PrivacyError
 from edgeveil.jobs import Job, KnownFleet, Plan, compile_job, job_schema, job_tree
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.parts.aggregation import build_rule
-from edgeveil.parts.models import python_function
 from edgeveil.parts.partitions.dealing import needs_classes
 from edgeveil.parts.sources import guessed_header
 from edgeveil.privacy.policy import Limits, check_job
@@ -253,8 +252,6 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
         ("sources", run.data.source or job.data.source),
         ("partitions", run.partition.kind),
     ]
-    function = python_function(job.model)
-    models = () if function is None else (function,)
     return Policy(
         max_epsilon_per_job=_ANY_EPSILON,
         lifetime_epsilon=_ANY_EPSILON,
@@ -268,7 +265,8 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
         allowed_backbones=tuple(carried_digests(job)),
         allowed_plugins=tuple(AllowedPlugin(**one._asdict()) for one in plugins.allowances(parts)),
         allowed_python_models=tuple(
-            AllowedPythonModel(function=one, sha256=plugins.code_digest(one)) for one in models
+            AllowedPythonModel(function=one, sha256=plugins.code_digest(one))
+            for one in job.functions
         ),
         min_devices=1,
         max_budget_s=86400,

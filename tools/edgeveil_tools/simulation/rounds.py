@@ -37,6 +37,7 @@ from edgeveil_cloud.commit_round import (
     combine_sums,
     round_record,
 )
+from edgeveil_cloud.early_stopping import is_newest, is_over, judged, released, shown
 from edgeveil_cloud.evaluation import Evaluation
 from edgeveil_cloud.round_report import Recorder, model_card, summary_of, weights_file
 from edgeveil_cloud.stored_jobs import wire_id
@@ -115,10 +116,13 @@ class SimulatedRounds:
                 return None
             accuracy, federated = event["accuracy"], event.get("federated")
             self._notify("exchange_committed", event)
-        weights = self._evaluation.weights(plan, state)
-        onnx = bake(self._graph, weights, model_card(plan, federated))
+            if is_over(plan, state):
+                break
+        weights = self._evaluation.weights(plan, released(plan, state))
+        figures = federated if is_newest(plan, state) else None
+        onnx = bake(self._graph, weights, model_card(plan, figures, round.index))
         self._notify("broadcast", {"kind": "release", "selected": devices, "round": "release"})
-        self._notify("job_completed", summary_of(plan, len(plan.all_rounds), accuracy))
+        self._notify("job_completed", summary_of(plan, round.index, accuracy, state))
         return onnx, weights_file(plan, weights)
 
     def _end(self, how: str, reason: str, asked: int, accuracy: float | None) -> None:
@@ -171,8 +175,9 @@ class SimulatedRounds:
             "absorb_s": round(time.monotonic() - answered, 6),
         }
         facts = RoundFacts(1, uploads, counts, sent_bytes, batch.size_bytes, timeline)
-        _, event = round_record(context, self._evaluation, self._graph, after, valid, facts)
-        return after, event
+        record, event = round_record(context, self._evaluation, self._graph, after, valid, facts)
+        after = judged(plan, state, after, record)
+        return after, event | shown(plan, after)
 
     def _answers(
         self, context: RoundContext, package: Any, selected: Sequence[int]

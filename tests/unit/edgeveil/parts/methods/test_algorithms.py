@@ -1,17 +1,27 @@
 """Algorithms for unlike devices, beside plain loops of their papers on softmax regression."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
+from edgeveil.config.base import ImpossibleMixError
+from edgeveil.config.policy import Policy
 from edgeveil.data.records import Records
+from edgeveil.jobs import Job, compile_job
+from edgeveil.parts.method_context import staying
 from edgeveil.parts.methods import METHODS
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.layers import Weight
+from edgeveil.parts.models.mlp import NetworkParameters
 from edgeveil.parts.round import KEPT, TRAIN, PlannedRound
 from edgeveil.parts.server_optimizers import ServerOptimizerParameters
 from edgeveil.parts.update import EXTRA
 from edgeveil.privacy.sampler import SeededRandom
+from edgeveil_edge.consent import refusals
 from tests.kits.softmax_regression import CONTEXT, NETWORK
 
 CHANCE = np.random.default_rng(5)
@@ -208,3 +218,89 @@ def test_training_that_diverges_counts_as_no_records_and_loses_no_state(method):
     assert set(found.kept) == {name.removeprefix(KEPT) for name in kept}
     for name, array in found.kept.items():
         np.testing.assert_array_equal(array, kept[KEPT + name])
+
+
+JOB = {
+    "job": "a",
+    "data": {"source": "digits", "classes": 10, "input_shape": [64], "nominal_records": 64},
+    "model": {"name": "mlp"},
+    "train": {"method": "sgd"},
+    "privacy": {"accept_unproven": True},
+    "round": {"min_batch": 3},
+}
+NOISE = {"update": [{"name": "gradient_gaussian"}], "privacy": {"epsilon": 8}}
+RECORDS = {"name": "fedavg", "weights": "records"}
+OPTIMISER = {"name": "fedavg", "server_optimizer": {"name": "fedadam"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"train": {"method": "scaffold"}} | NOISE, "update"),
+        ({"aggregation": RECORDS} | NOISE, "update"),
+        (
+            {"train": {"method": "dp_sgd"}, "aggregation": RECORDS, "privacy": {"epsilon": 8}},
+            "aggregation.weights",
+        ),
+        ({"aggregation": RECORDS | {"name": "median"}}, "aggregation.weights"),
+        ({"train": {"method": "scaffold"}, "round": {"mode": "buffered"}}, "round.mode"),
+        ({"train": {"method": "scaffold", "optimizer": {"name": "adam"}}}, "train.optimizer"),
+        ({"train": {"method": "scaffold"}, "selection": {"devices": 5}}, "selection.min_devices"),
+        ({"train": {"method": "fedrep", "local": ["none*"]}}, "train.local"),
+        ({"train": {"method": "fedrep", "local": ["*"]}}, "train.local"),
+        (
+            {"train": {"method": "ditto"}, "federated_evaluation": {"epsilon": 1}} | NOISE,
+            "federated_evaluation",
+        ),
+        (
+            {"train": {"method": "fm"}, "features": [{"name": "identity"}], "model": None}
+            | {"aggregation": OPTIMISER, "privacy": {"epsilon": 8}},
+            "aggregation.server_optimizer",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_found_before_anything_is_spent(changes, key):
+    with pytest.raises(ImpossibleMixError) as found:
+        compile_job(Job.model_validate_json(json.dumps(JOB | changes)))
+    assert key in {mix.paths[0] for mix in found.value.mixes}
+
+
+@pytest.mark.parametrize("changes", [{"aggregation": RECORDS}, {"train": {"method": "fednova"}}])
+def test_an_owner_allows_that_uploads_tell_the_number_of_records(changes):
+    plan = compile_job(Job.model_validate_json(json.dumps(JOB | changes)))
+    policy = Policy(allowed_methods=("sgd", "fednova"))
+    asked = refusals(policy, plan, trains=True)
+    assert [one.where for one in asked] == ["policy.allow_record_counts"]
+    assert not list(refusals(policy, plan, trains=False))
+    allowed = policy.model_copy(update={"allow_record_counts": True})
+    assert not list(refusals(allowed, plan, trains=True))
+
+
+def test_scaffold_beats_fedavg_where_devices_hold_few_classes():
+    x, y = load_digits(return_X_y=True)
+    held = np.arange(len(y)) % 5 == 0
+    order = np.flatnonzero(~held)[np.argsort(y[~held], kind="stable")]
+    pieces = np.array_split(order, 20)  # two pieces a device, so two classes or three
+    mine = [np.concatenate([pieces[k], pieces[(k * 7 + 3) % 20]]) for k in range(0, 20, 2)]
+    devices = [Records(x[one].astype(np.float32), y[one]) for one in mine]
+    network = build_network(NetworkParameters(hidden=(32,), input_scale=16), (64,), 10)
+    context = replace(CONTEXT, network=network, classes=10, input_shape=(64,), nominal_records=143)
+    options = {"rounds": 6, "local_epochs": 5, "batch_size": 16, "learning_rate": 0.05}
+    right = {}
+    for method in ("sgd", "scaffold"):
+        state = Fleet(method, context, devices, **options).state
+        weights = {w.name: torch.tensor(state[w.name]) for w in network.weights}
+        found = network.logits(weights, torch.tensor(x[held], dtype=torch.float32)).argmax(1)
+        right[method] = float((found.numpy() == y[held]).mean())
+    assert right["scaffold"] > right["sgd"] + 0.05
+
+
+def test_fedbn_keeps_batch_normalisations_under_any_name():
+    names = ("conv.weight", "bn.weight", "bn.mean", "layernorm.bias", "output.weight")
+    weights = tuple(Weight(name, (2,), statistic=name == "bn.mean") for name in names)
+    network = replace(NETWORK)
+    network.__dict__["weights"] = weights
+    kept = staying(METHODS["fedbn"].made(), network)
+    assert kept == ("bn.weight", "bn.mean", "layernorm.bias")
+    assert staying(METHODS["fedrep"].made(), network) == ("output.weight",)
+    assert staying(METHODS["sgd"].made(), network) == ()
