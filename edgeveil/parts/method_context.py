@@ -132,9 +132,11 @@ def network_of(context: MethodContext) -> Network:
 
 
 def staying(parameters: Any, network: Network) -> tuple[str, ...]:
-    """Return the weights that a method's `local` patterns keep on the device."""
+    """Return the weights that `local` patterns, or `fedbn` itself, keep on the device."""
     patterns = getattr(parameters, "local", ...)
     chosen = () if patterns is ... else patterns
+    if getattr(parameters, "method", "") == "fedbn":
+        chosen = (*chosen, *network.batch_norms)
     names = (one.name for one in network.weights)
     return tuple(name for name in names if any(fnmatchcase(name, one) for one in chosen))
 

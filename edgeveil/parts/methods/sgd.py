@@ -77,7 +77,7 @@ class SgdParameters(LocalTraining):
         only_for(fedrep=("output.*",), fedbn=("*norm*",)),
     ] = Field(**SOME_NAMES_KEY)
     """Names of the weights that stay on the device, as patterns with `*`: of `fedrep` the head,
-    `output.*` by default; of `fedbn` `*norm*`."""
+    `output.*` by default; of `fedbn` `*norm*`, and batch normalisations of any name."""
     head_epochs: Annotated[int, Field(ge=1, le=1000), only_for(fedrep=5)] = Field(**SOME_NAMES_KEY)
     """Of `fedrep`: passes that train the head, before `local_epochs` of the body; 5 by default."""
     sensitivity: Annotated[float, Field(gt=0, le=1e6), only_for(output_perturbation=1.0)] = Field(

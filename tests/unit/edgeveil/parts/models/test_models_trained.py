@@ -176,6 +176,33 @@ def test_statistics_of_a_batch_travel_with_the_weights_and_are_those_of_torch(tm
     np.testing.assert_allclose(all_of_them, one, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("train", "changes"),
+    [
+        ({"method": "fednova"}, {}),
+        ({}, {"aggregation": {"name": "fedavg", "server_optimizer": {"name": "fedadam"}}}),
+        ({}, {"aggregation": {"name": "fedavg", "weights": "records"}}),
+    ],
+)
+def test_statistics_are_averaged_however_the_other_weights_move(tmp_path, train, changes):
+    """One device of half the nominal records: the mean of its statistics is its own."""
+    half = Records(batch().x[: COUNT // 2], batch().y[: COUNT // 2])
+    wanted = trained(batched_plan(tmp_path), half)
+    found = trained(batched_plan(tmp_path, {**ONE_STEP, **train}, **changes), half)
+    for name in STILL:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-4, atol=1e-5)
+
+
+def test_fedbn_keeps_batch_normalisations_of_any_name_on_the_device(tmp_path):
+    plan = batched_plan(tmp_path, {**ONE_STEP, "method": "fedbn"})
+    names = {spec.name for spec in plan.cloud.segments(plan.all_rounds[0])}
+    assert names == {one.name for one in plan.context.network.weights} - {
+        *STILL,
+        "module.1.weight",
+        "module.1.bias",
+    }
+
+
 def test_dropout_drops_where_chance_is_given_and_nowhere_else(tmp_path):
     network, records = batched_plan(tmp_path).context.network, batch()
     x, y = torch.tensor(records.x), torch.tensor(records.y)
