@@ -10,6 +10,7 @@ import yaml
 from torch import nn
 
 from edgeveil.config.edge import Inference
+from edgeveil.data.check import check_records
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError
 from edgeveil.jobs import Job, compile_job, load_plan
@@ -22,6 +23,7 @@ from edgeveil.privacy.sampler import SeededRandom
 from edgeveil_edge.inference import InferenceService
 from edgeveil_edge.predict import predict
 from edgeveil_edge.releases import ReleaseStore
+from edgeveil_tools.local.data import form_of
 
 pytestmark = pytest.mark.usefixtures("own_process_here")
 CLASSES, COUNT = 3, 160
@@ -125,6 +127,25 @@ def test_a_gru_on_text_costs_what_the_job_says(tmp_path):
     assert [(one.steps, one.event.coordinates) for one in events] == [(8, size)] * 3
     # Less noise would cost more: σ is the least for the whole training.
     assert 7.9 < epsilon(events, 1e-5).epsilon <= 8
+
+
+def test_a_vocabulary_smaller_than_the_tables_or_the_records_is_told(tmp_path):
+    tokens = {"name": "text", "tokens": {"buckets": 33, "length": 12}}
+    label = {"column": "kind", "classes": ["a", "b", "c"]}
+    schema = {"origin": "public", "label": label, "columns": [tokens]}
+    data = {"source": "mine", "nominal_records": COUNT, "schema": schema}
+    _, model, train, _ = JOBS["text"]
+    with pytest.raises(ConfigError) as error:
+        load_plan(job_file(tmp_path, [12], model, train, data=data))
+    assert "model.tokens" in str(error.value)
+    plan = load_plan(job_file(tmp_path, [12], {**model, "tokens": 33}, train, data=data))
+    assert plan.job.data.input_shape == (12,)
+    plan = load_plan(job_file(tmp_path, [12], model, train))
+    x = np.zeros((4, 12), np.float32)
+    x[:3, 0] = [31, 32, -1]
+    records = Records(x, np.zeros(4, np.int64))
+    problems = check_records(records, Records(x[:0], records.y[:0]), **form_of(plan.job)).problems
+    assert [one.split()[0] for one in problems] == ["2"]
 
 
 class Batched(nn.Sequential):
