@@ -48,7 +48,7 @@ def check_records(
     beyond = np.concatenate([((one < low) | (one > high)).any(axis=1) for one in rows])
     usable = finite & ~outside & (wanted in (None, shape))
     labels, counts = np.unique(y[usable], return_counts=True)
-    scale = "hold values beyond the job's input_scale: check that the units are the same"
+    scale = "hold values beyond the job's input_scale, or its tokens: check units and vocabulary"
     found = (
         ((~finite).sum(), "records hold NaN or an infinity: they are dropped"),
         (outside.sum(), "labels are outside the classes, missing or no number: dropped"),

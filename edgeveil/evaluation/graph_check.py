@@ -55,7 +55,7 @@ _CONSTANT_INPUTS = {
     "ReduceMin": (1,),
     "ReduceSum": (1,),
     "Reshape": (1,),
-    "Resize": (1, 2, 3),
+    "Resize": (2, 3),
     "Slice": (1, 2, 3, 4),
     "Squeeze": (1,),
     "Unsqueeze": (1,),
@@ -182,6 +182,8 @@ class GraphNode:
             raise _refused(f"has a graph or a sparse tensor inside {name!r}")
         if self.output in indices:
             return  # a Cast that `_table_indices` has checked
+        if self.operator == "Resize" and any(self.inputs[1:2]):
+            raise _refused("resizes a region, which may lie anywhere", "resize the whole tensor")
         if not self.is_constant(constants):
             self._check_values(constants)
         elif self.operator == "Div":

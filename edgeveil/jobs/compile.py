@@ -292,6 +292,11 @@ def _model(job: Job) -> Iterator[Mix]:
         text = f"method '{method}' trains a model; add for example"
         yield Mix(("model", "train.method"), f"{text} `model: {{name: mlp}}`")
         return
+    schema, vocabulary = job.data.schema_, getattr(job.model, "tokens", None)
+    sizes = [one.tokens.size for one in (schema and schema.columns) or () if one.tokens is not None]
+    if vocabulary is not None and vocabulary < max(sizes, default=0):
+        text = f"is {vocabulary}, and the tokens of data.schema have {max(sizes)} ids; write"
+        yield Mix(("model.tokens", "model", "data.schema"), f"{text} tokens: {max(sizes)}")
     try:
         weights = read_weights(job)
         network = build_network(job.model, network_input(job), job.data.classes, weights)

@@ -360,7 +360,7 @@ class UpdateCloud:
             update, step = self._method(scaled, state, new, uploads), 1.0
         for weight in uploaded(self.context):
             name, change = weight.name, update[weight.name]
-            if (server := self.context.server) is None:
+            if (server := self.context.server) is None or weight.statistic:
                 new[name] = _moved(np.asarray(state[name]), change, step)
                 continue
             moments = {m: np.asarray(new[f"{m}-moment/{name}"], np.float64) for m in server.moments}

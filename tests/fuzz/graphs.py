@@ -9,7 +9,7 @@ from edgeveil.parts.features.onnx import LARGEST_OUTPUT, Backbone
 from tests.fuzz.target import Tape, Target, demand
 
 _PLAIN = tuple(sorted(OPERATORS))
-_FOREIGN = ("If", "Loop", "Scan", "NonZero", "Tile", "Expand", "TopK", "RandomNormal", "")
+_FOREIGN = ("If", "Loop", "Scan", "NonZero", "Tile", "GRU", "TopK", "RandomNormal", "")
 _VALUES = ("x", "a", "b", "c", "ints", "floats", "", "y")
 _ATTRIBUTES = ("axis", "axes", "to", "shape", "pads", "keepdims", "kernel_shape", "training_mode")
 _FLOAT, _INT64 = 1, 7

@@ -851,6 +851,26 @@ MUTANTS = {
         "self._cast_to() not in _CAST_TO -> False",
         "tests/unit/edgeveil/evaluation/test_graph_check.py::test_values_never_become_whole_numbers",
     ),
+    "rows-beyond-a-table": Mutant(
+        "edgeveil.evaluation.graph_check:GraphNode.check_lookup",
+        "highest < rows.get(table, 0) -> True",
+        "tests/unit/edgeveil/evaluation/test_graph_check.py::test_a_lookup_that_misses_the_safe_pattern_is_refused",
+    ),
+    "rows-of-no-number": Mutant(
+        "edgeveil.evaluation.graph_check:GraphNode.cast_indices",
+        "nan.inputs == where.inputs[2:] -> True",
+        "tests/unit/edgeveil/evaluation/test_graph_check.py::test_a_lookup_that_misses_the_safe_pattern_is_refused",
+    ),
+    "rows-below-zero": Mutant(
+        "edgeveil.evaluation.graph_check:GraphNode.cast_indices",
+        "0 <= low <= high -> low <= high",
+        "tests/unit/edgeveil/evaluation/test_graph_check.py::test_a_lookup_that_misses_the_safe_pattern_is_refused",
+    ),
+    "statistics-of-batches-under-noise": Mutant(
+        "edgeveil.jobs.compile:_model",
+        "METHODS[method].privacy != 'none' -> False",
+        "tests/unit/edgeveil/parts/models/test_models_trained.py::test_statistics_that_would_bear_noise_or_mix_records_are_refused",
+    ),
     "power-of-any-time": Mutant(
         "edgeveil.evaluation.graph_check:GraphNode._check_values",
         "float(values[0]) not in _EXPONENTS -> False",

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.parts.method_context import network_of
 from edgeveil.parts.methods.optimizers import gradient_share, plain_steps_only
 from edgeveil.parts.methods.sgd import LocalEpochs, Sgd, SgdParameters
 from edgeveil.parts.round import Array, Tensors
@@ -25,7 +26,7 @@ class NovaServer(Server):
     def absorb(
         self, state: Tensors, update: dict[str, Float64], extra: Float64, uploads: int
     ) -> dict[str, Array]:
-        for name in update:
+        for name in update.keys() - network_of(self.context).statistics:
             update[name] = update[name] * extra[0]
         return {}
 
@@ -38,7 +39,8 @@ class Nova(Sgd):
         steps = local.run(weights, p.local_epochs).count
         nominal = p.local_epochs * -(-self.context.nominal_records // p.batch_size)
         ratio = gradient_share(steps, p.momentum) / gradient_share(nominal, p.momentum)
-        change = {name: one / max(ratio, 1e-9) for name, one in local.change(weights).items()}
+        change, still = local.change(weights), task.network.statistics  # which are plain means
+        change |= {n: one / max(ratio, 1e-9) for n, one in change.items() if n not in still}
         return change | {EXTRA: np.array([ratio])}
 
 

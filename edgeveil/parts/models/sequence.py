@@ -61,7 +61,7 @@ class SequenceParameters(ModelParameters):
     """Layers over time; of `gru` 1, of `tcn` 3, of `transformer` 2 by default."""
 
 
-class Block(Protocol):
+class TimeBlock(Protocol):
     """A layer over time (n, length, width); `mask` (n, length, 1) is 0 at padding, or None."""
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]: ...
@@ -119,7 +119,7 @@ class OverTime(Layer):
 
     tokens: int
     width: int
-    blocks: tuple[tuple[str, Block], ...]
+    blocks: tuple[tuple[str, TimeBlock], ...]
     positions: bool = False
 
     def output_shape(self, given: Shape) -> Shape:
@@ -354,7 +354,7 @@ def build(parameters: SequenceParameters, input_shape: Shape, classes: int) -> N
             where="model.depth",
             fix="use shorter records or fewer layers, or tcn or transformer",
         )
-    made: dict[str, Callable[[int], Block]] = {
+    made: dict[str, Callable[[int], TimeBlock]] = {
         "gru": lambda _: Gru(),
         "tcn": lambda number: TemporalConv(2**number),
         "transformer": lambda _: Attention(),

@@ -283,6 +283,8 @@ def input_range(job: Job) -> tuple[float, float] | None:
     schema = job.data.schema_
     if schema is not None and any(column.tokens for column in schema.columns or ()):
         return None  # ids, which are no measure
+    if tokens := getattr(job.model, "tokens", 0):
+        return 0.0, float(tokens - 1)
     parts = [one for one in (*job.features, job.model) if not getattr(one, "ranges", ())]
     largest = max((getattr(one, "input_scale", 0.0) for one in parts), default=0.0)
     return (-largest, largest) if largest else None

@@ -158,6 +158,7 @@ ABS = node("Abs", ["x"], ["probabilities"])
         (node("Sum", ["x", "ints", ""], ["probabilities"]), "without a name", {}),
         (node("Identity", ["x"], ["y"], body=branch("y")), "inside 'Identity'", {}),
         (node("Identity", ["x"], ["y"], bodies=[branch("y")]), "inside 'Identity'", {}),
+        (node("Resize", ["x", "ints"], ["probabilities"]), "a region", {}),
         (ABS, "functions", {"functions": [OWN]}),
         (ABS, "sparse", {"sparse_initializer": [SPARSE]}),
     ],

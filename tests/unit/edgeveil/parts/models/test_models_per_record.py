@@ -83,7 +83,7 @@ CASES = {
     **{
         layer: lambda layer=layer, one=one: own(f"{USABLE_FROM}:{layer}", one[0], 3)
         for layer, one in USABLE.items()
-        if layer not in NOT_BY_RECORD and not layer.startswith("BatchNorm")
+        if layer not in NOT_BY_RECORD
     },
 }
 USABLE_FROM = "tests.unit.edgeveil.parts.models.test_models_layers"

@@ -66,6 +66,15 @@ class Sound(torch.nn.Module):
         return self.last(torch.relu(self.first(x)))
 
 
+class Shifted(Sound):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shift", torch.arange(8.0))
+
+    def forward(self, x):
+        return super().forward(x + self.shift)
+
+
 def own(forward):
     return type("Own", (Sound,), {"forward": forward})
 
@@ -164,6 +173,20 @@ def test_what_the_method_cannot_train_is_refused(tmp_path, model, method, why):
     assert caught.value.where == "model.function"
     if model == "Together":  # a batch may do what a record cannot
         check_own_model(small(tmp_path, model))
+
+
+def test_a_buffer_is_a_constant_of_the_graph(tmp_path):
+    plan = small(tmp_path, "Shifted", "dp_sgd")
+    check_own_model(plan)
+    network = plan.context.network
+    weights, x = network.initial(), np.ones((2, 8), np.float32)
+    module = Shifted()
+    module.load_state_dict(
+        {n.partition(".")[2]: torch.tensor(a) for n, a in weights.items()}, False
+    )
+    wanted = module(torch.tensor(x) / 4).softmax(1).detach()
+    found = OnnxModel(network.graph()).probabilities(x, weights)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 def test_another_form_than_the_jobs_and_another_version_are_refused(tmp_path, monkeypatch):
