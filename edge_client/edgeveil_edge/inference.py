@@ -2,7 +2,8 @@
 
     POST /v1/predict   {"record": […]} or {"records": [[…], …]} as application/json, or records as
                        little-endian float32 as application/octet-stream; a model with column
-                       names also takes {"record": {"age": 39, …}}
+                       names also takes {"record": {"age": 39, …}}, one of recordings a file as
+                       audio/wav or audio/flac
     GET  /v1/model     release in use and its input
 
 Each request checks which release is in use, so an installation or rollback, also by another
@@ -12,6 +13,7 @@ process, applies from the next request on. If a release cannot be loaded, the pr
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import time
@@ -29,6 +31,7 @@ from edgeveil.data.encoding import Encoded, RowEncoder, cell_text
 from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.parts.sources.audio import encode_recordings
 from edgeveil.registry import nearest
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 REQUEST_BYTES = 1 << 20  # of the body of a request
 RUN_S = 5.0  # of one batch of a request
 JSON, NUMBERS = "application/json", "application/octet-stream"
+SOUND = ("audio/wav", "audio/flac")
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,11 @@ class ServedModel:
 
     def predict(self, body: Request) -> Predictions:
         """Run the records of a request. Raises DataError for a malformed body."""
+        if body.content_type in SOUND and self.schema is not None and self.schema.audio is not None:
+            x, (read,) = encode_recordings([io.BytesIO(body.content)], self.schema)
+            if read.fault:
+                raise DataError(read.fault, where="the recording", fix="send a WAV or FLAC file")
+            return self.run(x)
         if body.content_type == NUMBERS:
             return self.run(_numbers(body.content, self.session.input_shape))
         records = _listed(body.content)
@@ -89,7 +98,8 @@ class ServedModel:
             named["alarms"] = ALARM_RATE in self.session.metadata
         if schema.target is not None:
             named["range"] = [schema.target.low, schema.target.high]
-        return {**form, **named, "pictures": schema.image is not None}
+        kinds = {"pictures": schema.image is not None, "recordings": schema.audio is not None}
+        return {**form, **named, **kinds}
 
 
 class InferenceService:
@@ -142,8 +152,8 @@ class InferenceService:
         return found
 
     def _answer(self, body: Request) -> Response:
-        if body.content_type not in (JSON, NUMBERS):
-            return _error(415, f"send {JSON} or {NUMBERS}")
+        if body.content_type not in (JSON, NUMBERS, *SOUND):
+            return _error(415, f"send {JSON} or {NUMBERS}, of a model of recordings {SOUND[0]}")
         model = self._ready()
         if isinstance(model, str):
             return _error(503, model)

@@ -65,6 +65,7 @@ class Encoded:
     unknown_labels: int = 0
     labelled: bool = True
     readable: NDArray[np.bool_] | None = None  # records with a value in a column; None: all
+    remarks: tuple[str, ...] = ()  # for the owner, one line for each
 
 
 @dataclass(frozen=True, eq=False)

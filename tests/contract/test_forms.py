@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -145,6 +146,24 @@ def images(folder, rows):
     return {"source": "images", "path": place, "images": form}
 
 
+def audio(folder, rows):
+    place = folder / "records"
+    for name in ("<=50K", ">50K"):
+        (place / name).mkdir(parents=True)
+    for row in rows:
+        digest = hashlib.sha256(repr(row).encode()).digest()
+        below = place / (row[-1] if row and row[-1] in ("<=50K", ">50K") else "others")
+        below.mkdir(exist_ok=True)
+        file = below / f"{digest.hex()[:16]}.wav"
+        if digest[0] % 3:
+            sound = np.frombuffer(digest * (1 + digest[2]), np.float32)
+            rate, kind = (4000, 8000, 11025)[digest[1] % 3], ("FLOAT", "PCM_16")[digest[3] % 2]
+            soundfile.write(file, sound if kind == "FLOAT" else np.sin(sound), rate, kind)
+        else:
+            file.write_bytes(digest)
+    return {"source": "audio", "path": place}
+
+
 def python(folder, rows):
     """An owner's function, which states its shape; its types NumPy takes from what it holds."""
     held["rows"] = rows
@@ -170,6 +189,7 @@ FORMS = {
     "npz": npz,
     "idx": idx,
     "images": images,
+    "audio": audio,
     "python": python,
 }
 
@@ -186,14 +206,23 @@ def schemas(draw, form):
     names = draw(st.permutations([*NAMES, *(cell for cell in CELLS if cell)]))
     names = names[:3] if draw(st.booleans()) else NAMES
     by = SOURCES[form.partition(",")[0]].by_schema or "none"
-    kind = draw(st.sampled_from([by, by, by, "columns", "image", "none"]))
+    kind = draw(st.sampled_from([by, by, by, "columns", "image", "audio", "none"]))
     classes = draw(st.sampled_from([["<=50K", ">50K"], ["0", "1"], ["1", ["2", "0"]]]))
     if kind == "none":
         return None
     if kind == "image":
         form = {"size": draw(st.sampled_from([[1, 2], [2, 2]])), "channels": 1}
         return {"origin": "public", "label": {"classes": classes}, "image": form}
+    if kind == "audio":
+        audio = {
+            "rate_hz": 4000,
+            "seconds": 0.1,
+            "form": draw(st.sampled_from(["logmel", "waveform"])),
+        }
+        return {"origin": "public", "label": {"classes": classes}, "audio": audio}
     said = [
+        {"text": {"buckets": 8}},
+        {"tokens": {"buckets": 8, "length": 2}},
         {"number": [0, 100]},
         {"number": [38.5, 39.5]},
         {"category": ["Private", "39"]},
@@ -347,9 +376,16 @@ READ_BY = {
         "label": {"classes": ["<=50K", ">50K"]},
         "image": {"size": [1, 2], "channels": 1},
     },
+    "audio": {
+        "origin": "public",
+        "label": {"classes": ["<=50K", ">50K"]},
+        "audio": {"rate_hz": 4000, "seconds": 0.1, "bands": 2},
+    },
 }
 BY_A_SCHEMA = list(READ_BY.items())
-BY_VALUES = [(form, None) for form in FORMS if form == HEADED or form[:3] not in ("csv", "jso")]
+BY_VALUES = [
+    (form, None) for form in FORMS if form == HEADED or form[:3] not in ("csv", "jso", "aud")
+]
 
 
 def different(count):
@@ -401,7 +437,8 @@ def test_however_wide_a_schema_makes_records_those_of_least_rank_are_read(
     assert len(everything) == 300
     ranks = [hmac.digest(bytes(32), context(RECORD_RANK, one[-1]), "sha256") for one in everything]
     least = sorted(sorted(range(300), key=ranks.__getitem__)[:most])
-    with_room_for(monkeypatch, {"parquet": 8_000, "images": 8 * most}.get(form, 8))
+    rooms = {"parquet": 8_000, "images": 8 * most, "audio": 32 * most}
+    with_room_for(monkeypatch, rooms.get(form, 8))
     kept = read(most, different(300))
     assert kept == [everything[index] for index in least]
     for gone in (0, 100, 299):  # of which some are kept
