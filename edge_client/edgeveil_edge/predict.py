@@ -200,8 +200,8 @@ def predict(model: str | Path, records: Any, *, personal: bool = False) -> Predi
     array (records, …), one record without that axis, or a file: .npz (array `x`), .npy or .csv
     (values only); with a job's schema a table of any form that `edgeveil check FILE` reads, a
     DataFrame of pandas or polars, an Arrow table, one dict or several by columns' names, a
-    picture, a recording, or a folder of them. A release that no longer runs is rolled back; `personal`
-    uses the model of `edge personalise`.
+    picture, a recording, or a folder of them. A release that no longer runs is rolled back;
+    `personal` uses the model of `edge personalise`.
     """
     folder = Path(model)
     if not folder.is_dir():

@@ -33,8 +33,8 @@ from edgeveil.parts.sources import (
     published_files,
     source_part,
 )
-from edgeveil.parts.sources.guess import guess, table_source
 from edgeveil.parts.sources.audio import AUDIO_ENDINGS
+from edgeveil.parts.sources.guess import guess, table_source
 from edgeveil.parts.sources.images import class_folders, files_below
 from edgeveil.parts.sources.tables import read_matrix
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
