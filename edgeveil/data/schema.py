@@ -17,6 +17,7 @@ from edgeveil.data import anomaly
 from edgeveil.data.audio import LEVELS, AudioForm
 from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.data.text import HashedText, Tokens
+from edgeveil.data.windows import Windows, faults
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
 
@@ -148,6 +149,10 @@ class DataSchema(Block):
     """Texts for a missing value in a table, besides an empty cell."""
     image: PictureForm | None = Field(default=None, exclude_if=_empty)
     """The form of pictures."""
+    windows: Windows | None = Field(
+        default=None, exclude_if=_empty, examples=[{"length": 64, "time": "time", "every_s": 1}]
+    )
+    """For a table of readings: several rows are one record."""
     audio: AudioForm | None = Field(default=None, exclude_if=_empty, examples=[{"seconds": 1}])
     """The form of recordings."""
 
@@ -169,7 +174,19 @@ class DataSchema(Block):
         if self.image is not None:
             colours = (self.image.channels,) if self.image.channels > 1 else ()
             return (*colours, *self.image.size)
-        return (max(1, sum(len(one.names) * one.width for one in self.columns or ())),)
+        return (self.width,) if self.windows is None else (self.windows.length, self.width)
+
+    @property
+    def width(self) -> int:
+        """Values of one row of a table."""
+        return max(1, sum(len(one.names) * one.width for one in self.columns or ()))
+
+    @property
+    def read_columns(self) -> tuple[str, ...]:
+        """All columns of a table that are read: inputs, those that order windows, and the label."""
+        inputs = tuple(name for one in self.columns or () for name in one.names)
+        ordering = () if self.windows is None else self.windows.columns
+        return (*inputs, *ordering, *(() if self.label.column is None else (self.label.column,)))
 
     @property
     def classes(self) -> int:
@@ -244,7 +261,7 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
     if schema.columns is not None:
         yield from _table(schema, schema.columns, at)
     else:
-        for key in ("header", "missing"):
+        for key in ("windows", "header", "missing"):
             if getattr(schema, key):
                 yield Mix((f"{at}.{key}",), f"is for tables, not for {schema.files}; leave it out")
         for key in ("column", "number", "normal"):
@@ -286,6 +303,9 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     twice, label = _twice(named), schema.label.column
     if twice is not None:
         yield Mix((f"{at}.columns",), f"'{twice}' occurs twice; name each column once")
+    if schema.windows is not None:
+        for key, text in faults(schema.windows, [*named, *(() if label is None else (label,))]):
+            yield Mix((f"{at}.windows.{key}", f"{at}.windows"), text)
     if label is None:
         text = "is missing; name the column of the label"
         yield Mix((f"{at}.label.column", f"{at}.label"), text)
@@ -299,7 +319,8 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     if (again := _twice(schema.header)) is not None:
         yield Mix((f"{at}.header",), f"'{again}' occurs twice; give each column its own name")
     needed = label if label is not None and not schema.anomaly else None
-    wanted, there = (*named, *([needed] if needed else ())), set(schema.header)
+    ordering = () if schema.windows is None else schema.windows.columns
+    wanted, there = (*named, *ordering, *([needed] if needed else ())), set(schema.header)
     lacking = [name for name in wanted if name not in there]
     if lacking:  # report one: the search for a near name takes time, and anyone may send a job
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""

@@ -242,6 +242,10 @@ def schemas(draw, form):
         "columns": columns[: draw(st.integers(1, 2))],
         "missing": draw(st.lists(st.sampled_from(["?", "nan"]), max_size=1)),
     }
+    if draw(st.booleans()):
+        every = draw(st.sampled_from([None, 1.0, 30.0]))
+        ordering = {"time": names[1], "every_s": every} if every else {"group": names[1]}
+        schema |= {"columns": columns[:1], "windows": {"length": 2, **ordering}}
     if draw(st.booleans()) or form == "csv, none":
         schema["header"] = draw(st.sampled_from([names, [*names, "more"]]))
     return schema

@@ -99,7 +99,7 @@ def test_tokens_of_a_table(kind, tmp_path):
         assert not ids[2].any()
     assert "1 of 6 values have more than 8 tokens" in " ".join(schema_problems(one, found))
     named = _named([{"note": TEXTS[1], "age": 5}], one)
-    np.testing.assert_array_equal(named[0], found.records.x[1])  # as a device serves it
+    np.testing.assert_array_equal(named.records.x[0], found.records.x[1])  # as a device serves it
 
 
 @pytest.mark.parametrize("form", [{"text": {"buckets": 64}}, {"tokens": {"buckets": 64}}], ids=str)
