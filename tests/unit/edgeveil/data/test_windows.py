@@ -168,7 +168,9 @@ def plan(folder, windows):
 
 
 def test_a_job_of_windows_has_their_shape_and_owners_allow_all_its_columns(tmp_path):
-    job = plan(tmp_path, "{length: 16, time: t, every_s: 1, group: m}").job
+    whole = plan(tmp_path, "{length: 16, time: t, every_s: 1, group: m}")
+    job = whole.job
+    assert any("window of 16 readings" in note for note in whole.notes)
     assert job.data.input_shape == (16, 2)
     assert type(job).from_canonical(job.canonical()) == job
     read = ["x", "y", "state", "t"]
