@@ -275,7 +275,8 @@ class GivenRecords:
         """Take encoded records; one of which no column was read is no usable record."""
         x = found.records.x
         if found.readable is not None:
-            x = np.where(found.readable[:, None], x, np.float32(np.nan))
+            readable = found.readable.reshape(-1, *[1] * (x.ndim - 1))
+            x = np.where(readable, x, np.float32(np.nan))
         labels = found.records.y if found.labelled else None
         return cls(x, labels, columns=found.columns, **fields)
 

@@ -17,6 +17,7 @@ from edgeveil.parts.sources import Origin, load_records
 from edgeveil.parts.sources.tables import encode_csv
 from edgeveil_edge.consent import _columns_refusal
 from edgeveil_edge.inference import _named
+from edgeveil_edge.predict import GivenRecords
 
 GRID = {"length": 4, "time": "t", "every_s": 0.5}
 GROUP = {"length": 3, "group": "g"}
@@ -140,10 +141,12 @@ def test_parquet_times_are_read_alike(tmp_path):
 
 
 def test_a_device_serves_lists_of_named_readings():
-    given = [[{"v": 1}, {"v": 2}, {"v": None}, {}], [{"v": 3}]]
+    given = [[{"v": 1}, {"v": 2}, {"v": None}, {}], [{"v": 3}], [{"v": "?"}]]
     found = _named(given, schema(GRID))
-    assert values(found) == [([1, 2, 0, 0], -1), ([3, 3, 3, 3], -1)]
+    assert values(found)[1:] == [([1, 2, 0, 0], -1), ([3, 3, 3, 3], -1)]
     np.testing.assert_allclose(found.records.x[1], 0.3)  # in the order of the request
+    answered = np.isfinite(GivenRecords.of(found).x).all(axis=(1, 2))
+    assert answered.tolist() == [True, True, False]  # nothing of the last can be read
 
 
 JOB = """
