@@ -75,17 +75,20 @@ class _Look:
         return self._mostly(lambda text: date_in(text, self.form) is not None)
 
     @property
+    def free_text(self) -> bool:
+        words = sum(len(text.split()) * count for text, count in self.texts.items())
+        given = self.texts.total()
+        return len(self.texts) > given / 2 and words >= _WORDS * given
+
+    @property
     def why_unread(self) -> str:
         """Why no column of a schema reads it, or ""."""
         once = len(self.texts) == self.texts.total()
-        words = sum(len(text.split()) * count for text, count in self.texts.items())
         if not self.texts:
             return "it is empty"
         if self._mostly(lambda text: _WITH_UNIT.fullmatch(text) is not None):
             return "it looks like numbers with a unit; write the numbers alone"
-        if len(self.texts) > self.texts.total() / 2 and words >= _WORDS * self.texts.total():
-            return "it looks like free text, which no column reads"
-        if len(self.texts) > _LIST or (once and len(self.texts) > _FEW):
+        if not self.free_text and (len(self.texts) > _LIST or (once and len(self.texts) > _FEW)):
             return f"{len(self.texts)} different texts"
         return ""
 
@@ -206,6 +209,10 @@ def _ends(span: tuple[float, float]) -> str:
 
 
 def _category(look: _Look) -> Iterator[str]:
+    if look.free_text:
+        yield f"    - name: {_text(look.name)}"
+        yield "      text: {}   # words and runs of characters, in buckets by a public hash"
+        return
     once = sum(count == 1 for count in look.texts.values())
     remark = f"   # {once} of them occur in only one record" if once else ""
     yield f"    - name: {_text(look.name)}{remark}"
