@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.config.base import Block
-from edgeveil.privacy.grid import exact_matmul
 
 Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
 LEVELS = 255
 FULL_SCALE = 1 << 15  # steps of a sample of 1
 _QUIET = 1e-3  # least peak that is raised to full scale
 _WINDOW_S, _STEP_S = 0.040, 0.020
 _RANGE_DB = 50.0
+_LOUDNESS_STEP = 1 << 8
 _HEADROOM = 3  # a tone's loudness in its band, over that in one bin
 _STEPS = 1 << 14  # of a filter's largest weight
 _CROSSINGS = 16  # zeros of the resampling filter on each side
@@ -111,16 +112,18 @@ def logmel(steps: Int64, form: AudioForm) -> Int64:
     length, step = form.window
     waves, mel, thresholds = _filters(form.rate_hz, form.bands)
     starts = np.arange(form.frames) * step
-    spectrum = exact_matmul(steps[starts[:, None] + np.arange(length)], waves).astype(np.float64)
-    real, imaginary = np.split(spectrum, 2, axis=1)
-    loudness = np.rint(np.sqrt(real * real + imaginary * imaginary)).astype(np.int64)
-    levels = np.searchsorted(thresholds, exact_matmul(loudness, mel), side="right")
+    # Sums of integers below 2**40, then 2**50: exact in float64, in any order.
+    real, imaginary = np.split(steps[starts[:, None] + np.arange(length)] @ waves, 2, axis=1)
+    loudness = np.rint(np.sqrt(real * real + imaginary * imaginary) / _LOUDNESS_STEP)
+    levels = np.searchsorted(thresholds, loudness @ mel, side="right")
     return np.ascontiguousarray(levels.T, np.int64)
 
 
 @lru_cache(maxsize=4)
-def _filters(rate_hz: int, bands: int) -> tuple[Int64, Int64, Int64]:
-    """Return windowed waves (length, 2·bins), mel weights (bins, bands) and levels' thresholds."""
+def _filters(rate_hz: int, bands: int) -> tuple[Float64, Float64, Float64]:
+    """Return windowed waves (length, 2·bins), mel weights (bins, bands) and levels' thresholds.
+
+    All are whole numbers."""
     length = round(rate_hz * _WINDOW_S)
     bins = (1 << (length - 1).bit_length()) // 2 + 1
     hann = np.sin(np.pi * (np.arange(length) + 0.5) / length) ** 2
@@ -133,8 +136,7 @@ def _filters(rate_hz: int, bands: int) -> tuple[Int64, Int64, Int64]:
     mel = np.clip(np.minimum((at - low) / (middle - low), (high - at) / (high - middle)), 0, 1)
     nearest = np.rint(middle).astype(np.int64), np.arange(bands)
     mel[nearest] = np.maximum(mel[nearest], 1 / LEVELS)  # a narrow band may lie between two bins
-    largest = FULL_SCALE * _STEPS * hann.sum() / 2 * LEVELS * _HEADROOM
+    largest = FULL_SCALE * _STEPS * hann.sum() / 2 / _LOUDNESS_STEP * LEVELS * _HEADROOM
     decibels = _RANGE_DB * (np.arange(1, LEVELS + 1) / LEVELS - 1)
-    thresholds = np.ceil(largest * 10 ** (decibels / 20)).astype(np.int64)
-    whole = (np.rint(waves * _STEPS).astype(np.int64), np.rint(mel * LEVELS).astype(np.int64))
-    return *whole, thresholds
+    thresholds = np.ceil(largest * 10 ** (decibels / 20))
+    return np.rint(waves * _STEPS), np.rint(mel * LEVELS), thresholds
