@@ -96,7 +96,7 @@ def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> 
     elif schema.columns is None:
         return ""  # pictures have no columns
     else:
-        named = [*(name for one in schema.columns for name in one.names), schema.label.column or ""]
+        named = schema.read_columns
         named_by_job = None if header else schema.header
         at = {name: f"#{place}" for place, name in enumerate(named_by_job or (), start=1)}
         # A header in the schema is chosen by the job: identify columns by position then.

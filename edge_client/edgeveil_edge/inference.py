@@ -2,7 +2,8 @@
 
     POST /v1/predict   {"record": […]} or {"records": [[…], …]} as application/json, or records as
                        little-endian float32 as application/octet-stream; a model with column
-                       names also takes {"record": {"age": 39, …}}
+                       names also takes {"record": {"age": 39, …}}, one of windows a list of
+                       such readings, one of recordings a file as audio/wav or audio/flac
     GET  /v1/model     release in use and its input
 
 Each request checks which release is in use, so an installation or rollback, also by another
@@ -12,6 +13,7 @@ process, applies from the next request on. If a release cannot be loaded, the pr
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import time
@@ -27,8 +29,10 @@ from edgeveil.config.edge import Inference
 from edgeveil.data.anomaly import ALARM_RATE
 from edgeveil.data.encoding import Encoded, RowEncoder, cell_text
 from edgeveil.data.schema import DataSchema, schema_in
+from edgeveil.data.windows import Windows
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.onnx_session import OnnxModel
+from edgeveil.parts.sources.audio import encode_recordings
 from edgeveil.registry import nearest
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 REQUEST_BYTES = 1 << 20  # of the body of a request
 RUN_S = 5.0  # of one batch of a request
 JSON, NUMBERS = "application/json", "application/octet-stream"
+SOUND = ("audio/wav", "audio/flac")
+_RECORD = "number of the record in the request"  # a column that no table has
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,15 @@ class ServedModel:
 
     def predict(self, body: Request) -> Predictions:
         """Run the records of a request. Raises DataError for a malformed body."""
+        if body.content_type in SOUND and self.schema is not None and self.schema.audio is not None:
+            x, (read,) = encode_recordings([io.BytesIO(body.content)], self.schema)
+            if read.fault:
+                raise DataError(read.fault, where="the recording", fix="send a WAV or FLAC file")
+            return self.run(x)
         if body.content_type == NUMBERS:
             return self.run(_numbers(body.content, self.session.input_shape))
         records = _listed(body.content)
-        if self.schema is not None and any(isinstance(one, dict) for one in records):
+        if self.schema is not None and _by_names(records, self.schema):
             encoded = GivenRecords.of(_named(records, self.schema))
             return replace(self.run(encoded.x), unread=encoded.unread)
         try:
@@ -88,7 +99,8 @@ class ServedModel:
             named["alarms"] = ALARM_RATE in self.session.metadata
         if schema.target is not None:
             named["range"] = [schema.target.low, schema.target.high]
-        return {**form, **named, "pictures": schema.image is not None}
+        kinds = {"pictures": schema.image is not None, "recordings": schema.audio is not None}
+        return {**form, **named, **kinds}
 
 
 class InferenceService:
@@ -141,8 +153,8 @@ class InferenceService:
         return found
 
     def _answer(self, body: Request) -> Response:
-        if body.content_type not in (JSON, NUMBERS):
-            return _error(415, f"send {JSON} or {NUMBERS}")
+        if body.content_type not in (JSON, NUMBERS, *SOUND):
+            return _error(415, f"send {JSON} or {NUMBERS}, of a model of recordings {SOUND[0]}")
         model = self._ready()
         if isinstance(model, str):
             return _error(503, model)
@@ -205,19 +217,36 @@ def _listed(content: bytes) -> list[Any]:
 
 
 def _named(records: list[Any], schema: DataSchema) -> Encoded:
-    """Encode records given by column name; omitted and null values are missing."""
+    """Encode records given by column name, windows as lists of readings in order.
+
+    Omitted and null values are missing."""
     names = [name for column in schema.columns or () for name in column.names]
-    encoder = RowEncoder(schema, names, "records", labelled=None)
+    windows = schema.windows
+    if windows is not None:
+        by_record = Windows(length=windows.length, group=_RECORD)
+        schema = schema.model_copy(update={"windows": by_record})
+    encoder = RowEncoder(schema, [*names, _RECORD], "records", labelled=None)
     for number, record in enumerate(records, start=1):
-        if not isinstance(record, dict):
-            fix = "name the values of all records or of no record"
-            raise DataError("has no names", where=f"record {number}", fix=fix)
-        unknown = next((name for name in record if name not in names), None)
-        if unknown is not None:
-            where, what = f"record {number}", f"has '{unknown[:64]}', which no column is called"
-            raise DataError(what, where=where, fix=nearest(unknown, names))
-        encoder.add([cell_text(record.get(name)) for name in names])
+        readings = [record] if windows is None else record
+        if not isinstance(readings, list) or not readings:
+            fix = "send a list of readings, each by names"
+            raise DataError("is no window", where=f"record {number}", fix=fix)
+        for reading in readings:
+            if not isinstance(reading, dict):
+                fix = "name the values of all records or of no record"
+                raise DataError("has no names", where=f"record {number}", fix=fix)
+            unknown = next((name for name in reading if name not in names), None)
+            if unknown is not None:
+                what = f"has '{unknown[:64]}', which no column is called"
+                raise DataError(what, where=f"record {number}", fix=nearest(unknown, names))
+            encoder.add([*(cell_text(reading.get(name)) for name in names), str(number)])
     return encoder.encoded()
+
+
+def _by_names(records: list[Any], schema: DataSchema) -> bool:
+    if schema.windows is not None:
+        records = [one for record in records if isinstance(record, list) for one in record]
+    return any(isinstance(one, dict) for one in records)
 
 
 def _refuse(request: Request) -> Response | None:

@@ -28,8 +28,9 @@ from edgeveil.evaluation.figures import (
 )
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
 from edgeveil.parts.sources.arrays import npy_array, npz_array
+from edgeveil.parts.sources.audio import AUDIO_ENDINGS, encode_recordings
 from edgeveil.parts.sources.guess import guess
-from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
+from edgeveil.parts.sources.images import ENDINGS, encode_files, files_below
 from edgeveil.parts.sources.memory import Arrays, Table, opened, read_opened
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import encode_csv, encode_jsonl, encode_parquet, read_matrix
@@ -191,8 +192,8 @@ def predict(model: str | Path, records: Any, *, personal: bool = False) -> Predi
     array (records, …), one record without that axis, or a file: .npz (array `x`), .npy or .csv
     (values only); with a job's schema a table of any form that `edgeveil check FILE` reads, a
     DataFrame of pandas or polars, an Arrow table, one dict or several by columns' names, a
-    picture, or a folder of pictures. A release that no longer runs is rolled back; `personal`
-    uses the model of `edge personalise`.
+    picture, a recording, or a folder of them. A release that no longer runs is rolled back;
+    `personal` uses the model of `edge personalise`.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -266,7 +267,8 @@ class GivenRecords:
         """Take encoded records; one of which no column was read is no usable record."""
         x = found.records.x
         if found.readable is not None:
-            x = np.where(found.readable[:, None], x, np.float32(np.nan))
+            readable = found.readable.reshape(-1, *[1] * (x.ndim - 1))
+            x = np.where(readable, x, np.float32(np.nan))
         labels = found.records.y if found.labelled else None
         counts = [c for c in found.columns if c.missing + c.unreadable + c.clipped + c.unknown]
         return cls(x, labels, unread=tuple(map(vars, counts)), **fields)
@@ -285,8 +287,8 @@ def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...
     if not isinstance(records, str | Path):
         return _given_in_memory(opened(records, "records"), records, schema, shape)
     path = Path(records)
-    if path.is_dir() or path.suffix.lower() in ENDINGS:
-        return _given_pictures(path, schema)
+    if path.is_dir() or path.suffix.lower() in ENDINGS | AUDIO_ENDINGS:
+        return _given_files(path, schema)
     file = require_file(path, "the input file")
     most = room_for(file)
     if schema is not None and schema.columns is not None and file.suffix not in (".npz", ".npy"):
@@ -319,19 +321,24 @@ def room_for(file: Path) -> int:
     return min(MAX_BYTES, max(ROOM_BYTES, ROOM_RATIO * file.stat().st_size))
 
 
-def _given_pictures(path: Path, schema: DataSchema | None) -> GivenRecords:
-    if schema is None or schema.image is None:
-        what = "holds pictures, and the model has no schema to read them by"
+def _given_files(path: Path, schema: DataSchema | None) -> GivenRecords:
+    """Read one picture or recording, or a folder of them with labels by the folders' names."""
+    if schema is None or schema.kind == "columns":
+        what = "holds pictures or recordings, and the model has no schema to read them by"
         fix = "store arrays as the job's devices have them, in an NPZ file"
         raise DataError(what, where=str(path), fix=fix)
-    files = pictures_below(path) if path.is_dir() else [require_file(path, "the input file")]
+    endings = ENDINGS if schema.kind == "image" else AUDIO_ENDINGS
+    files = files_below(path, endings) if path.is_dir() else [require_file(path, "the input file")]
     if not files:
-        raise DataError("holds no pictures", where=str(path), fix="name a folder with some")
+        what = f"holds no {' or '.join(sorted(endings))} file"
+        raise DataError(what, where=str(path), fix="name a folder with some")
     numbers = {name: number for number, name in enumerate(schema.label.names)}
     labels = np.array([numbers.get(file.parent.name, -1) for file in files], np.int64)
     below = path if path.is_dir() else path.parent
     names = tuple(str(file.relative_to(below)) for file in files)
-    return GivenRecords(encode_files(files, schema), labels, names)
+    if schema.kind == "image":
+        return GivenRecords(encode_files(files, schema), labels, names)
+    return GivenRecords(encode_recordings(files, schema)[0], labels, names)
 
 
 def rollback(state_dir: str | Path) -> str:

@@ -79,6 +79,7 @@ def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
     """Return deviations of a table from its schema, for the owner's console alone."""
     columns = {name: one for one in schema.columns or () for name in one.names}
     lines = [line for one in found.columns for line in _column_problems(one, columns[one.name])]
+    lines += found.remarks
     if found.unknown_labels:
         are = f"none of the classes {', '.join(schema.label.names[:8])}"
         if schema.target is not None:

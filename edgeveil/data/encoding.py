@@ -11,7 +11,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -35,6 +35,7 @@ from edgeveil.data.text import (
     hashed_tokens,
     vocabulary_tokens,
 )
+from edgeveil.data.windows import WindowRows
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
 
@@ -65,6 +66,7 @@ class Encoded:
     unknown_labels: int = 0
     labelled: bool = True
     readable: NDArray[np.bool_] | None = None  # records with a value in a column; None: all
+    remarks: tuple[str, ...] = ()  # for the owner, one line for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +129,8 @@ class RowEncoder:
         if labelled is None or (labelled and schema.anomaly):
             labelled = label in place
         wanted = [name for column in schema.columns or () for name in column.names]
+        windows = schema.windows
+        wanted += () if windows is None else windows.columns
         if labelled:
             wanted.append(label)
         lacking = [name for name in wanted if name not in place]
@@ -150,6 +154,7 @@ class RowEncoder:
         self._label_of = _label_reader(schema, number_reader(form))
         self._dropped = UNKNOWN if schema.anomaly else NO_CLASS
         self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
+        self._windows = None if windows is None else WindowRows(windows, place)
 
     def add(self, cells: Sequence[str], stored: Sequence[str] | None = None) -> str:
         """Add a row; return its problem or "". Raises RecordsError for too many bytes.
@@ -165,8 +170,11 @@ class RowEncoder:
         if whole and self._label is not None:
             label = self._label_of(cells[self._label].strip())
         self._labels.append(label)
+        problem = "" if self._windows is None else self._windows.add(cells if whole else None)
         if not whole:
             return f"{len(cells)} columns instead of {self._width}"
+        if problem:
+            return problem
         if label == self._dropped and self._label is not None:
             is_class = self._schema.target is None
             what = "none of the classes of" if is_class else "no number, as"
@@ -179,32 +187,58 @@ class RowEncoder:
         self._make_room(len(self._labels))
         rows = len(self._labels)
         broken = np.frombuffer(self._broken, np.int8).astype(np.bool_)
-        x, at = np.zeros((rows, *self._schema.input_shape), np.float32), 0
+        x, at = np.zeros((rows, self._schema.width), np.float32), 0
         for _, column in self._columns:
             column.fill(x[:, at : at + column.width])
             at += column.width
         x[broken] = np.nan
         known = np.array([column.known() for _, column in self._columns], np.bool_)
         labels = np.array(self._labels, np.int64)
-        return Encoded(
+        found = Encoded(
             Records(x, labels, digest_rows(self._digests)),
             tuple(column.tally(broken) for _, column in self._columns),
             int((labels[~broken] == self._dropped).sum()) if self._label is not None else 0,
             self._label is not None,
             np.asarray(known.any(axis=0)),
         )
+        return found if self._windows is None else self._windowed(found, self._windows)
+
+    def _windowed(self, found: Encoded, rows: WindowRows) -> Encoded:
+        """Return windows in place of the rows, up to the limit. Raises as `add`."""
+        raw, windows = np.frombuffer(self._digests, np.uint8).reshape(-1, _DIGEST_BYTES), rows.form
+        all_of_them = rows.assembled(raw)
+        stored = bytearray().join(stored_digest([raw[own].tobytes()]) for own in all_of_them.own)
+        places = digest_rows(stored)
+        limit = self._limit
+        chosen = np.arange(len(places)) if limit is None else limit.kept(places)
+        members, x = all_of_them.rows[chosen], found.records.x
+        require_room((len(members), *self._schema.input_shape), 4, self._max_bytes, self._where)
+        labels = found.records.y[members]
+        y = labels[:, -1] if windows.label == "last" else labels.max(axis=1, initial=UNKNOWN)
+        readable = None
+        if found.readable is not None:
+            readable = np.asarray(found.readable[members].any(axis=1))
+        few = f"{all_of_them.left_out} windows have fewer than half of their readings: left out"
+        return replace(
+            found,
+            records=Records(x[members], y, places[chosen]),
+            unknown_labels=int((y == self._dropped).sum()) if self._label is not None else 0,
+            readable=readable,
+            remarks=(few,) if all_of_them.left_out else (),
+        )
 
     def _make_room(self, rows: int) -> None:
-        if self._limit is None:
-            require_room((rows, *self._schema.input_shape), 4, self._max_bytes, self._where)
+        if self._limit is None or self._windows is not None:
+            require_room((rows, self._schema.width), 4, self._max_bytes, self._where)
         elif rows > self._most_held:
             self._keep_limit()
 
     def _keep_limit(self) -> None:
-        if self._limit is None or len(self._labels) <= self._limit.count:
+        limit = None if self._windows is not None else self._limit  # of windows, not of readings
+        if limit is None or len(self._labels) <= limit.count:
             return
         digests = digest_rows(self._digests)
-        chosen = self._limit.kept(digests)
+        chosen = limit.kept(digests)
         self._labels = _chosen(self._labels, chosen)
         self._broken = _chosen(self._broken, chosen)
         self._digests = bytearray(digests[chosen].astype(np.uint8).tobytes())

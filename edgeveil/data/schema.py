@@ -14,8 +14,10 @@ from pydantic import Field
 
 from edgeveil.config.base import Block, Mix
 from edgeveil.data import anomaly
+from edgeveil.data.audio import LEVELS, AudioForm
 from edgeveil.data.target import LABELS, TargetRange
 from edgeveil.data.text import HashedText, Tokens
+from edgeveil.data.windows import Windows, faults
 from edgeveil.errors import DataError
 from edgeveil.registry import nearest
 
@@ -147,13 +149,44 @@ class DataSchema(Block):
     """Texts for a missing value in a table, besides an empty cell."""
     image: PictureForm | None = Field(default=None, exclude_if=_empty)
     """The form of pictures."""
+    windows: Windows | None = Field(
+        default=None, exclude_if=_empty, examples=[{"length": 64, "time": "time", "every_s": 1}]
+    )
+    """For a table of readings: several rows are one record."""
+    audio: AudioForm | None = Field(default=None, exclude_if=_empty, examples=[{"seconds": 1}])
+    """The form of recordings."""
+
+    @property
+    def kind(self) -> Literal["columns", "image", "audio"]:
+        if self.audio is not None:
+            return "audio"
+        return "columns" if self.columns is not None else "image"
+
+    @property
+    def files(self) -> str:
+        """Plural of what one record is read from, for messages."""
+        return {"columns": "tables", "image": "pictures", "audio": "recordings"}[self.kind]
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
+        if self.audio is not None:
+            return self.audio.shape
         if self.image is not None:
             colours = (self.image.channels,) if self.image.channels > 1 else ()
             return (*colours, *self.image.size)
-        return (max(1, sum(len(one.names) * one.width for one in self.columns or ())),)
+        return (self.width,) if self.windows is None else (self.windows.length, self.width)
+
+    @property
+    def width(self) -> int:
+        """Values of one row of a table."""
+        return max(1, sum(len(one.names) * one.width for one in self.columns or ()))
+
+    @property
+    def read_columns(self) -> tuple[str, ...]:
+        """All columns of a table that are read: inputs, those that order windows, and the label."""
+        inputs = tuple(name for one in self.columns or () for name in one.names)
+        ordering = () if self.windows is None else self.windows.columns
+        return (*inputs, *ordering, *(() if self.label.column is None else (self.label.column,)))
 
     @property
     def classes(self) -> int:
@@ -170,6 +203,8 @@ class DataSchema(Block):
     @property
     def largest(self) -> float:
         """Largest absolute value in a record: the default of `input_scale`."""
+        if self.audio is not None and self.audio.form == "logmel":
+            return float(LEVELS)
         return PIXEL_RANGE[1] if self.image is not None else 1.0
 
 
@@ -217,20 +252,22 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
         text = "lists and ranges drawn from records can reveal a single record, and a job is"
         fix = "review each, replace values known only from records, and set public"
         yield Mix((f"{at}.origin",), f"{text} public; {fix}")
-    if (schema.columns is None) == (schema.image is None):
-        given = "both are given" if schema.columns else "neither is given"
-        text = f"a record is a picture or a row of columns, and {given}; write one of them"
-        yield Mix((f"{at}.columns", f"{at}.image", at), text)
+    given = [kind for kind in ("columns", "image", "audio") if getattr(schema, kind) is not None]
+    if len(given) != 1:
+        there = f"{' and '.join(given) or 'none'} {'are' if given else 'is'} given"
+        text = f"a record is a row of columns, a picture (image) or a recording (audio); {there}"
+        yield Mix((f"{at}.columns", f"{at}.image", at), f"{text}; write one of them")
     yield from _labels(schema.label, at)
     if schema.columns is not None:
         yield from _table(schema, schema.columns, at)
     else:
-        for key in ("header", "missing"):
+        for key in ("windows", "header", "missing"):
             if getattr(schema, key):
-                yield Mix((f"{at}.{key}",), "is for tables, not for pictures; leave it out")
+                yield Mix((f"{at}.{key}",), f"is for tables, not for {schema.files}; leave it out")
         for key in ("column", "number", "normal"):
             if getattr(schema.label, key) not in (None, ()):
-                yield Mix((f"{at}.label.{key}",), "is for tables, not for pictures; name classes")
+                text = f"is for tables, not for {schema.files}; name classes"
+                yield Mix((f"{at}.label.{key}",), text)
     if schema.image is not None and schema.image.values[0] >= schema.image.values[1]:
         yield _not_a_range(schema.image.values, f"{at}.image.values")
 
@@ -266,6 +303,9 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     twice, label = _twice(named), schema.label.column
     if twice is not None:
         yield Mix((f"{at}.columns",), f"'{twice}' occurs twice; name each column once")
+    if schema.windows is not None:
+        for key, text in faults(schema.windows, [*named, *(() if label is None else (label,))]):
+            yield Mix((f"{at}.windows.{key}", f"{at}.windows"), text)
     if label is None:
         text = "is missing; name the column of the label"
         yield Mix((f"{at}.label.column", f"{at}.label"), text)
@@ -279,7 +319,8 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     if (again := _twice(schema.header)) is not None:
         yield Mix((f"{at}.header",), f"'{again}' occurs twice; give each column its own name")
     needed = label if label is not None and not schema.anomaly else None
-    wanted, there = (*named, *([needed] if needed else ())), set(schema.header)
+    ordering = () if schema.windows is None else schema.windows.columns
+    wanted, there = (*named, *ordering, *([needed] if needed else ())), set(schema.header)
     lacking = [name for name in wanted if name not in there]
     if lacking:  # report one: the search for a near name takes time, and anyone may send a job
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""

@@ -357,6 +357,12 @@ class Plan:
         quote, given = self.quote(), self.job.privacy.epsilon
         both = (("training", quote.training), ("inference", quote.inference))
         found = [f"{which}: {guarantee}" for which, guarantee in both if guarantee.notes]
+        schema = self.job.data.schema_
+        if schema is not None and schema.windows is not None:
+            text = (
+                f"a record is a window of {schema.windows.length} readings: to change one reading"
+            )
+            found.append(f"{text} exchanges a record, one removed and one added")
         if self.job.round.mode == "buffered" and self.adds_noise:
             text = "round.mode: buffered: a device also pays for an update that is more than"
             found.append(f"{text} {buffered_rounds.MAX_STALENESS} rounds late and dropped")

@@ -32,11 +32,18 @@ from safetensors.numpy import load, load_file
 
 from edgeveil_tools.local.job import Overrides
 from tests.kits.fleet import played_by_all_parties
+from tests.kits.guides import blocks
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "configs" / "jobs"
 GOLDEN = Path(__file__).with_suffix(".json")
 FOLDERS = {"mnist": "EDGEVEIL_MNIST", "cifar10": "EDGEVEIL_CIFAR", "adult": "EDGEVEIL_ADULT"}
+TUTORIALS = {
+    "messages": ("text", "messages.csv"),
+    "spoken_digits": ("sound", "sounds"),
+    "machine_windows": ("windows", "machines.csv"),
+}
+"""Page of the tutorial that makes a job's data, and where."""
 ROUNDS_OF_LARGE_DATA = 3
 SEED = "7"
 FIGURES = ("epsilon", "inference_epsilon", "accuracy", "r2")
@@ -58,6 +65,11 @@ def prepared(path: Path, scratch: Path) -> tuple[Path, list[str]] | str:
     source = job["data"].get("source", "digits")
     if path.stem == "breast_cancer":
         return path, ["--data", str(Path(sklearn.datasets.__path__[0], "data/breast_cancer.csv"))]
+    if path.stem in TUTORIALS:
+        page, data = TUTORIALS[path.stem]
+        (made,) = blocks(f"docs/walkthroughs/{page}.md", "python data")
+        subprocess.run([sys.executable, "-c", made], cwd=scratch, check=True)
+        return path, ["--data", str(scratch / data)]
     table = {"own_data": "digits.csv"}.get(path.stem) or job.get("local_run", {}).get(
         "data", {}
     ).get("path")

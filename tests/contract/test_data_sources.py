@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import soundfile
 
 from edgeveil.config.data import DataSource
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.own_records import all_device_records, local_records, origin_of
 from edgeveil.parts.sources import SOURCES, has_own_test, load_records, published_files
@@ -48,15 +50,38 @@ PUBLISHED = {
     "cifar10": cifar,
     "cifar100": cifar,
 }
-NAMES = [*PUBLISHED, *FORMS]
+SPOKEN = DataSchema.model_validate_json(
+    json.dumps(
+        {
+            "origin": "public",
+            "label": {"classes": ["0", "1", "2"]},
+            "audio": {"rate_hz": 4000, "seconds": 0.05, "form": "waveform"},
+        }
+    )
+)
+
+
+def recordings(folder):
+    for number, (sound, label) in enumerate(zip(VALUES, LABELS, strict=True)):
+        (folder / "own" / str(label)).mkdir(parents=True, exist_ok=True)
+        path = folder / "own" / str(label) / f"{number:03}.wav"
+        soundfile.write(path, sound.ravel() / 255, 4000)
+    return Origin(path=folder / "own", schema=SPOKEN)
+
+
+BY_SCHEMA = {"audio": recordings}
+NAMES = [*PUBLISHED, *FORMS, *BY_SCHEMA]
 IN_FILES = [name for name in NAMES if name not in ("digits", "python")]
-PACKED = [name for name in IN_FILES if name not in ("csv", "images")]
+DIVIDED = ("csv", "images", "audio")
+PACKED = [name for name in IN_FILES if name not in DIVIDED]
 """Files whose end is known from their beginning: of the others a cut takes records away."""
 
 
 def made(name, folder):
     if name in PUBLISHED:
         return name, PUBLISHED[name](folder)
+    if name in BY_SCHEMA:
+        return name, BY_SCHEMA[name](folder)
     block = {"name": "own", **FORMS[name](folder / "own", RecordTable(VALUES, LABELS))}
     data = DataSource.model_validate_json(json.dumps(block))
     return data.source, origin_of(data)
@@ -111,7 +136,8 @@ def test_what_the_cloud_tests_on_is_not_among_the_devices_records(name, tmp_path
         return
     rest = all_device_records(source, replace(origin, test_share=0.4))
     shown = {key: value for key, value in vars(origin).items() if key in DataSource.model_fields}
-    held = local_records(DataSource(name="own", source=source, **{**shown, "test_share": 0.4}))
+    data = DataSource(name="own", source=source, **{**shown, "test_share": 0.4})
+    held = local_records(data, origin.schema)
     assert 0 < len(held) < COUNT
     everything = np.concatenate([rest.x, held.x])
     assert sorted(everything.tolist()) == sorted(whole.x.tolist())
@@ -143,7 +169,7 @@ def test_a_file_that_is_cut_off_is_named(name, kept, tmp_path):
     assert raised.value.fix
 
 
-@pytest.mark.parametrize("name", ["csv", "images"])
+@pytest.mark.parametrize("name", DIVIDED)
 def test_what_is_cut_off_in_the_middle_of_a_record_drops_that_record_alone(name, tmp_path):
     source, origin = made(name, tmp_path)
     last = files_of(origin)[-1]

@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 from edgeveil.parts.features import FEATURES, IdentityParameters, OnnxParameters, build_features
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.features.pictures import PicturesParameters
+from edgeveil.parts.features.spectra import SpectraParameters
 from edgeveil.parts.laws import graph_fault
 from edgeveil.subnormals import flushed
 from tests.kits.backbone_files import centring_backbone, small_backbone
@@ -21,6 +22,7 @@ ENTRIES = {
     "random": IdentityParameters(name="random", dimension=40, input_scale=16.0, shift=-0.3),
     "gabor": PicturesParameters(name="gabor", pool=4, input_scale=16.0, weight=2.0),
     "pictures": PicturesParameters(name="pictures", dimension=60, input_scale=16.0),
+    "spectra": SpectraParameters(input_scale=16.0),
     "onnx": OnnxParameters(
         name="onnx",
         sha256=sha256_hex(BACKBONE),

@@ -11,6 +11,7 @@ import csv
 import hashlib
 import hmac
 import json
+import struct
 import tempfile
 from collections import Counter
 from contextlib import suppress
@@ -145,6 +146,29 @@ def images(folder, rows):
     return {"source": "images", "path": place, "images": form}
 
 
+def audio(folder, rows):
+    place = folder / "records"
+    for name in ("<=50K", ">50K"):
+        (place / name).mkdir(parents=True)
+    for row in rows:
+        digest = hashlib.sha256(repr(row).encode()).digest()
+        below = place / (row[-1] if row and row[-1] in ("<=50K", ">50K") else "others")
+        below.mkdir(exist_ok=True)
+        file = below / f"{digest.hex()[:16]}.wav"
+        if digest[0] % 3:
+            # 16-bit integers, or floats, among which are NaN and infinities
+            kind, bits = ((1, 16), (3, 32))[digest[1] % 2]
+            rate, sound = (4000, 8000, 11025)[digest[3] % 3], digest * (1 + digest[2])
+            head = struct.pack(
+                "<4s4sIHHIIHH", b"WAVE", b"fmt ", 16, kind, 1, rate, 0, bits // 8, bits
+            )
+            body = head + struct.pack("<4sI", b"data", len(sound)) + sound
+            file.write_bytes(struct.pack("<4sI", b"RIFF", len(body)) + body)
+        else:
+            file.write_bytes(digest)
+    return {"source": "audio", "path": place}
+
+
 def python(folder, rows):
     """An owner's function, which states its shape; its types NumPy takes from what it holds."""
     held["rows"] = rows
@@ -170,6 +194,7 @@ FORMS = {
     "npz": npz,
     "idx": idx,
     "images": images,
+    "audio": audio,
     "python": python,
 }
 
@@ -186,14 +211,23 @@ def schemas(draw, form):
     names = draw(st.permutations([*NAMES, *(cell for cell in CELLS if cell)]))
     names = names[:3] if draw(st.booleans()) else NAMES
     by = SOURCES[form.partition(",")[0]].by_schema or "none"
-    kind = draw(st.sampled_from([by, by, by, "columns", "image", "none"]))
+    kind = draw(st.sampled_from([by, by, by, "columns", "image", "audio", "none"]))
     classes = draw(st.sampled_from([["<=50K", ">50K"], ["0", "1"], ["1", ["2", "0"]]]))
     if kind == "none":
         return None
     if kind == "image":
         form = {"size": draw(st.sampled_from([[1, 2], [2, 2]])), "channels": 1}
         return {"origin": "public", "label": {"classes": classes}, "image": form}
+    if kind == "audio":
+        audio = {
+            "rate_hz": 4000,
+            "seconds": 0.1,
+            "form": draw(st.sampled_from(["logmel", "waveform"])),
+        }
+        return {"origin": "public", "label": {"classes": classes}, "audio": audio}
     said = [
+        {"text": {"buckets": 8}},
+        {"tokens": {"buckets": 8, "length": 2}},
         {"number": [0, 100]},
         {"number": [38.5, 39.5]},
         {"category": ["Private", "39"]},
@@ -208,6 +242,10 @@ def schemas(draw, form):
         "columns": columns[: draw(st.integers(1, 2))],
         "missing": draw(st.lists(st.sampled_from(["?", "nan"]), max_size=1)),
     }
+    if draw(st.booleans()):
+        every = draw(st.sampled_from([None, 1.0, 30.0]))
+        ordering = {"time": names[1], "every_s": every} if every else {"group": names[1]}
+        schema |= {"columns": columns[:1], "windows": {"length": 2, **ordering}}
     if draw(st.booleans()) or form == "csv, none":
         schema["header"] = draw(st.sampled_from([names, [*names, "more"]]))
     return schema
@@ -347,9 +385,16 @@ READ_BY = {
         "label": {"classes": ["<=50K", ">50K"]},
         "image": {"size": [1, 2], "channels": 1},
     },
+    "audio": {
+        "origin": "public",
+        "label": {"classes": ["<=50K", ">50K"]},
+        "audio": {"rate_hz": 4000, "seconds": 0.1, "bands": 2},
+    },
 }
 BY_A_SCHEMA = list(READ_BY.items())
-BY_VALUES = [(form, None) for form in FORMS if form == HEADED or form[:3] not in ("csv", "jso")]
+BY_VALUES = [
+    (form, None) for form in FORMS if form == HEADED or form[:3] not in ("csv", "jso", "aud")
+]
 
 
 def different(count):
@@ -401,7 +446,8 @@ def test_however_wide_a_schema_makes_records_those_of_least_rank_are_read(
     assert len(everything) == 300
     ranks = [hmac.digest(bytes(32), context(RECORD_RANK, one[-1]), "sha256") for one in everything]
     least = sorted(sorted(range(300), key=ranks.__getitem__)[:most])
-    with_room_for(monkeypatch, {"parquet": 8_000, "images": 8 * most}.get(form, 8))
+    rooms = {"parquet": 8_000, "images": 8 * most, "audio": 32 * most}
+    with_room_for(monkeypatch, rooms.get(form, 8))
     kept = read(most, different(300))
     assert kept == [everything[index] for index in least]
     for gone in (0, 100, 299):  # of which some are kept

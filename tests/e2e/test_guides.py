@@ -143,3 +143,19 @@ def test_the_guide_makes_a_fleet_that_runs_a_job(tmp_path):
         assert (tmp_path / name).exists()
     assert "-  min_batch_floor: 3" in told
     assert re.search(r"revoked  \S+  box-0004", told), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "least"), [("text", 0.95), ("sound", 0.9), ("windows", 0.9)], ids=str
+)
+def test_a_tutorial_learns_what_it_says(page, least, tmp_path):
+    page = f"docs/walkthroughs/{page}.md"
+    (made,), (commands,) = blocks(page, "python data"), blocks(page, "sh tutorial")
+    subprocess.run([sys.executable, "-c", made], cwd=tmp_path, check=True)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    with started(commands, tmp_path) as run:
+        assert run.wait(280) == 0, (tmp_path / "log").read_text()
+    (result,) = tmp_path.glob("out/*/result.json")
+    assert json.loads(result.read_text())["final"]["accuracy"] > least
+    assert "probability" in (tmp_path / "answers").read_text()

@@ -20,8 +20,9 @@ from edgeveil.config.data import TableForm
 from edgeveil.config.explain import number
 from edgeveil.data.table_form import date_in, number_reader
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.guess import Guess, guess, mostly
-from edgeveil.parts.sources.images import FORMATS, class_folders, pictures_below
+from edgeveil.parts.sources.audio import AUDIO_ENDINGS
+from edgeveil.parts.sources.guess import MOSTLY, Guess, guess, mostly
+from edgeveil.parts.sources.images import FORMATS, class_folders, files_below
 from edgeveil.parts.sources.tables import csv_rows, jsonl_rows, parquet_rows
 
 OF_NUMBER = "in place of classes"  # a draft's remark on a numeric label
@@ -103,10 +104,11 @@ class _Look:
 
 
 def describe(path: Path, label: str | None = None, devices: int | None = None) -> Draft:
-    """Draft a schema from a table or a picture folder; raises DataError for what is neither."""
+    """Draft a schema from a table or a folder of files; raises DataError for what is neither."""
     notes: list[str] = []
     if path.is_dir():
-        lines, read_as = list(_of_pictures(path, devices, notes)), None
+        of_files = _of_recordings if files_below(path, AUDIO_ENDINGS) else _of_pictures
+        lines, read_as = list(of_files(path, devices, notes)), None
     else:
         read_as = guess(path)
         notes += read_as.notes
@@ -208,6 +210,10 @@ def _ends(span: tuple[float, float]) -> str:
 
 
 def _category(look: _Look) -> Iterator[str]:
+    if look.prose:
+        yield f"    - name: {_text(look.name)}"
+        yield "      text: {}   # words and runs of characters, in buckets by a public hash"
+        return
     once = sum(count == 1 for count in look.texts.values())
     remark = f"   # {once} of them occur in only one record" if once else ""
     yield f"    - name: {_text(look.name)}{remark}"
@@ -228,7 +234,7 @@ def _of_pictures(folder: Path, devices: int | None, notes: list[str]) -> Iterato
     classes = [one.name for one in class_folders(folder)]
     sizes: Counter[tuple[int, int]] = Counter()
     coloured = False
-    for file in pictures_below(folder):
+    for file in files_below(folder):
         with suppress(Exception), Image.open(file, formats=FORMATS) as image:
             sizes[image.height, image.width] += 1
             coloured |= image.mode not in ("1", "L", "LA", "I", "I;16")
@@ -245,6 +251,28 @@ def _of_pictures(folder: Path, devices: int | None, notes: list[str]) -> Iterato
     yield from _wrapped("    label: {classes: ", classes, end="}")
     remark = f"   # {len(sizes)} sizes: all are scaled to this one" * (len(sizes) > 1)
     yield f"    image: {{size: [{height}, {width}], channels: {3 if coloured else 1}}}{remark}"
+
+
+def _of_recordings(folder: Path, devices: int | None, _notes: list[str]) -> Iterator[str]:
+    import soundfile
+
+    rates: Counter[int] = Counter()
+    lengths_s = []
+    for file in files_below(folder, AUDIO_ENDINGS):
+        with suppress(Exception):
+            found = soundfile.info(file)
+            rates[found.samplerate] += 1
+            lengths_s.append(found.duration)
+    if not rates:
+        raise DataError(
+            "holds no recordings that can be read", where=str(folder), fix="convert them"
+        )
+    longest = sorted(lengths_s)[int(MOSTLY * (len(lengths_s) - 1))]
+    rate, seconds = min(rates.most_common(1)[0][0], 16_000), _step(4 * longest)
+    yield from _head(folder, rates.total(), devices)
+    yield from _wrapped("    label: {classes: ", [one.name for one in class_folders(folder)], "}")
+    remark = f"   # {len(rates)} rates: all are resampled to this one" * (len(rates) > 1)
+    yield f"    audio: {{rate_hz: {rate}, seconds: {min(seconds, 30):g}}}{remark}"
 
 
 def _head(path: Path, records: int, devices: int | None) -> Iterator[str]:

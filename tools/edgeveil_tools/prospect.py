@@ -210,8 +210,8 @@ def _as_encoded(schema: DataSchema, x: NDArray[np.float64]) -> NDArray[np.float3
 
     Numbers stay in their range; the largest draw of each category or bin becomes 1. A text has few
     counts of ±1, tokens are spread over their ids."""
-    at = 0
-    for column in (one for one in schema.columns or () for _ in one.names):
+    at, rows = 0, 1 if schema.windows is None else schema.windows.length
+    for column in rows * [one for one in schema.columns or () for _ in one.names]:
         width = column.width
         place = x[:, at : at + width]
         at += width
@@ -224,7 +224,7 @@ def _as_encoded(schema: DataSchema, x: NDArray[np.float64]) -> NDArray[np.float3
             np.clip(place / 4, -1, 1, out=place)
         else:
             place[:] = place.argmax(axis=1)[:, None] == np.arange(width)
-    return x.astype(np.float32)
+    return x.astype(np.float32).reshape(len(x), *schema.input_shape)
 
 
 def _nearest_mean_accuracy(seen: Records, test: Records) -> float:

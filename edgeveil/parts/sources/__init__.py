@@ -84,7 +84,7 @@ def guessed_header(
 
 def require_schema(part: SourcePart, schema: DataSchema) -> None:
     """Raise DataError if the source cannot be read by this kind of schema."""
-    kind = "columns" if schema.columns is not None else "image"
+    kind = schema.kind
     if part.by_schema in (kind, "any"):
         return
     readers = " or ".join(name for name in SOURCES if SOURCES[name].by_schema == kind)

@@ -25,7 +25,7 @@ from edgeveil.parts.sources.tables import json_object
 
 _SAMPLE = 1 << 20  # bytes looked at
 _ROWS = 1000
-_MOSTLY = 0.95
+MOSTLY = 0.95
 _SEPARATORS: tuple[Any, ...] = (",", ";", "\t", "|", " ")
 _WHY = {
     "separator": "it cuts the lines into cells of a steady number",
@@ -209,7 +209,7 @@ def _score(
     if blanks:  # prose has them too
         body = [row for row in rows[1:] if len(row) == width]
         numeric = any(body and all(_is_value(row[at]) for row in body) for at in range(width))
-        if count < _MOSTLY * len(rows) or not numeric:
+        if count < MOSTLY * len(rows) or not numeric:
             return 0.0, 0.0
     return count / lines, width
 
@@ -245,7 +245,7 @@ def _dates(order: Any) -> Callable[[str], bool]:
 
 def mostly(texts: Counter[str], holds: Callable[[str], bool]) -> bool:
     given = texts.total()
-    return given > 0 and sum(n for text, n in texts.items() if holds(text)) >= _MOSTLY * given
+    return given > 0 and sum(n for text, n in texts.items() if holds(text)) >= MOSTLY * given
 
 
 def _is_value(cell: str) -> bool:

@@ -63,9 +63,9 @@ def _read(origin: Origin) -> tuple[Records, list[str]]:
             where="data.images.classes",
             fix="name the classes' folders, class 0 first, such as classes: [cat, dog]",
         )
-    listed, places = _listed(origin.path, form.classes), None
+    listed, places = listed_files(origin.path, form.classes, ENDINGS), None
     if origin.schema is not None:
-        places = _stored(listed)
+        places = stored_files(listed)
         if origin.limit is not None:
             kept = origin.limit.kept(places)
             listed, places = [listed[index] for index in kept], places[kept]
@@ -93,17 +93,20 @@ def _require_pillow() -> None:
 
 
 def class_folders(folder: Path | None) -> list[Path]:
-    place = require_folder(folder, "name the one that holds a folder of pictures for each class")
+    place = require_folder(folder, "name the one that holds a folder of files for each class")
     return sorted(p for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _listed(folder: Path | None, classes: tuple[str, ...]) -> list[_Labelled]:
+def listed_files(
+    folder: Path | None, classes: tuple[str, ...], endings: frozenset[str]
+) -> list[_Labelled]:
+    """Return files of the folders of a folder with the number of its class, or -1."""
     numbers = {name: number for number, name in enumerate(classes)}
     return [
         (file, numbers.get(one.name, -1))
         for one in class_folders(folder)
         for file in sorted(one.iterdir())
-        if file.suffix.lower() in ENDINGS and file.is_file()
+        if file.suffix.lower() in endings and file.is_file()
     ]
 
 
@@ -141,7 +144,7 @@ def _form_of(schema: DataSchema) -> Images:
     return Images.model_construct(size=image.size, colours=colours, classes=schema.label.names)
 
 
-def _stored(listed: list[_Labelled]) -> NDArray[np.float32]:
+def stored_files(listed: list[_Labelled]) -> NDArray[np.float32]:
     digests = bytearray()
     for file, _ in listed:
         try:
@@ -174,10 +177,10 @@ def encode_files(
     return x
 
 
-def pictures_below(folder: Path) -> list[Path]:
+def files_below(folder: Path, endings: frozenset[str] = ENDINGS) -> list[Path]:
     inside = sorted(folder.iterdir())
     found = [*inside, *(file for one in inside if one.is_dir() for file in sorted(one.iterdir()))]
-    return [file for file in found if file.suffix.lower() in ENDINGS and file.is_file()]
+    return [file for file in found if file.suffix.lower() in endings and file.is_file()]
 
 
 PART = SourcePart(

@@ -104,7 +104,7 @@ class SourcePart(Part):
     reads: tuple[str, ...] = ()
     demands: Mapping[str, str] = field(default_factory=dict)
     faults: Callable[[Origin], list[str]] | None = None
-    by_schema: Literal["", "columns", "image", "any"] = ""
+    by_schema: Literal["", "columns", "image", "audio", "any"] = ""
     tallies: Callable[[Origin, DataSchema], Encoded] | None = None
     test: Callable[[Origin], Records] | None = None
     shape: tuple[int, ...] = ()

@@ -1,12 +1,14 @@
 """The inference service: what programs of the same box are answered, by which release."""
 
 import asyncio
+import io
 import json
 import stat
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import numpy as np
+import soundfile
 
 from edgeveil.config.edge import Inference
 from edgeveil.data.schema import DataSchema, schema_metadata
@@ -94,6 +96,27 @@ async def test_what_holds_no_records_is_refused_and_the_service_goes_on(tmp_path
             assert (await ask("POST", "/v1/predict", content, kind))[0] == status
         # Nothing of this one is ever sent.
         assert (await ask("POST", "/v1/predict", length=REQUEST_BYTES + 1))[0] == 413
+
+
+async def test_a_recording_is_read_by_the_model_s_schema(tmp_path):
+    audio = {"rate_hz": 4000, "seconds": 0.05, "form": "waveform"}
+    label = {"classes": ["low", "high"]}
+    spoken = {"origin": "public", "label": label, "audio": audio}
+    schema = DataSchema.model_validate_json(json.dumps(spoken))
+    graph = build_graph(Identity(IdentityParameters()), schema.input_shape, 2)
+    given = {"centre": np.zeros(200), "radius": np.ones(1), "weight": np.eye(200, 2)}
+    weights = {name: value.astype(np.float32) for name, value in given.items()}
+    sound = io.BytesIO()
+    soundfile.write(sound, np.sin(np.arange(400)), 8000, format="WAV")
+    (tmp_path / "low.wav").write_bytes(sound.getvalue())
+    onnx = bake(graph, weights, schema_metadata(schema))
+    async with served(tmp_path, onnx) as (ask, releases):
+        expected = predict(releases.current().path, tmp_path / "low.wav").plain()
+        status, told = await ask("POST", "/v1/predict", sound.getvalue(), "audio/wav")
+        assert status == 200
+        assert told["predictions"][0]["probabilities"] == expected[0]["probabilities"]
+        assert (await ask("POST", "/v1/predict", b"RIFF", "audio/flac"))[0] == 400
+        assert (await ask("GET", "/v1/model"))[1]["recordings"] is True
 
 
 async def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):

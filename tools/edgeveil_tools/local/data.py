@@ -33,8 +33,9 @@ from edgeveil.parts.sources import (
     published_files,
     source_part,
 )
+from edgeveil.parts.sources.audio import AUDIO_ENDINGS
 from edgeveil.parts.sources.guess import guess, table_source
-from edgeveil.parts.sources.images import class_folders
+from edgeveil.parts.sources.images import class_folders, files_below
 from edgeveil.parts.sources.tables import read_matrix
 from edgeveil_tools.local.local_run import LocalJob, LocalRun
 
@@ -105,8 +106,10 @@ def source_of(file: Path, named: str) -> str:
     """Return the source that reads a file; `named` unless it is one of tables and pictures."""
     if named in SOURCES and named not in _OF_FILES:
         return named
-    if file.is_dir() or file.suffix.lower() == ".npz":
-        return "images" if file.is_dir() else "npz"
+    if file.is_dir():
+        return "audio" if files_below(file, AUDIO_ENDINGS) else "images"
+    if file.suffix.lower() == ".npz":
+        return "npz"
     return table_source(file)
 
 

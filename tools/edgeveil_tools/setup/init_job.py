@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import UsageError, needs_extra
 from edgeveil.logs import printable
+from edgeveil.parts.sources.audio import AUDIO_ENDINGS
+from edgeveil.parts.sources.images import files_below
 from edgeveil_tools.cli.common import answer
 from edgeveil_tools.describe import OF_NUMBER, describe
 from edgeveil_tools.result import write_whole, writing
@@ -67,6 +69,8 @@ _OF_TABLE = """
 _OF_PICTURES = """
   - {name: gabor, input_scale: 255}     # fixed and public, computed on the box
   - {name: random, dimension: 200}"""
+_OF_RECORDINGS = """
+  - {name: pictures}        # loudness by pitch and time, as a picture"""
 _WITHOUT_CLASSES = """
 unsupervised: {eval_type: NOT_EVAL}       # that is about classes
 """
@@ -82,16 +86,21 @@ def write_from(
     Raises UsageError, or DataError for what is no table and no folder of pictures."""
     draft = describe(records, label, devices=DEVICES)
     read_as = draft.read_as
+    source, what, features = "images", "the class of a picture", _OF_PICTURES
+    if read_as is not None:
+        source, what, features = read_as.source, "the label of a record", _OF_TABLE
+    elif files_below(records, AUDIO_ENDINGS):
+        source, what, features = "audio", "the class of a recording", _OF_RECORDINGS
     text = (_TEMPLATES.parent / "job_of_records.yaml").read_text("utf-8")
     text = text.format(
-        what="the class of a picture" if read_as is None else "the label of a record",
+        what=what,
         file=records.name,
         job=_NAME.sub("_", records.stem.lower()).strip("_")[:64] or "mine",
         devices=DEVICES,
         data=draft.text,
         evaluation=_WITHOUT_CLASSES if OF_NUMBER in draft.text else "",
-        features=_OF_PICTURES if read_as is None else _OF_TABLE,
-        source="images" if read_as is None else read_as.source,
+        features=features,
+        source=source,
         header="".join(f"\n    {line}" for line in draft.stated),
         path=json.dumps(os.path.relpath(records, folder), ensure_ascii=False),
     )

@@ -69,8 +69,8 @@ def test_a_job_with_one_survives_the_wire_and_one_without_keeps_its_bytes():
     ("plain", "changes", "why"),
     [
         (TABLE, {"origin": "own_records"}, r"origin: .*reveal a single record.*set public"),
-        (TABLE, {"image": {"size": [2, 2]}}, "both are given"),
-        (TABLE, {"columns": None}, "neither is given"),
+        (TABLE, {"image": {"size": [2, 2]}}, "columns and image are given"),
+        (TABLE, {"columns": None}, "none is given"),
         (TABLE, {"label": {"classes": ["a", "b"]}}, r"label: is missing; name the column"),
         (TABLE, {"label": {**LABEL, "classes": ["a", ["b", "a"]]}}, "'a' occurs twice"),
         (TABLE, {"label": {**LABEL, "column": "age"}}, "both the label and an input"),
