@@ -6,11 +6,13 @@ objects of theirs."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,23 +22,28 @@ from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, needs_extra
 from edgeveil.parts.sources.arrays import picture_records
-from edgeveil.parts.sources.images import encode_pictures
+from edgeveil.parts.sources.images import encode_files, stored_pictures
 from edgeveil.parts.sources.source import Origin, SourcePart
 from edgeveil.parts.sources.tables import column_numbers, column_texts, holds_numbers
 from edgeveil.registry import nearest
 
 _NO_TABLE = "pass a DataFrame, an Arrow table, dicts, a data set, or arrays (X, y)"
+_ROWS = 4096  # that are texts at a time
+_TIMES_ROOM = 4  # largest ratio of texts to `max_bytes`
 _CLASSES = b"huggingface"  # key of an Arrow schema's metadata with the names of class numbers
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True)
+class Table:
     """A table in memory; each column is an Arrow array or a list of values, of equal length.
 
-    `label` is the name of the column with the y of a pair (X, y), or empty."""
+    `label` is the name of the column with the y of a pair (X, y), or empty; `classes` are names of
+    class numbers by column."""
 
     names: list[str]
     columns: list[Any]
     label: str = ""
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns[0]) if self.columns else 0
@@ -50,10 +57,25 @@ class Table(NamedTuple):
     def without(self, names: Sequence[str]) -> Table:
         kept = [at for at, name in enumerate(self.names) if name not in names]
         columns = [self.columns[at] for at in kept]
-        return Table([self.names[at] for at in kept], columns, self.label)
+        return replace(self, names=[self.names[at] for at in kept], columns=columns)
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield all rows as text, with the names of classes; no cell raises."""
+        for start in range(0, len(self), _ROWS):
+            part = [column[start : start + _ROWS] for column in self.columns]
+            yield from zip(*map(self.text, self.names, part), strict=True)
+
+    def text(self, name: str, column: Any) -> list[str]:
+        """Return the cells of one of its columns as text."""
+        found = _texts(column)
+        if name not in self.classes:
+            return found
+        names = {str(at): text for at, text in enumerate(self.classes[name])}
+        return [names.get(text, text) for text in found]
 
 
-class Arrays(NamedTuple):
+@dataclass(frozen=True)
+class Arrays:
     """Records x (n, ...), and labels y (n,) if given."""
 
     x: NDArray[Any]
@@ -116,16 +138,10 @@ def read_opened(
         raise DataError("holds no record", where=where, fix="pass at least one")
     if isinstance(data, Arrays):
         return _of_arrays(data, schema, where, labelled, max_bytes)
-    require_room((len(data), len(data.names)), 8, max_bytes, where)
-    if schema is not None and schema.image is not None:
-        return _of_pictures(data, schema, where, label_column, max_bytes)
     if schema is not None:
-        called = {data.label: schema.label.column or data.label}
-        names = [called.get(name, name) for name in data.names]
-        encoder = RowEncoder(schema, names, where, labelled=labelled, max_bytes=max_bytes)
-        for cells in zip(*map(_texts, data.columns), strict=True):
-            encoder.add(cells)
-        return encoder.encoded()
+        origin = Origin(label_column=label_column, max_bytes=max_bytes)
+        return encode_table(data, schema, origin, where, labelled=labelled)
+    require_room((len(data), len(data.names)), 8, max_bytes, where)
     label = None if labelled is None else data.label or label_column or data.names[-1]
     y = np.full(len(data), -1)
     if label is not None:
@@ -135,6 +151,27 @@ def read_opened(
         raise DataError("has a single column", where=where, fix="pass values and a label")
     columns = [_numbers(*one, where) for one in zip(data.names, data.columns, strict=True)]
     return Encoded(as_records(np.column_stack(columns), y, where), labelled=label is not None)
+
+
+def encode_table(
+    data: Table, schema: DataSchema, origin: Origin, where: str, *, labelled: bool | None = True
+) -> Encoded:
+    """Return a table's records by a schema, within the origin's limits.
+
+    Raises DataError for its columns and its size, never for a record."""
+    require_room((len(data), len(data.names)), 8, origin.max_bytes, where)
+    if schema.image is not None:
+        return _of_pictures(data, schema, origin, where)
+    called = {data.label: schema.label.column or data.label}
+    names = [called.get(name, name) for name in data.names]
+    how: dict[str, Any] = {"max_bytes": origin.max_bytes, "limit": origin.limit}
+    encoder = RowEncoder(schema, names, where, labelled=labelled, **how)
+    letters = 0  # texts that a dictionary holds once
+    for cells in data.rows():
+        letters += sum(map(len, cells))
+        require_room((letters,), 1, 4 * _TIMES_ROOM * origin.max_bytes, where)
+        encoder.add(cells)
+    return encoder.encoded()
 
 
 def holders_of(data: Table | Arrays, fleet: Any, where: str = "fleet") -> NDArray[np.int64]:
@@ -176,24 +213,26 @@ def _of_arrays(
     return Encoded(as_records(data.x, y, where), labelled=data.y is not None)
 
 
-def _of_pictures(
-    data: Table, schema: DataSchema, where: str, label_column: str | None, max_bytes: int
-) -> Encoded:
+def _of_pictures(data: Table, schema: DataSchema, origin: Origin, where: str) -> Encoded:
     """Encode the one column of structures with `bytes`, as Hugging Face stores pictures."""
     stored = [name for name in data.names if _holds_pictures(data.column(name, where))]
     others = data.without(stored)
-    label_column = data.label or label_column
+    label_column = data.label or origin.label_column
     if len(stored) != 1 or (label_column is None and len(others.names) != 1):
         what = f"has {len(stored)} columns of pictures and {len(others.names)} others"
         fix = "keep one column of pictures and one of labels, or name local_run.data.label_column"
         raise DataError(what, where=where, fix=fix)
-    texts = _texts(others.column(label_column or others.names[0], where))
-    numbers = schema.label.numbers
+    label = label_column or others.names[0]
+    texts = others.text(label, others.column(label, where))
     compute = import_module("pyarrow.compute")
     cells = compute.struct_field(data.column(stored[0], where), "bytes").to_pylist()
     contents = [cell if isinstance(cell, bytes) else None for cell in cells]
-    x, places = encode_pictures(contents, schema, max_bytes)
-    y = np.array([numbers.get(text.strip(), -1) for text in texts], np.int64)
+    numbers = [schema.label.numbers.get(text.strip(), -1) for text in texts]
+    places, y = stored_pictures(contents), np.array(numbers, np.int64)
+    if origin.limit is not None:
+        kept = origin.limit.kept(places)
+        contents, places, y = [contents[at] for at in kept], places[kept], y[kept]
+    x = encode_files([io.BytesIO(one or b"") for one in contents], schema, origin.max_bytes)
     return Encoded(Records(x, y, places), unknown_labels=int((y < 0).sum()))
 
 
@@ -245,15 +284,9 @@ def _arrow_table(data: Any, where: str) -> Table:
 
 
 def arrow_table(table: Any) -> Table:
-    """Return an Arrow table, class numbers of Hugging Face replaced by their names."""
-    import pyarrow as pa
-
-    columns, classes = table.columns, _class_names(table.schema.metadata or {})
-    for at, name in enumerate(table.column_names):
-        if name in classes and pa.types.is_integer(table.schema.types[at]):
-            known = dict(enumerate(classes[name]))
-            columns[at] = [known.get(number) for number in columns[at].to_pylist()]
-    return Table(list(table.column_names), columns)
+    """Return an Arrow table, with the names of classes that Hugging Face stores beside it."""
+    classes = _class_names(table.schema.metadata or {})
+    return Table(list(table.column_names), table.columns, classes=classes)
 
 
 def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
