@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from edgeveil.errors import UsageError, needs_extra
-from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE, federated_text, leading
+from edgeveil.evaluation.figures import ACCURACY, RMSE, federated_text, leading
 from edgeveil.jobs import Job
 from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil_tools.local.job import submitted
@@ -96,80 +95,54 @@ def _published(result: Result) -> bool:
 
 
 def _require_protection(result: Result, *, accept_unprotected: bool) -> None:
+    fix, what = "pass the result of a completed run, with its folder", ""
     if result.status != "completed" or not result.model.is_file():
-        fix = "pass the result of a completed run, with its folder"
-        raise UsageError("has no model", where=str(result.folder), fix=fix)
-    if accept_unprotected or _published(result):
-        return
-    why = ""
-    if result.content["simulated"]:
-        why = "the model was simulated with seeded noise on records of your own: nothing protects"
-    elif result.privacy["training"]["status"] != "proven":
-        why = (
-            "no guarantee is proven for the model, which learned from records of your own: nothing"
-        )
-        why += " protects"
-    if why:
+        what = "has no model"
+    elif not (accept_unprotected or _published(result)):
         fix = "publish the model of a fleet, or pass accept_unprotected=True if you may"
-        raise UsageError(f"{why} them", where=str(result.folder), fix=fix)
+        if result.content["simulated"]:
+            what = "was simulated on records of your own with seeded noise: nothing protects them"
+        elif result.privacy["training"]["status"] != "proven":
+            what = "has no proven guarantee: nothing protects the records that it learned from"
+    if what:
+        raise UsageError(what, where=str(result.folder), fix=fix)
 
 
 def _card(
     result: Result, job: Job, repo: str, intended_use: str, licence: str, *, figures: bool
 ) -> str:
-    content, schema = result.content, job.data.schema_
-    name, value = leading(content["final"])
-    task = "tabular-regression" if job.data.target is not None else "tabular-classification"
-    if len(job.data.input_shape) > 1:
-        task = "image-classification"
+    content, schema, shape = result.content, job.data.schema_, job.data.input_shape
+    final, notes = content["final"], list[str]()
+    name, value = leading(final)
+    gives = {ACCURACY: "classification", RMSE: "regression"}.get(job.measure, "anomaly-detection")
+    task = f"{'image' if len(shape) > 1 else 'tabular'}-{gives}"
     about: dict[str, Any] = {"library_name": "edgeveil", "pipeline_tag": task}
     about["tags"] = ["edgeveil", "federated-learning", "differential-privacy", "onnx"]
     if licence:
         about["license"] = licence
     if figures and value is not None:
-        metric = {"type": name.lower(), "value": round(value, 4), "verified": False}
-        source = {"name": job.data.source, "type": job.data.source}
-        row = {"task": {"type": task}, "dataset": source, "metrics": [metric]}
+        metric = {"type": name.lower(), "value": round(value, 4)}
+        dataset = {"name": job.data.source, "type": job.data.source}
+        row = {"task": {"type": task}, "dataset": dataset, "metrics": [metric]}
         about["model-index"] = [{"name": job.job, "results": [row]}]
-    head = yaml.safe_dump(about, sort_keys=False, allow_unicode=True)
-    gives = {ACCURACY: "the class", RMSE: "a number", AUC: "an anomaly score"}[job.measure]
-    columns = [] if schema is None else [n for one in schema.columns or () for n in one.names]
+        notes.append(f"- {name}: {value:.4g}, on {final['measured_on']}")
+        notes += [f"- others: {figures_text(final['figures'])}"] if final.get("figures") else []
+    if final.get("federated"):
+        notes.append(f"- on the devices, noised: {federated_text(final['federated'])}")
+    none = "None: the test records were the owners' own, and no guarantee covers exact figures."
+    columns = [name for one in (schema and schema.columns) or () for name in one.names]
     parts = {
-        "Records": f"Of shape {list(job.data.input_shape)}."
-        + f" Columns: {', '.join(columns)}." * bool(columns),
-        "Guarantees": _list(dict(guarantee_lines(content["privacy"])))
-        + (f"\n\n**{SIMULATED[0].upper()}{SIMULATED[1:]}.**" if content["simulated"] else ""),
-        "Figures": _figures(content, name, value, shown=figures),
-        "Intended use": intended_use
-        or "Not stated. The model's figures hold for records like those of its devices only.",
+        "Guarantees": "\n".join(f"- {k.strip()}: {v}" for k, v in guarantee_lines(result.privacy))
+        + (f"\n- note: {SIMULATED}" if content["simulated"] else ""),
+        "Figures": "\n".join(notes) or none,
+        "Intended use": intended_use or "Not stated.",
         "Use": _USE.format(repo=repo),
-        "Training": _list(
-            {
-                "devices": content["devices"],
-                "rounds": len(content["rounds"]),
-                "method": job.train.method,
-                "job": f"`job.yaml`, SHA-256 {job.digest().hex()}",
-                "EdgeVeil": content["versions"]["edgeveil"],
-            }
-        ),
+        "Training": f"{content['devices']} devices, {len(content['rounds'])} rounds of"
+        f" `{job.train.method}`; records of shape {list(shape)}{': ' * bool(columns)}"
+        f"{', '.join(columns)}. Job: `job.yaml`, SHA-256 {job.digest().hex()}."
+        f" EdgeVeil {content['versions']['edgeveil']}.",
     }
-    intro = f"Gives {gives} of a record of `{job.data.source}`. Trained by federated learning."
+    head = yaml.safe_dump(about, sort_keys=False, allow_unicode=True)
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in parts.items())
-    return f"---\n{head}---\n\n# {job.job}\n\n{intro}\n\n{body}\n"
-
-
-def _figures(content: Mapping[str, Any], name: str, value: float | None, *, shown: bool) -> str:
-    final, found = content["final"], dict[str, Any]()
-    if shown and value is not None:
-        found[name] = f"{value:.4g}, on {final['measured_on']}"
-        if final.get("figures"):
-            found["others"] = figures_text(final["figures"])
-    if federated := final.get("federated"):
-        found["on the devices, noised"] = federated_text(federated)
-    if not found:
-        return "None: the test records were the owners' own, and no guarantee covers exact figures."
-    return _list(found)
-
-
-def _list(rows: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {name.strip()}: {value}" for name, value in rows.items())
+    what = f"Records of `{job.data.source}`, trained by federated learning."
+    return f"---\n{head}---\n\n# {job.job}\n\n{what}\n\n{body}\n"

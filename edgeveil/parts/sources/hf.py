@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,9 @@ import numpy as np
 from edgeveil.data.encoding import Encoded
 from edgeveil.data.records import Records, as_records, require_room
 from edgeveil.data.schema import DataSchema
-from edgeveil.errors import DataError
-from edgeveil.parts.sources.memory import Table, arrow_table, encode_table
+from edgeveil.errors import DataError, needs_extra
+from edgeveil.parts.sources.memory import Table, arrow_table, encode_table, of_numbers
 from edgeveil.parts.sources.source import Origin, SourcePart, require_folder
-from edgeveil.parts.sources.tables import column_numbers
 
 _STATE, _HALVES = "state.json", "dataset_dict.json"
 _STATE_BYTES = 1 << 20
@@ -32,16 +29,12 @@ _FIX = "write it with datasets.Dataset.save_to_disk"
 def read_hf(origin: Origin) -> Records:
     """Return records by the origin's schema, or x (n, columns-1) float32 and the label column.
 
-    Raises DataError without pyarrow, for a folder without the form, or beyond `max_bytes`."""
+    Raises DataError for a folder without the form, or beyond `max_bytes`."""
     if origin.schema is not None:
         return encode_hf(origin, origin.schema).records
     table, where = _table(origin)
-    label = origin.label_column or (table.names or [""])[-1]
-    y, rest = table.column(label, where), table.without([label])
-    if not rest.names:
-        raise DataError("has a single column", where=where, fix="give records values and a label")
-    columns = [_numbers(column) for column in rest.columns]
-    return as_records(np.column_stack(columns), _numbers(y), where)
+    found = of_numbers(table, where, origin.label_column, total=True)
+    return as_records(found.x, np.asarray(found.y), where)
 
 
 def encode_hf(origin: Origin, schema: DataSchema) -> Encoded:
@@ -50,14 +43,8 @@ def encode_hf(origin: Origin, schema: DataSchema) -> Encoded:
     return encode_table(table, schema, origin, where)
 
 
-def _numbers(column: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.concatenate([np.empty(0), *map(column_numbers, column.chunks)])
-
-
+@needs_extra("parquet")
 def _table(origin: Origin) -> tuple[Table, str]:
-    if find_spec("pyarrow") is None:
-        what, fix = "the source 'hf' needs pyarrow, which is not installed", "edgeveil[parquet]"
-        raise DataError(what, where="data.source", fix=f"pip install '{fix}'")
     import pyarrow as pa
 
     folder = require_folder(origin.path, "name a folder written by save_to_disk")
@@ -100,7 +87,7 @@ def _mapped(file: Path, max_bytes: int) -> Any:
     import pyarrow as pa
 
     with pa.memory_map(str(file)) as mapped:
-        for message in _messages(mapped):
+        for message in pa.ipc.MessageReader.open_stream(mapped):
             if _is_packed(message.metadata.to_pybytes()):
                 raise ValueError("its batches are compressed")
         mapped.seek(0)
@@ -113,17 +100,6 @@ def _mapped(file: Path, max_bytes: int) -> Any:
     found = found.cast(schema.with_metadata(found.schema.metadata))
     found.validate(full=True)
     return found
-
-
-def _messages(mapped: Any) -> Iterator[Any]:
-    import pyarrow as pa
-
-    reader = pa.ipc.MessageReader.open_stream(mapped)
-    while True:
-        try:
-            yield reader.read_next_message()
-        except StopIteration:
-            return
 
 
 def _is_packed(message: bytes) -> bool:

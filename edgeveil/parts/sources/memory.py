@@ -92,33 +92,23 @@ def opened(data: Any, where: str = "data") -> Table | Arrays:
     data set of torch or Hugging Face, an array x, or a pair (X, y) of these and labels."""
     if isinstance(data, tuple) and len(data) == 2:
         return _with_labels(opened(data[0], where), data[1], where)
-    if is_data_set(data):
+    if _root(data) == "datasets" and hasattr(data, "with_format"):
         tables = import_module("datasets.table")
         data = tables.embed_table_storage(data.with_format("arrow")[:])  # pictures by path
     elif any(kind.__module__.startswith("torch.utils.data") for kind in type(data).__mro__):
-        return _torch_arrays(data, where)
+        items = map(data.__getitem__, range(len(data))) if hasattr(data, "__len__") else data
+        try:
+            pairs = [(np.asarray(x), np.asarray(y)) for x, y in items]
+        except (TypeError, ValueError):
+            what = "has items that are no pairs"
+            raise DataError(what, where=where, fix="yield (x, y)") from None
+        return Arrays(_array([x for x, _ in pairs], where), _array([y for _, y in pairs], where))
     if hasattr(data, "__arrow_c_stream__") and getattr(data, "ndim", 2) == 2:
         return _arrow_table(data, where)
-    if isinstance(data, Mapping):
-        return _mapping_table(data, where)
     if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
-        names = list(dict.fromkeys(str(name) for row in data for name in row))
-        rows = [{str(name): cell for name, cell in row.items()} for row in data]
-        return Table(names, [[row.get(name) for row in rows] for name in names])
-    return Arrays(_array(data, where))
-
-
-def is_data_set(data: Any) -> bool:
-    """Return whether an object is a data set of Hugging Face."""
-    return _root(data) == "datasets" and hasattr(data, "with_format")
-
-
-def data_set_halves(halves: Mapping[str, Any], test: Any) -> tuple[Any, Any]:
-    """Return `train`, and `test` unless one is given; raises DataError without `train`."""
-    if "train" not in halves:
-        what = f"has no half 'train', only {', '.join(halves)}"
-        raise DataError(what, where="data", fix="pass one of them")
-    return halves["train"], halves.get("test") if test is None else test
+        names = dict.fromkeys(name for row in data for name in row)
+        data = {name: [row.get(name) for row in data] for name in names}
+    return _mapping_table(data, where) if isinstance(data, Mapping) else Arrays(_array(data, where))
 
 
 def read_opened(
@@ -128,7 +118,6 @@ def read_opened(
     *,
     label_column: str | None = None,
     labelled: bool | None = True,
-    max_bytes: int = MAX_BYTES,
 ) -> Encoded:
     """Return records by the schema, or of numbers; `labelled` None: read labels if present.
 
@@ -136,21 +125,41 @@ def read_opened(
     Raises DataError, also for values that are no numbers."""
     if not len(data):
         raise DataError("holds no record", where=where, fix="pass at least one")
-    if isinstance(data, Arrays):
-        return _of_arrays(data, schema, where, labelled, max_bytes)
+    if isinstance(data, Table):
+        if schema is not None:
+            return encode_table(
+                data, schema, Origin(label_column=label_column), where, labelled=labelled
+            )
+        data = of_numbers(data, where, label_column, labelled=bool(labelled))
+    elif schema is not None and schema.columns is not None:
+        what = "has no names, and data.schema reads columns by name"
+        raise DataError(what, where=where, fix="pass a DataFrame or dicts")
+    if data.y is None and labelled:
+        raise DataError("has no labels", where=where, fix="pass (X, y)")
+    require_room(data.x.shape, 4, MAX_BYTES, where)
+    y = np.full(len(data), -1) if data.y is None else data.y
     if schema is not None:
-        origin = Origin(label_column=label_column, max_bytes=max_bytes)
-        return encode_table(data, schema, origin, where, labelled=labelled)
-    require_room((len(data), len(data.names)), 8, max_bytes, where)
-    label = None if labelled is None else data.label or label_column or data.names[-1]
-    y = np.full(len(data), -1)
-    if label is not None:
-        y = _numbers(label, data.column(label, where), where)
-        data = data.without([label])
-    if not data.names:
-        raise DataError("has a single column", where=where, fix="pass values and a label")
-    columns = [_numbers(*one, where) for one in zip(data.names, data.columns, strict=True)]
-    return Encoded(as_records(np.column_stack(columns), y, where), labelled=label is not None)
+        return Encoded(picture_records(data.x, y, schema, where))
+    for name, array in (("X", data.x), ("y", y)):
+        if array.dtype.kind not in "biuf":
+            raise _no_numbers(f"{name} has type {array.dtype}", where)
+    return Encoded(as_records(data.x, y, where), labelled=data.y is not None)
+
+
+def of_numbers(
+    data: Table, where: str, label_column: str | None, *, labelled: bool = True, total: bool = False
+) -> Arrays:
+    """Return a table's columns as numbers x and y; `total`: NaN for a cell of another type.
+
+    Raises DataError for its columns, and unless `total` for a column of another type."""
+    require_room((len(data), len(data.names)), 8, MAX_BYTES, where)
+    label = data.label or label_column or (data.names or [""])[-1] if labelled else ""
+    y = _numbers(label, data.column(label, where), where, total=total) if labelled else None
+    rest = data.without([label])
+    if not rest.names:
+        raise DataError("has a single column", where=where, fix="give records values and a label")
+    named = zip(rest.names, rest.columns, strict=True)
+    return Arrays(np.column_stack([_numbers(*one, where, total=total) for one in named]), y)
 
 
 def encode_table(
@@ -191,26 +200,6 @@ def holders_of(data: Table | Arrays, fleet: Any, where: str = "fleet") -> NDArra
     if missing := sum(text.strip() in ("", "nan") for text in texts):
         raise DataError(f"names no holder of {missing} records", where=where, fix="fill them in")
     return np.unique(np.array(texts), return_inverse=True)[1].astype(np.int64)
-
-
-def _of_arrays(
-    data: Arrays, schema: DataSchema | None, where: str, labelled: bool | None, max_bytes: int
-) -> Encoded:
-    if schema is not None and schema.columns is not None:
-        what = "has no names, and data.schema reads columns by name"
-        raise DataError(what, where=where, fix="pass a DataFrame or dicts")
-    if data.y is None and labelled:
-        raise DataError("has no labels", where=where, fix="pass (X, y)")
-    require_room(data.x.shape, 4, max_bytes, where)
-    y = np.full(len(data), -1) if data.y is None else data.y
-    if schema is not None:
-        return Encoded(picture_records(data.x, y, schema, where), labelled=data.y is not None)
-    for name, array in (("X", data.x), ("y", y)):
-        if array.dtype.kind not in "biuf":
-            what = f"{name} has type {array.dtype}, not numbers"
-            fix = "convert it, or take a job with data.schema, which reads texts by name"
-            raise DataError(what, where=where, fix=fix)
-    return Encoded(as_records(data.x, y, where), labelled=data.y is not None)
 
 
 def _of_pictures(data: Table, schema: DataSchema, origin: Origin, where: str) -> Encoded:
@@ -254,19 +243,6 @@ def _with_labels(data: Table | Arrays, labels: Any, where: str) -> Table | Array
         raise DataError(what, where=where, fix=f"drop it from X, X.drop(columns={name!r})")
     column = _pandas_column(labels) if _root(labels) == "pandas" else y.tolist()
     return Table([*data.names, name], [*data.columns, column], name)
-
-
-def _torch_arrays(data: Any, where: str) -> Arrays:
-    items = [data[at] for at in range(len(data))] if hasattr(data, "__len__") else list(data)
-    if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise DataError("has items that are no pairs", where=where, fix="yield (x, y)")
-    if not items:
-        return Arrays(np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
-    xs = [np.asarray(x) for x, _ in items]
-    if len(shapes := {x.shape for x in xs}) > 1:
-        what = f"has records of {len(shapes)} shapes, {min(shapes)} and {max(shapes)}"
-        raise DataError(what, where=where, fix="bring them to one shape")
-    return Arrays(np.stack(xs), np.array([np.asarray(y) for _, y in items]))
 
 
 @needs_extra("frames")
@@ -353,19 +329,23 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _numbers(name: str, column: Any, where: str) -> NDArray[np.float64]:
+def _numbers(name: str, column: Any, where: str, *, total: bool) -> NDArray[np.float64]:
     if hasattr(column, "to_pylist"):
-        if holds_numbers(column.type):
-            return column_numbers(column)
+        chunks = getattr(column, "chunks", [column])
+        if total or holds_numbers(column.type):
+            return np.concatenate([np.empty(0), *map(column_numbers, chunks)])
         kind = str(column.type)
     else:
         array = np.array([np.nan if one is None else one for one in column])
         if array.dtype.kind in "biuf":
             return array.astype(np.float64)
         kind = str(array.dtype)
-    what = f"column '{name}' has type {kind[:100]}, not numbers"
-    fix = "convert or drop it, or take a job with data.schema, which reads texts and categories"
-    raise DataError(what, where=where, fix=fix)
+    raise _no_numbers(f"column '{name}' has type {kind[:100]}", where)
+
+
+def _no_numbers(what: str, where: str) -> DataError:
+    fix = "convert or drop it, or take a job with data.schema, which reads texts by name"
+    return DataError(f"{what}, not numbers", where=where, fix=fix)
 
 
 def _encoded(origin: Origin, _schema: DataSchema | None = None) -> Encoded:

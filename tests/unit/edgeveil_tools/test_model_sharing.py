@@ -79,9 +79,9 @@ def test_a_model_folder_has_a_card_weights_and_a_job_without_local_paths(digits,
     assert (figure.metric_type, figure.metric_value) == ("accuracy", round(digits.accuracy, 4))
     for text in (
         "ε = 2 per record",
-        "Simulated with seeded noise",
+        "simulated with seeded noise",
         options["intended_use"],
-        "devices: 20",
+        "20 devices",
     ):
         assert text in card.text
     assert load_plan(folder / "job.yaml").job.digest().hex() in card.text
