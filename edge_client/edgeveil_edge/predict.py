@@ -283,7 +283,8 @@ def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
 
 def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]) -> GivenRecords:
     if not isinstance(records, str | Path):
-        return _given_in_memory(opened(records, "records"), records, schema, shape)
+        given = list(records) if isinstance(records, tuple) else records  # no pair (X, y)
+        return _given_in_memory(opened(given, "records"), records, schema, shape)
     path = Path(records)
     if path.is_dir() or path.suffix.lower() in ENDINGS:
         return _given_pictures(path, schema)
