@@ -27,6 +27,7 @@ from edgeveil.evaluation.figures import (
     regression_figures,
 )
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
+from edgeveil.parts.sources import hf
 from edgeveil.parts.sources.arrays import npy_array, npz_array
 from edgeveil.parts.sources.guess import guess
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
@@ -191,8 +192,8 @@ def predict(model: str | Path, records: Any, *, personal: bool = False) -> Predi
     array (records, …), one record without that axis, or a file: .npz (array `x`), .npy or .csv
     (values only); with a job's schema a table of any form that `edgeveil check FILE` reads, a
     DataFrame of pandas or polars, an Arrow table, one dict or several by columns' names, a
-    picture, or a folder of pictures. A release that no longer runs is rolled back; `personal`
-    uses the model of `edge personalise`.
+    picture, or a folder of pictures or of `save_to_disk`. A release that no longer runs is rolled
+    back; `personal` uses the model of `edge personalise`.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -286,6 +287,11 @@ def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...
         given = list(records) if isinstance(records, tuple) else records  # no pair (X, y)
         return _given_in_memory(opened(given, "records"), records, schema, shape)
     path = Path(records)
+    if (path / hf.STATE).is_file():
+        saved = Origin(path=path)
+        if schema is not None:
+            return GivenRecords.of(hf.encode_hf(saved, schema, labelled=None))
+        return GivenRecords(as_records(hf.read_hf(saved).x, shape, str(path)))
     if path.is_dir() or path.suffix.lower() in ENDINGS:
         return _given_pictures(path, schema)
     file = require_file(path, "the input file")

@@ -20,7 +20,7 @@ from edgeveil.errors import DataError, needs_extra
 from edgeveil.parts.sources.memory import Table, arrow_table, encode_table, of_numbers
 from edgeveil.parts.sources.source import Origin, SourcePart, require_folder
 
-_STATE, _HALVES = "state.json", "dataset_dict.json"
+STATE, _HALVES = "state.json", "dataset_dict.json"
 _STATE_BYTES = 1 << 20
 _TIMES_ROOM = 4  # largest ratio of the files' bytes to `max_bytes`
 _FIX = "write it with datasets.Dataset.save_to_disk"
@@ -37,10 +37,10 @@ def read_hf(origin: Origin) -> Records:
     return as_records(found.x, np.asarray(found.y), where)
 
 
-def encode_hf(origin: Origin, schema: DataSchema) -> Encoded:
+def encode_hf(origin: Origin, schema: DataSchema, *, labelled: bool | None = True) -> Encoded:
     """Return the records by a job's schema, and statistics of the columns. Raises DataError."""
     table, where = _table(origin)
-    return encode_table(table, schema, origin, where)
+    return encode_table(table, schema, origin, where, labelled=labelled)
 
 
 @needs_extra("parquet")
@@ -63,12 +63,12 @@ def _table(origin: Origin) -> tuple[Table, str]:
 
 
 def _files(folder: Path) -> list[Path]:
-    state = folder / _STATE
+    state = folder / STATE
     if not state.is_file():
         if (folder / _HALVES).is_file():
             what, fix = "holds several sets", "name the folder of one, such as its train"
             raise DataError(what, where=str(folder), fix=fix)
-        raise DataError(f"has no {_STATE}", where=str(folder), fix=_FIX)
+        raise DataError(f"has no {STATE}", where=str(folder), fix=_FIX)
     try:
         if state.stat().st_size > _STATE_BYTES:
             raise ValueError("too large")

@@ -202,7 +202,7 @@ def model(jobs):
     return edgeveil.simulate(jobs / "names.yaml", data=people(), **QUICK).model
 
 
-def test_predict_reads_frames_and_dicts_by_name_and_gives_a_frame(model):
+def test_predict_reads_frames_and_dicts_by_name_and_gives_a_frame(model, tmp_path):
     frame = people()[["work", "rich", "hours", "age"]].iloc[10:14]
     found = edgeveil.predict(model, frame)
     table = found.frame()
@@ -211,6 +211,10 @@ def test_predict_reads_frames_and_dicts_by_name_and_gives_a_frame(model):
     unlabelled = [frame.drop(columns="rich"), plain(frame).to_dict("records")]
     for records in (*unlabelled, pl.from_pandas(frame), pa.table(frame)):
         assert np.array_equal(edgeveil.predict(model, records).probabilities, found.probabilities)
+    datasets.Dataset.from_pandas(frame).save_to_disk(tmp_path / "saved")
+    saved = edgeveil.predict(model, tmp_path / "saved")
+    assert np.array_equal(saved.probabilities, found.probabilities)
+    assert saved.given.tolist() == found.given.tolist()
     one = edgeveil.predict(model, plain(frame).to_dict("records")[0])
     assert np.array_equal(one.probabilities, found.probabilities[:1])
 
