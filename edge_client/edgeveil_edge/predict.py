@@ -31,7 +31,7 @@ from edgeveil.parts.sources import hf
 from edgeveil.parts.sources.arrays import npy_array, npz_array
 from edgeveil.parts.sources.guess import guess
 from edgeveil.parts.sources.images import ENDINGS, encode_files, pictures_below
-from edgeveil.parts.sources.memory import Arrays, Table, opened, read_opened
+from edgeveil.parts.sources.memory import Arrays, Frame, opened, read_opened
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import encode_csv, encode_jsonl, encode_parquet, read_matrix
 from edgeveil_edge.release_trial import released_session, run_trial
@@ -308,7 +308,7 @@ def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...
 
 
 def _given_in_memory(
-    data: Table | Arrays, records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]
+    data: Frame | Arrays, records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]
 ) -> GivenRecords:
     if isinstance(data, Arrays):
         return GivenRecords(as_records(data.x, shape, "records"))

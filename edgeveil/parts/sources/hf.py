@@ -17,7 +17,7 @@ from edgeveil.data.encoding import Encoded
 from edgeveil.data.records import Records, as_records, require_room
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, needs_extra
-from edgeveil.parts.sources.memory import Table, arrow_table, encode_table, of_numbers
+from edgeveil.parts.sources.memory import Frame, arrow_table, encode_table, of_numbers
 from edgeveil.parts.sources.source import Origin, SourcePart, require_folder
 
 STATE, _HALVES = "state.json", "dataset_dict.json"
@@ -44,7 +44,7 @@ def encode_hf(origin: Origin, schema: DataSchema, *, labelled: bool | None = Tru
 
 
 @needs_extra("parquet")
-def _table(origin: Origin) -> tuple[Table, str]:
+def _table(origin: Origin) -> tuple[Frame, str]:
     import pyarrow as pa
 
     folder = require_folder(origin.path, "name a folder written by save_to_disk")
@@ -92,7 +92,7 @@ def _mapped(file: Path, max_bytes: int) -> Any:
                 raise ValueError("its batches are compressed")
         mapped.seek(0)
         with pa.ipc.open_stream(mapped) as stream:
-            found = pa.Table.from_batches(list(stream), stream.schema)
+            found = pa.Frame.from_batches(list(stream), stream.schema)
     require_room(found.shape, 8, max_bytes, str(file))  # an empty type takes no bytes in the file
     # Texts become bytes, so that invalid UTF-8 in a record does not fail the validation.
     kinds = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}

@@ -34,7 +34,7 @@ _CLASSES = b"huggingface"  # key of an Arrow schema's metadata with the names of
 
 
 @dataclass(frozen=True)
-class Table:
+class Frame:
     """A table in memory; each column is an Arrow array or a list of values, of equal length.
 
     `label` is the name of the column with the y of a pair (X, y), or empty; `classes` are names of
@@ -54,7 +54,7 @@ class Table:
             raise DataError(f"has no column '{name}'", where=where, fix=nearest(name, self.names))
         return self.columns[self.names.index(name)]
 
-    def without(self, names: Sequence[str]) -> Table:
+    def without(self, names: Sequence[str]) -> Frame:
         kept = [at for at, name in enumerate(self.names) if name not in names]
         columns = [self.columns[at] for at in kept]
         return replace(self, names=[self.names[at] for at in kept], columns=columns)
@@ -85,7 +85,7 @@ class Arrays:
         return len(self.x)
 
 
-def opened(data: Any, where: str = "data") -> Table | Arrays:
+def opened(data: Any, where: str = "data") -> Frame | Arrays:
     """Return data in memory as a table, or as arrays. Raises DataError for another object.
 
     `data` is a DataFrame, an Arrow table, a mapping of columns, one record or more as mappings, a
@@ -112,7 +112,7 @@ def opened(data: Any, where: str = "data") -> Table | Arrays:
 
 
 def read_opened(
-    data: Table | Arrays,
+    data: Frame | Arrays,
     schema: DataSchema | None,
     where: str = "data",
     *,
@@ -125,7 +125,7 @@ def read_opened(
     Raises DataError, also for values that are no numbers."""
     if not len(data):
         raise DataError("holds no record", where=where, fix="pass at least one")
-    if isinstance(data, Table):
+    if isinstance(data, Frame):
         if schema is not None:
             return encode_table(
                 data, schema, Origin(label_column=label_column), where, labelled=labelled
@@ -147,7 +147,7 @@ def read_opened(
 
 
 def of_numbers(
-    data: Table, where: str, label_column: str | None, *, labelled: bool = True, total: bool = False
+    data: Frame, where: str, label_column: str | None, *, labelled: bool = True, total: bool = False
 ) -> Arrays:
     """Return a table's columns as numbers x and y; `total`: NaN for a cell of another type.
 
@@ -163,7 +163,7 @@ def of_numbers(
 
 
 def encode_table(
-    data: Table, schema: DataSchema, origin: Origin, where: str, *, labelled: bool | None = True
+    data: Frame, schema: DataSchema, origin: Origin, where: str, *, labelled: bool | None = True
 ) -> Encoded:
     """Return a table's records by a schema, within the origin's limits.
 
@@ -183,7 +183,7 @@ def encode_table(
     return encoder.encoded()
 
 
-def holders_of(data: Table | Arrays, fleet: Any, where: str = "fleet") -> NDArray[np.int64]:
+def holders_of(data: Frame | Arrays, fleet: Any, where: str = "fleet") -> NDArray[np.int64]:
     """Return the number from 0 of each record's holder (n,), in the order of their sorted names.
 
     `fleet` names a column of the table, or is a list or an array (n,). Raises DataError."""
@@ -202,7 +202,7 @@ def holders_of(data: Table | Arrays, fleet: Any, where: str = "fleet") -> NDArra
     return np.unique(np.array(texts), return_inverse=True)[1].astype(np.int64)
 
 
-def _of_pictures(data: Table, schema: DataSchema, origin: Origin, where: str) -> Encoded:
+def _of_pictures(data: Frame, schema: DataSchema, origin: Origin, where: str) -> Encoded:
     """Encode the one column of structures with `bytes`, as Hugging Face stores pictures."""
     stored = [name for name in data.names if _holds_pictures(data.column(name, where))]
     others = data.without(stored)
@@ -230,7 +230,7 @@ def _holds_pictures(column: Any) -> bool:
     return str(kind).startswith("struct<") and kind.get_field_index("bytes") >= 0
 
 
-def _with_labels(data: Table | Arrays, labels: Any, where: str) -> Table | Arrays:
+def _with_labels(data: Frame | Arrays, labels: Any, where: str) -> Frame | Arrays:
     y = _array(labels, f"{where}: y")
     if len(data) != len(y) or y.ndim != 1:
         what = f"has {len(data)} records and labels of shape {list(y.shape)}"
@@ -242,15 +242,15 @@ def _with_labels(data: Table | Arrays, labels: Any, where: str) -> Table | Array
         what = f"has a column '{name}' in X, which is the name of y"
         raise DataError(what, where=where, fix=f"drop it from X, X.drop(columns={name!r})")
     column = _pandas_column(labels) if _root(labels) == "pandas" else y.tolist()
-    return Table([*data.names, name], [*data.columns, column], name)
+    return Frame([*data.names, name], [*data.columns, column], name)
 
 
 @needs_extra("frames")
-def _arrow_table(data: Any, where: str) -> Table:
+def _arrow_table(data: Any, where: str) -> Frame:
     import pyarrow as pa
 
     if _root(data) == "pandas":  # by column: one of several types of object is no Arrow array
-        return Table([str(one) for one in data], [_pandas_column(one) for _, one in data.items()])
+        return Frame([str(one) for one in data], [_pandas_column(one) for _, one in data.items()])
     try:
         found = pa.table(data)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -259,10 +259,10 @@ def _arrow_table(data: Any, where: str) -> Table:
     return arrow_table(found)
 
 
-def arrow_table(table: Any) -> Table:
+def arrow_table(table: Any) -> Frame:
     """Return an Arrow table, with the names of classes that Hugging Face stores beside it."""
     classes = _class_names(table.schema.metadata or {})
-    return Table(list(table.column_names), table.columns, classes=classes)
+    return Frame(list(table.column_names), table.columns, classes=classes)
 
 
 def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
@@ -285,7 +285,7 @@ def _pandas_column(series: Any) -> Any:
         return series.astype(object).where(series.notna(), None).tolist()
 
 
-def _mapping_table(data: Mapping[Any, Any], where: str) -> Table:
+def _mapping_table(data: Mapping[Any, Any], where: str) -> Frame:
     columns = list(data.values())
     sizes = {str(name): _length(one) for name, one in data.items()}
     if set(sizes.values()) == {None}:
@@ -294,7 +294,7 @@ def _mapping_table(data: Mapping[Any, Any], where: str) -> Table:
         what = f"has columns of different lengths: {str(sizes)[:300]}"
         raise DataError(what, where=where, fix="give each one cell for each record")
     found = [one.tolist() if hasattr(one, "tolist") else list(one) for one in columns]
-    return Table([str(name) for name in data], found)
+    return Frame([str(name) for name in data], found)
 
 
 def _length(column: Any) -> int | None:

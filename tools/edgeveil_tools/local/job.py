@@ -19,7 +19,7 @@ from edgeveil.parts.features import OnnxParameters
 from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.sources.memory import (
     Arrays,
-    Table,
+    Frame,
     holders_of,
     opened,
     read_opened,
@@ -153,8 +153,8 @@ def _plain_value(value: Any) -> Any:
 class _InMemory:
     """Records of `simulate(job, data=…)`, before the job says how to read them."""
 
-    data: Table | Arrays
-    test: Table | Arrays | None
+    data: Frame | Arrays
+    test: Frame | Arrays | None
     fleet: Any
 
     @classmethod
@@ -192,8 +192,8 @@ class _InMemory:
             return Given(found)
         return Given(found, self._read(self.test, "test_data", job, label).records)
 
-    def _read(self, data: Table | Arrays, where: str, job: Job, label: str | None) -> Encoded:
-        if isinstance(data, Table) and isinstance(self.fleet, str):
+    def _read(self, data: Frame | Arrays, where: str, job: Job, label: str | None) -> Encoded:
+        if isinstance(data, Frame) and isinstance(self.fleet, str):
             data = data.without([self.fleet])
         return read_opened(data, job.data.schema_, where, label_column=label)
 
