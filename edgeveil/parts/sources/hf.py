@@ -92,7 +92,7 @@ def _mapped(file: Path, max_bytes: int) -> Any:
                 raise ValueError("its batches are compressed")
         mapped.seek(0)
         with pa.ipc.open_stream(mapped) as stream:
-            found = pa.Frame.from_batches(list(stream), stream.schema)
+            found = pa.Table.from_batches(list(stream), stream.schema)
     require_room(found.shape, 8, max_bytes, str(file))  # an empty type takes no bytes in the file
     # Texts become bytes, so that invalid UTF-8 in a record does not fail the validation.
     kinds = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
