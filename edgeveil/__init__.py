@@ -16,6 +16,8 @@
 | `Result`, `RunProgress` | the result of a run, and its progress meanwhile | – |
 | `predict`, `Predictions` | a released model on records | `infer` |
 | `FederatedClassifier`, `FederatedRegressor` | scikit-learn's estimators over a fleet | `tools` |
+| `push_to_hub`, `create_model_folder` | a run's model with its card for the Hub | `hub` |
+| `mlflow` | the model flavour: `save_model`, `log_model`, `load_model` | `track` |
 | `Cloud` | a running cloud: submit, list, watch, resume, cancel, fetch | – |
 | `Device`, `DeviceStatus` | a learning device inside an application of yours | `train-fm` |
 | `errors` | the errors of all of these, each with fault, place and fix | – |
@@ -46,12 +48,15 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors
     from edgeveil_tools.cloud_client import Cloud as Cloud
     from edgeveil_tools.estimators import FederatedClassifier as FederatedClassifier
     from edgeveil_tools.estimators import FederatedRegressor as FederatedRegressor
+    from edgeveil_tools.hub import create_model_folder as create_model_folder
+    from edgeveil_tools.hub import push_to_hub as push_to_hub
     from edgeveil_tools.local.local_run import load_job as load_job
     from edgeveil_tools.local.run import run as run
     from edgeveil_tools.local.run import run_async as run_async
     from edgeveil_tools.local.run import simulate as simulate
     from edgeveil_tools.local.run_log import RunProgress as RunProgress
     from edgeveil_tools.result import Result as Result
+    from edgeveil_tools.tracking import mlflow_model as mlflow  # noqa: F401
 
 # name: (module, the extra that its libraries come with)
 _PLACES = {
@@ -66,9 +71,12 @@ _PLACES = {
     "Predictions": ("edgeveil_edge.predict", "infer"),
     "Result": ("edgeveil_tools.result", ""),
     "RunProgress": ("edgeveil_tools.local.run_log", ""),
+    "create_model_folder": ("edgeveil_tools.hub", "hub"),
     "load_job": ("edgeveil_tools.local.local_run", ""),
+    "mlflow": ("edgeveil_tools.tracking.mlflow_model", "track"),  # the module itself
     "predict": ("edgeveil_edge.predict", "infer"),
     "price": ("edgeveil_tools.checks", ""),
+    "push_to_hub": ("edgeveil_tools.hub", "hub"),
     "run": ("edgeveil_tools.local.run", "tools"),
     "run_async": ("edgeveil_tools.local.run", "tools"),
     "simulate": ("edgeveil_tools.local.run", "tools"),
@@ -84,7 +92,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'edgeveil' has no attribute '{name}'")
     module, extra = _PLACES[name]
     with needs_extra(extra):
-        found = getattr(import_module(module), name)
+        loaded = import_module(module)
+        found = getattr(loaded, name, loaded)
     globals()[name] = found
     return found
 

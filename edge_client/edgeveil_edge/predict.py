@@ -27,11 +27,12 @@ from edgeveil.evaluation.figures import (
     regression_figures,
 )
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
+from edgeveil.parts.sources import hf
 from edgeveil.parts.sources.arrays import npy_array, npz_array
 from edgeveil.parts.sources.audio import AUDIO_ENDINGS, encode_recordings
 from edgeveil.parts.sources.guess import guess
 from edgeveil.parts.sources.images import ENDINGS, encode_files, files_below
-from edgeveil.parts.sources.memory import Arrays, Table, opened, read_opened
+from edgeveil.parts.sources.memory import Arrays, Frame, opened, read_opened
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import encode_csv, encode_jsonl, encode_parquet, read_matrix
 from edgeveil_edge.release_trial import released_session, run_trial
@@ -192,8 +193,8 @@ def predict(model: str | Path, records: Any, *, personal: bool = False) -> Predi
     array (records, …), one record without that axis, or a file: .npz (array `x`), .npy or .csv
     (values only); with a job's schema a table of any form that `edgeveil check FILE` reads, a
     DataFrame of pandas or polars, an Arrow table, one dict or several by columns' names, a
-    picture, a recording, or a folder of them. A release that no longer runs is rolled back;
-    `personal` uses the model of `edge personalise`.
+    picture, a recording, or a folder of them or of `save_to_disk`. A release that no longer runs
+    is rolled back; `personal` uses the model of `edge personalise`.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -285,8 +286,14 @@ def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
 
 def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]) -> GivenRecords:
     if not isinstance(records, str | Path):
-        return _given_in_memory(opened(records, "records"), records, schema, shape)
+        given = list(records) if isinstance(records, tuple) else records  # no pair (X, y)
+        return _given_in_memory(opened(given, "records"), records, schema, shape)
     path = Path(records)
+    if (path / hf.STATE).is_file():
+        saved = Origin(path=path)
+        if schema is not None:
+            return GivenRecords.of(hf.encode_hf(saved, schema, labelled=None))
+        return GivenRecords(as_records(hf.read_hf(saved).x, shape, str(path)))
     if path.is_dir() or path.suffix.lower() in ENDINGS | AUDIO_ENDINGS:
         return _given_files(path, schema)
     file = require_file(path, "the input file")
@@ -303,7 +310,7 @@ def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...
 
 
 def _given_in_memory(
-    data: Table | Arrays, records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]
+    data: Frame | Arrays, records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]
 ) -> GivenRecords:
     if isinstance(data, Arrays):
         return GivenRecords(as_records(data.x, shape, "records"))

@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from pyarrow import parquet, table
+from pyarrow import ipc, parquet, table
 
 from edgeveil.config.base import ImpossibleMixError
 from edgeveil.crypto.labels import RECORD_RANK, context
@@ -98,6 +98,18 @@ def parquet_file(folder, rows):
     columns = [numbers_or_texts([row[at] for row in whole]) for at in range(3)]
     parquet.write_table(table(dict(zip(NAMES, columns, strict=True))), folder / "records")
     return {"source": "parquet", "path": folder / "records"}
+
+
+def hf_folder(folder, rows):
+    place = folder / "records"
+    place.mkdir()
+    whole = [[*row, "", "", ""][:3] for row in rows]
+    columns = [numbers_or_texts([row[at] for row in whole]) for at in range(3)]
+    found = table(dict(zip(NAMES, columns, strict=True)))
+    with ipc.new_stream(place / "data.arrow", found.schema) as stream:
+        stream.write_table(found)
+    (place / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    return {"source": "hf", "path": place}
 
 
 def arrays(rows):
@@ -191,6 +203,7 @@ FORMS = {
     "csv, by a form": csv_by_form,
     "jsonl": json_lines,
     "parquet": parquet_file,
+    "hf": hf_folder,
     "npz": npz,
     "idx": idx,
     "images": images,
@@ -211,6 +224,7 @@ def schemas(draw, form):
     names = draw(st.permutations([*NAMES, *(cell for cell in CELLS if cell)]))
     names = names[:3] if draw(st.booleans()) else NAMES
     by = SOURCES[form.partition(",")[0]].by_schema or "none"
+    by = "columns" if by == "any" else by
     kind = draw(st.sampled_from([by, by, by, "columns", "image", "audio", "none"]))
     classes = draw(st.sampled_from([["<=50K", ">50K"], ["0", "1"], ["1", ["2", "0"]]]))
     if kind == "none":
@@ -359,7 +373,7 @@ def test_a_file_s_own_names_stand_before_those_that_a_job_makes_up(tmp_path):
     assert sorted(rows.tolist()) == [[0, 1, 0], [1, 0, 0]], "Private and State, as the file says"
 
 
-@pytest.mark.parametrize("form", ["parquet", "npz", "python"])
+@pytest.mark.parametrize("form", ["parquet", "hf", "npz", "python"])
 def test_one_text_among_numbers_makes_no_table_unreadable(form, tmp_path):
     plain = answered(tmp_path / "plain", form, NUMBERS, plan_of(None))
     text = answered(tmp_path / "text", form, [*NUMBERS, ["secret", "x", "y"]], plan_of(None))
@@ -380,6 +394,7 @@ READ_BY = {
     "jsonl": COLUMNS,
     "csv, none": {**COLUMNS, "header": NAMES},
     "parquet": COLUMNS,
+    "hf": COLUMNS,
     "images": {
         "origin": "public",
         "label": {"classes": ["<=50K", ">50K"]},
@@ -446,7 +461,7 @@ def test_however_wide_a_schema_makes_records_those_of_least_rank_are_read(
     assert len(everything) == 300
     ranks = [hmac.digest(bytes(32), context(RECORD_RANK, one[-1]), "sha256") for one in everything]
     least = sorted(sorted(range(300), key=ranks.__getitem__)[:most])
-    rooms = {"parquet": 8_000, "images": 8 * most, "audio": 32 * most}
+    rooms = {"parquet": 8_000, "hf": 9_000, "images": 8 * most, "audio": 32 * most}
     with_room_for(monkeypatch, rooms.get(form, 8))
     kept = read(most, different(300))
     assert kept == [everything[index] for index in least]

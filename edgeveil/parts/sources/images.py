@@ -6,7 +6,6 @@ Size and colours are set by the owner. An unreadable picture becomes a record th
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -155,13 +154,10 @@ def stored_files(listed: list[_Labelled]) -> NDArray[np.float32]:
     return digest_rows(digests)
 
 
-def encode_pictures(
-    contents: Sequence[bytes | None], schema: DataSchema, max_bytes: int = MAX_BYTES
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return contents of picture files as (records, `Records.stored`). Raises DataError."""
+def stored_pictures(contents: Sequence[bytes | None]) -> NDArray[np.float32]:
+    """Return `Records.stored` of the contents of picture files; None for a missing one."""
     digests = [[] if one is None else [hashlib.sha256(one).digest()] for one in contents]
-    places = digest_rows(b"".join(map(stored_digest, digests)))
-    return encode_files([io.BytesIO(one or b"") for one in contents], schema, max_bytes), places
+    return digest_rows(b"".join(map(stored_digest, digests)))
 
 
 def encode_files(

@@ -39,7 +39,10 @@ def test_scikit_learns_own_checks_pass_but_for_the_listed_ones(kind, epsilon):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = check_estimator(
-            kind(epsilon=epsilon), expected_failed_checks=expected, on_skip=None, on_fail=None
+            kind(epsilon=epsilon, rounds=3),
+            expected_failed_checks=expected,
+            on_skip=None,
+            on_fail=None,
         )
     failed = {row["check_name"] for row in found if row["status"] not in ("passed", "skipped")}
     assert failed == set(expected) and len(expected) <= 10

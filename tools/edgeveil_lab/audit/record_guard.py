@@ -101,6 +101,17 @@ def _parquet(place: Path, table: RecordTable) -> dict[str, Any]:
     return {"source": "parquet", "path": f"{place}.parquet"}
 
 
+def _hf(place: Path, table: RecordTable) -> dict[str, Any]:
+    import pyarrow as pa
+
+    place.mkdir(parents=True)
+    found = pa.table(_columns(table))
+    with pa.ipc.new_stream(str(place / "data.arrow"), found.schema) as stream:
+        stream.write_table(found)
+    (place / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    return {"source": "hf", "path": str(place)}
+
+
 def _idx(place: Path, table: RecordTable) -> dict[str, Any]:
     for name, array in (("x", np.nan_to_num(table.x)), ("y", table.y)):
         header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
@@ -138,6 +149,7 @@ def _python(place: Path, table: RecordTable) -> dict[str, Any]:
 
 FORMS: Mapping[str, Callable[[Path, RecordTable], dict[str, Any]]] = {
     "npz": _npz,
+    "hf": _hf,
     "csv": _csv,
     "parquet": _parquet,
     "idx": _idx,

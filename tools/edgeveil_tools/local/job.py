@@ -12,18 +12,15 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from edgeveil.data.encoding import Given
-from edgeveil.data.schema import DataSchema
+from edgeveil.data.encoding import Encoded, Given
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import OnnxParameters
 from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.sources.memory import (
     Arrays,
-    Table,
-    data_set_halves,
+    Frame,
     holders_of,
-    is_data_set,
     opened,
     read_opened,
 )
@@ -58,17 +55,17 @@ class Overrides(TypedDict, total=False):
     settings: tuple[tuple[str, Any], ...] | None
 
 
+_NOT_OF_RUN = ("settings", "accept_unprotected")
+
+
 def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, LocalRun]:
     """Return a job with its `local_run`; all paths are absolute.
 
     Raises ConfigError with all problems of file and options, UsageError for an unused option."""
     asked: dict[str, Any] = {key: one for key, one in overrides.items() if one is not None}
     of_run, accept = dict(asked), bool(asked.get("accept_unprotected"))
-    settings = of_run.pop("settings", ())
-    of_run.pop("accept_unprotected", None)
-    memory = InMemory.of(of_run)
-    if memory is not None:
-        asked.pop("data")
+    settings, _ = (of_run.pop(key, ()) for key in _NOT_OF_RUN)
+    memory = _InMemory.of(of_run)
     if isinstance(given, Job):
         job, named, folder = given, f"job {given.job}", Path.cwd()
     else:
@@ -77,8 +74,7 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         named, folder = str(given), Path(given).absolute().parent
     run = (job.local_run if isinstance(job, LocalJob) else None) or LocalRun()
     plain, block = _plain(job), run.model_dump(mode="json")
-    if memory is not None:
-        block |= memory.changes(block)
+    holders = None if memory is None else memory.replace(block, of_run)
     if "data" in of_run:
         named = block["data"]["source"] or job.data.source
         given_at = Path(of_run["data"]).absolute()
@@ -91,12 +87,13 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
         # The run waits for its own devices, so a larger minimum could never be met.
         selection = plain["selection"]
         selection["min_devices"] = min(selection["min_devices"], devices)
+    asked = {key: one for key, one in asked.items() if key in {*of_run, *_NOT_OF_RUN}}
     where = f"{named} with {_options(asked)}" if asked else named
     checked = _parsed(plain, where, folder, accept_unprotected=accept)
     run = checked.local_run or LocalRun()
     _refuse_unused(asked, checked, run)
     if memory is not None:
-        held = memory.given(checked.data.schema_, run.data.label_column)
+        held = memory.given(checked, run.data.label_column, holders)
         run = run.model_copy(update={"data": run.data.holding(held)})
     return checked.alone, run
 
@@ -153,61 +150,52 @@ def _plain_value(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class InMemory:
-    """Records in memory of `simulate(job, data=…)`, before the job says how to read them."""
+class _InMemory:
+    """Records of `simulate(job, data=…)`, before the job says how to read them."""
 
-    data: Table | Arrays
-    test: Table | Arrays | None
-    holders: NDArray[np.int64] | None
-    fleet: str | None  # the column of the holders
+    data: Frame | Arrays
+    test: Frame | Arrays | None
+    fleet: Any
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Self | None:
-        """Take `data`, `fleet` and `test_data` from options; None for a file or none of them.
-
-        Raises DataError, and UsageError for options that do not fit."""
-        data, fleet = options.get("data"), options.pop("fleet", None)
-        test = options.pop("test_data", None)
+        """Take `data`, `fleet` and `test_data` from options; None for a file or none of them."""
+        data, fleet, test = (options.get(key) for key in ("data", "fleet", "test_data"))
         if data is None or isinstance(data, str | Path):
-            for name, value in (("fleet", fleet), ("test_data", test)):
-                if value is not None:
-                    raise UsageError("is only for records in memory", where=name, fix="pass data")
+            for name in options.keys() & {"fleet", "test_data"}:
+                raise UsageError("is only for records in memory", where=name, fix="pass data")
             return None
-        del options["data"]
-        if isinstance(data, Mapping) and data and all(map(is_data_set, data.values())):
-            data, test = data_set_halves(data, test)
-        found = opened(data)
-        holders = None if fleet is None else holders_of(found, fleet)
-        if holders is not None:
-            count = int(holders.max(initial=-1)) + 1
-            if options.setdefault("devices", count) != count:
-                what = f"{options['devices']} is not the number of holders in fleet, {count}"
-                raise UsageError(what, where="devices", fix="leave it out")
-        column = fleet if isinstance(fleet, str) else None
-        return cls(found, None if test is None else opened(test, "test_data"), holders, column)
+        for name in options.keys() & {"data", "fleet", "test_data"}:
+            del options[name]
+        return cls(opened(data), None if test is None else opened(test, "test_data"), fleet)
 
-    def changes(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Return keys of `local_run` to replace: the job's own files are not read."""
+    def replace(self, run: dict[str, Any], options: dict[str, Any]) -> NDArray[np.int64] | None:
+        """Replace the files of `local_run` by the records; returns the records' holders."""
         label = run["data"].get("label_column")
-        found: dict[str, Any] = {"test_records": None}
+        run |= {"test_records": None, "data": {"source": "memory", "label_column": label}}
         if self.test is not None:
-            found |= {"test_share": None, "test_folds": None}
-        return {**found, "data": {"source": "memory", "label_column": label}}
+            run |= {"test_share": None, "test_folds": None}
+        if self.fleet is None:
+            return None
+        holders = holders_of(self.data, self.fleet)
+        count = int(holders.max(initial=-1)) + 1
+        if options.setdefault("devices", count) != count:
+            what = f"{options['devices']} is not the number of holders in fleet, {count}"
+            raise UsageError(what, where="devices", fix="leave it out")
+        return holders
 
-    def given(self, schema: DataSchema | None, label_column: str | None) -> Given:
+    def given(self, job: Job, label: str | None, holders: NDArray[np.int64] | None) -> Given:
         """Return the records as the job reads them; raises DataError."""
-        data = self.data
-        if self.fleet is not None and schema is None and isinstance(data, Table):
-            data = data.without([self.fleet])
-        found = read_opened(data, schema, label_column=label_column)
-        found = replace(found, records=replace(found.records, holders=self.holders))
+        whole = self._read(self.data, "data", job, label)
+        found = replace(whole, records=replace(whole.records, holders=holders))
         if self.test is None:
             return Given(found)
-        test = self.test
-        if self.fleet is not None and isinstance(test, Table):
-            test = test.without([self.fleet])
-        tested = read_opened(test, schema, "test_data", label_column=label_column)
-        return Given(found, tested.records)
+        return Given(found, self._read(self.test, "test_data", job, label).records)
+
+    def _read(self, data: Frame | Arrays, where: str, job: Job, label: str | None) -> Encoded:
+        if isinstance(data, Frame) and isinstance(self.fleet, str):
+            data = data.without([self.fleet])
+        return read_opened(data, job.data.schema_, where, label_column=label)
 
 
 def _files(data: dict[str, Any], given: Path, source: str) -> dict[str, Any]:
