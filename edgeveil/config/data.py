@@ -229,7 +229,8 @@ def unread_mixes(files: DataFiles, source: str, at: str, source_key: str) -> Ite
     for key in ("header", "form", "labels_path", "label_column", "images"):
         readers = _readers("sources", key)
         if getattr(files, key) is not None and source not in readers:
-            text = f"is only for {' and '.join(readers)}, and the source is {source}"
+            named = ", ".join(readers[:-1]) + f" and {readers[-1]}" * (len(readers) > 1)
+            text = f"is only for {named or readers[0]}, and the source is {source}"
             yield Mix((f"{at}.{key}", source_key), f"{text}; drop it")
 
 

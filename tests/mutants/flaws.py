@@ -947,8 +947,8 @@ MUTANTS = {
     ),
     "rows-drawn-by-how-many-there-are": Mutant(
         "edgeveil.data.encoding:RowEncoder._keep_limit",
-        "self._limit.kept(digests)"
-        " -> np.random.default_rng(len(digests)).permutation(len(digests))[: self._limit.count]",
+        "limit.kept(digests)"
+        " -> np.random.default_rng(len(digests)).permutation(len(digests))[: limit.count]",
         "tests/contract/test_forms.py::test_however_wide_a_schema_makes_records_those_of_least_rank_are_read",
     ),
     "pictures-drawn-by-how-many-there-are": Mutant(

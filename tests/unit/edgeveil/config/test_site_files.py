@@ -111,7 +111,7 @@ SECOND = "password_file: ../site/passwords/proxy-cloud\n"
         ("edge", DIGITS, "source: parket ", "data.source", "unknown data source"),
         ("edge", DIGITS, "source: idx ", "data.source", "add labels_path"),
         ("edge", DIGITS, "source: python ", "data.source", "names no function"),
-        ("edge", "# label_column", "label_column", "data.label_column", "for csv and parquet"),
+        ("edge", "# label_column", "label_column", "data.label_column", "for csv, hf and parquet"),
         ("edge", "../site/keys/cloud.pub", "''", "cloud_key_file", "must be a path"),
         ("edge", "between: []", "between: [22-6]", "conditions.between[0]", "22:00-06:00"),
         ("edge", DIGITS, OWN, "data.shard.partition", "add classes: 10"),
