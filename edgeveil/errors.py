@@ -106,9 +106,8 @@ def needs_extra(extra: str) -> Iterator[None]:
         library = (error.name or "").partition(".")[0]
         if not library or library in OWN_PACKAGES:
             raise
-        raise MissingExtraError(
-            f"this needs {library}, which is not installed", fix=f"pip install 'edgeveil[{extra}]'"
-        ) from error
+        what = f"this needs {library}, which is not installed"
+        raise MissingExtraError(what, fix=f"pip install 'edgeveil[{extra}]'") from error
 
 
 class BrokerError(EdgeVeilError):

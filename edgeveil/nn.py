@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-LARGEST_TABLE = 1 << 20  # rows; float32 holds their numbers and halves exactly
-
 
 def table_rows(values: Tensor, rows: int) -> Tensor:
     """Return the nearest row numbers in [0, rows), int64; 0 for NaN.

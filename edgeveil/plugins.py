@@ -267,9 +267,8 @@ def code_digest(function: str) -> str:
         spec = None
     folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     if spec is None or len(folders) > 1 or not (folders or (spec.has_location and spec.origin)):
-        raise UsageError(
-            f"no module or package '{top}' with files of its own is installed", fix="install it"
-        )
+        what = f"no module or package '{top}' with files of its own is installed"
+        raise UsageError(what, fix="install it")
     base = folders[0] if folders else Path(str(spec.origin))
     below = sorted(base.rglob("*")) if folders else [base]
     if any(path.is_symlink() for path in (base, *below)):

@@ -47,9 +47,8 @@ class Table(Generic[T]):
         try:
             return self._entries[name]
         except KeyError:
-            raise UsageError(
-                f"unknown {self.family} '{name}'", fix=nearest(name, self.names())
-            ) from None
+            what = f"unknown {self.family} '{name}'"
+            raise UsageError(what, fix=nearest(name, self.names())) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -105,19 +105,15 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
     if found < least:
         there = f"{found if chosen else count} devices can be selected"
         in_each = f", {floor} in each selected cell" if len(enrolled) > 1 else ""
-        raise TooFewDevices(
-            f"{there}, at least {least} are needed{in_each}",
-            where="selection",
-            fix="enrol more devices, or lower round.min_batch and selection.min_devices",
-        )
+        what = f"{there}, at least {least} are needed{in_each}"
+        fix = "enrol more devices, or lower round.min_batch and selection.min_devices"
+        raise TooFewDevices(what, where="selection", fix=fix)
     most = plan.context.summed
     largest = max(map(len, chosen.values()))
     if most and largest > most:
-        raise TooManyDevices(
-            f"{largest} devices would be selected, and a secure sum has at most {most}",
-            where="selection.devices",
-            fix="cancel the job, and submit it with a number of devices in place of 'all'",
-        )
+        what = f"{largest} devices would be selected, and a secure sum has at most {most}"
+        fix = "cancel the job, and submit it with a number of devices in place of 'all'"
+        raise TooManyDevices(what, where="selection.devices", fix=fix)
     return chosen
 
 
@@ -217,7 +213,7 @@ class BroadcastLimits:
 
 
 @dataclass
-class RoundMarks:
+class _RoundMarks:
     times_s: dict[str, float] = field(default_factory=dict)
     sent_bytes: int = 0
 
@@ -241,7 +237,7 @@ class CloudWork:
         self.jobs, self.evaluation = StoredJobs(self.store), Evaluation(self.test)
         self.knows: dict[str, int] = {}  # protocol level of a cell's proxy and all its devices
         # Of running jobs, by wire id.
-        self.marks = defaultdict[bytes, RoundMarks](RoundMarks)
+        self.marks = defaultdict[bytes, _RoundMarks](_RoundMarks)
 
     def checks_masks(self, cells: Iterable[str]) -> bool:
         """Return whether all proxies and devices of these cells support checks of single masks."""
@@ -408,9 +404,8 @@ class Sealer:
             raise UnknownAdmissions("; ".join(dict.fromkeys(problems.values())))
         found = {cell: keys for cell, keys in found.items() if keys}
         if not found:
-            raise TooFewDevices(
-                "no device is enrolled", fix="admit devices at the proxy: edgeveil proxy admit"
-            )
+            what = "no device is enrolled"
+            raise TooFewDevices(what, fix="admit devices at the proxy: edgeveil proxy admit")
         return found
 
     def _announce(self, entry: JobEntry, kind: str, selected: int, at: str, cell: str = "") -> int:

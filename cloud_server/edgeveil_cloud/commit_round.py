@@ -164,11 +164,9 @@ def joined_sums(by_cell: Sequence[Sequence[CellSum | None]]) -> list[CellSum]:
 def check_enough(context: RoundContext, uploads: int, least: int = 1) -> None:
     least = max(context.min_batch, least)
     if uploads < least:
-        raise TooFewDevices(
-            f"{uploads} valid uploads, at least {least} are needed",
-            where=context.round.label,
-            fix=f"select more devices, or relax aggregation '{context.job.aggregation.name}'",
-        )
+        what = f"{uploads} valid uploads, at least {least} are needed"
+        fix = f"select more devices, or relax aggregation '{context.job.aggregation.name}'"
+        raise TooFewDevices(what, where=context.round.label, fix=fix)
 
 
 def check_chosen(context: RoundContext, chosen: Sequence[int]) -> None:
@@ -177,11 +175,9 @@ def check_chosen(context: RoundContext, chosen: Sequence[int]) -> None:
     least = context.min_batch // context.sets
     smallest = min(map(len, dealt(chosen, context.sets)))
     if smallest < least:
-        raise TooFewDevices(
-            f"{smallest} valid uploads in one of {context.sets} groups, {least} are needed",
-            where=context.round.label,
-            fix="select more devices, or set fewer groups (aggregation.groups)",
-        )
+        what = f"{smallest} valid uploads in one of {context.sets} groups, {least} are needed"
+        fix = "select more devices, or set fewer groups (aggregation.groups)"
+        raise TooFewDevices(what, where=context.round.label, fix=fix)
 
 
 @dataclass(frozen=True)

@@ -82,11 +82,9 @@ class Control:
         plan = parse_plan(job_yaml)
         job = plan.job
         if job.functions and not self._python_models:
-            raise DataError(
-                f"the job runs Python code, {job.functions[0]}, which may not run here",
-                where="cloud.allow_python_models",
-                fix="the operator allows it in the cloud's site file",
-            )
+            what = f"the job runs Python code, {job.functions[0]}, which may not run here"
+            fix = "the operator allows it in the cloud's site file"
+            raise DataError(what, where="cloud.allow_python_models", fix=fix)
         kept = {one: self._store.backbone(one) for one in kept_digests(job)}
         found = match_artifacts(kept_digests(job), (graph for graph in kept.values() if graph))
         plan = plan.with_artifacts(found)

@@ -51,11 +51,9 @@ def open_engine(url: str) -> sa.Engine:
         original = getattr(error, "orig", None)
         if original is not None and lacks_room(original, _file(url)):
             raise _full(url) from error
-        raise StoreError(
-            f"the store cannot be opened ({cause(error)})",
-            where=_shown(url),
-            fix="check that the address is right, reachable and writable",
-        ) from error
+        what = f"the store cannot be opened ({cause(error)})"
+        fix = "check that the address is right, reachable and writable"
+        raise StoreError(what, where=_shown(url), fix=fix) from error
     return engine
 
 
@@ -242,11 +240,9 @@ def migrate(db: sa.Connection, folder: Path = REVISIONS) -> None:
 
 
 def _other(found: str, known: str) -> StoreError:
-    return StoreError(
-        f"the store has version {found}, this program supports {known}",
-        where="the cloud's database",
-        fix="install the version of edgeveil that wrote it, or choose another store_url",
-    )
+    what = f"the store has version {found}, this program supports {known}"
+    fix = "install the version of edgeveil that wrote it, or choose another store_url"
+    return StoreError(what, where="the cloud's database", fix=fix)
 
 
 def _copy(db: sa.Connection, head: str) -> None:
@@ -258,8 +254,6 @@ def _copy(db: sa.Connection, head: str) -> None:
         # The copy holds committed data only, without this connection's transaction.
         copy_database(Path(str(name)), copy)
     except OSError as error:
-        raise StoreError(
-            f"the store cannot be copied before its upgrade: {error.strerror}",
-            where=str(copy),
-            fix="free some space on its disk, and check its folder's rights",
-        ) from error
+        what = f"the store cannot be copied before its upgrade: {error.strerror}"
+        fix = "free some space on its disk, and check its folder's rights"
+        raise StoreError(what, where=str(copy), fix=fix) from error

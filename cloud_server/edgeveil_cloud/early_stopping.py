@@ -32,7 +32,7 @@ def judged(
     own = {n: a for n, a in before.items() if n == FACTS or n.startswith(BEST)}
     state |= own
     figure = _figure(plan, record)
-    if figure is None:
+    if figure is None or math.isnan(figure):
         return state
     best, index, number, since = own.get(FACTS, np.array([-math.inf, 0, 0, 0.0])).tolist()
     if figure > best + asked.min_delta or not index:
@@ -80,5 +80,6 @@ def shown(plan: Plan, state: Mapping[str, Array]) -> dict[str, Any]:
     if plan.job.early_stopping is None or FACTS not in state:
         return {}
     _, _, number, since = np.asarray(state[FACTS], np.float64).tolist()
-    facts = {"best_round": int(number), "rounds_since": int(since)}
+    by = "cloud's test" if plan.job.federated_evaluation is None else "federated evaluation"
+    facts = {"best_round": int(number), "rounds_since": int(since), "judged_by": by}
     return {"early_stopping": {**facts, "releases": plan.job.early_stopping.release}}

@@ -90,17 +90,13 @@ def in_form(records: Records, shape: tuple[int, ...], classes: int | None) -> Re
         if classes is not None:
             others = records.y[(records.y < 0) | (records.y >= classes)]
             if len(others):
-                raise DataError(
-                    f"have the label {others[0]}, the job's classes are 0 to {classes - 1}",
-                    where="cloud.test_data",
-                    fix="correct the job's classes, or the labels in the file",
-                )
+                what = f"have the label {others[0]}, the job's classes are 0 to {classes - 1}"
+                fix = "correct the job's classes, or the labels in the file"
+                raise DataError(what, where="cloud.test_data", fix=fix)
         return Records(records.x.reshape(len(records), *shape), records.y)
-    raise DataError(
-        f"are of shape {list(records.x.shape[1:])}, the job learns from {list(shape)}",
-        where="cloud.test_data",
-        fix="correct the job's input_shape or schema, or the file",
-    )
+    what = f"are of shape {list(records.x.shape[1:])}, the job learns from {list(shape)}"
+    fix = "correct the job's input_shape or schema, or the file"
+    raise DataError(what, where="cloud.test_data", fix=fix)
 
 
 class Evaluation:
@@ -137,11 +133,9 @@ class Evaluation:
         asked, test = plan.rule.validation_records, self._fitting(plan)
         job = plan.job
         if job.early_stopping is not None and test is None and job.federated_evaluation is None:
-            raise JobFailed(
-                "stops early by the test of each round, and the cloud has no test records",
-                where="early_stopping",
-                fix="add records of the job's form to cloud.test_data, or a federated_evaluation",
-            )
+            what = "stops early by the test of each round, and the cloud has no test records"
+            fix = "add records of the job's form to cloud.test_data, or a federated_evaluation"
+            raise JobFailed(what, where="early_stopping", fix=fix)
         there = 0 if test is None else len(test)
         if asked >= there and asked:
             raise JobFailed(

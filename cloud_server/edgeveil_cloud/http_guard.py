@@ -157,7 +157,7 @@ class FailedTries:
 
 
 @dataclass(frozen=True)
-class Caller:
+class _Caller:
     by: str
     scope: Scope
 
@@ -196,16 +196,16 @@ class RequestGuard:
         request.by = caller.by
         return None
 
-    def caller(self, request: Request) -> Caller | None:
+    def caller(self, request: Request) -> _Caller | None:
         """Return the client with the highest scope it proved, or None for a stranger."""
         names = [one for one in request.certificate_names if one in self._clients]
-        found = [Caller(f"certificate {one}", self._clients[one]) for one in names]
+        found = [_Caller(f"certificate {one}", self._clients[one]) for one in names]
         if (given := self._bearer(request)) is not None:
-            found.append(Caller(f"token {given.label}", given))
+            found.append(_Caller(f"token {given.label}", given))
         cookie = request.cookie(self._cookie_name(request))
         logged_in = self._sessions.scope(cookie) if cookie and self._has_own_name(request) else None
         if logged_in is not None:
-            found.append(Caller(f"page {logged_in.label}", logged_in))
+            found.append(_Caller(f"page {logged_in.label}", logged_in))
         return max(found, key=lambda one: one.scope, default=None)
 
     def _bearer(self, request: Request) -> Scope | None:

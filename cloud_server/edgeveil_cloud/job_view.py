@@ -542,9 +542,7 @@ class _View:
     # --- privacy ---
 
     def _proven(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        proven = {
-            which for which, one in self._guarantees.items() if one.part["status"] == "proven"
-        }
+        proven = {name for name, one in self._guarantees.items() if one.part["status"] == "proven"}
         if "training" in proven and "collusion_epsilon" in self._guarantees["training"].part:
             proven.add(COLLUSION)
         return {**row, "epsilon": {key: row["epsilon"].get(key) for key in proven}}

@@ -103,7 +103,7 @@ class _CloudProcess:
         self._site, self._executor = site, executor
         self.metrics = Metrics()
         self.runtime: Runtime
-        self.links = CellLinks(site)
+        self.links = _CellLinks(site)
         self.cloud = build(site, link=self._join)
         hops = {
             f"cloud/{name}" if name else "cloud": one for name, one in self.links.sessions.items()
@@ -170,7 +170,7 @@ def _log_link(cell: str, connected: bool, reason: str) -> None:
 QUEUE_BYTES = 64 << 20  # beyond, messages are dropped; the machine repeats unconfirmed ones
 
 
-class CellLinks:
+class _CellLinks:
     def __init__(self, site: CloudSite) -> None:
         self.sessions = {cell.name: _session(site, cell) for cell in site.all_cells}
         self._queues = {name: _Queue(one) for name, one in self.sessions.items()}

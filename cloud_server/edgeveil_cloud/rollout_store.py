@@ -91,10 +91,8 @@ class RolloutStore:
         if row["stage"] == stage:
             return
         if row["stage"] == "withdrawn":
-            raise StoreError(
-                f"the release of job '{job}' was withdrawn, and devices have left it",
-                fix="submit the job again",
-            )
+            what = f"the release of job '{job}' was withdrawn, and devices have left it"
+            raise StoreError(what, fix="submit the job again")
         change = table.update().where(table.c.job == job)
         db.execute(change.values(stage=stage, reason=reason, canary=b""))
 

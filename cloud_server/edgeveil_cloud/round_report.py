@@ -203,11 +203,9 @@ class Recorder:
             for kind, tensors in parts.items():
                 (self.folder / file_name(round, kind)).write_bytes(pack_tensors(tensors))
         except OSError as error:
-            raise JobFailed(
-                f"the recording cannot be written ({error.strerror})",
-                where=str(error.filename or self.folder),
-                fix="free some space, or remove cloud.record_dir",
-            ) from error
+            what = f"the recording cannot be written ({error.strerror})"
+            fix = "free some space, or remove cloud.record_dir"
+            raise JobFailed(what, where=str(error.filename or self.folder), fix=fix) from error
 
 
 def file_name(round: PlannedRound, kind: str) -> str:

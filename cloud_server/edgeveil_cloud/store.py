@@ -96,10 +96,8 @@ class Store:
         if db.scalar(sa.select(table.c.number).filter_by(id=job)) is None:
             waiting = sa.select(sa.func.count()).select_from(table).filter_by(status="queued")
             if int(db.scalar(waiting) or 0) >= queue_limit:
-                raise StoreError(
-                    f"{queue_limit} jobs are waiting already",
-                    fix="wait, or cancel one with edgeveil job cancel",
-                )
+                what = f"{queue_limit} jobs are waiting already"
+                raise StoreError(what, fix="wait, or cancel one with edgeveil job cancel")
             new = {"status": "queued", "reason": "", "submitted_at": self._now_s()}
             db.execute(table.insert(), {**row, **new})
             self._event(db, job, "job_submitted", {"name": row["name"]})
@@ -190,10 +188,8 @@ class Store:
         if (before.status, before.reason) == (status, reason) and status != "running":
             return before  # a commit whose answer was lost
         if status not in TRANSITIONS[before.status]:
-            raise StoreError(
-                f"job '{job}' is {before.status} and cannot become {status}",
-                fix="submit it again" if before.ended else "",
-            )
+            what = f"job '{job}' is {before.status} and cannot become {status}"
+            raise StoreError(what, fix="submit it again" if before.ended else "")
         now_s = self._now_s()
         values: dict[str, Any] = {"status": status, "reason": reason}
         if status == "running" and before.started_at is None:

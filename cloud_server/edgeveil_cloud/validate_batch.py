@@ -164,7 +164,7 @@ class BatchSpool:
 
 
 @dataclass(frozen=True)
-class Reader:
+class _Reader:
     """Opens segments of one batch, here or in workers that can read its file."""
 
     opening: RoundOpening
@@ -201,7 +201,7 @@ class Reader:
             take(number, one.opened(self.opening, self.data))
 
 
-class ValidSegment(NamedTuple):
+class _ValidSegment(NamedTuple):
     offset: int
     mark: bytes
     found: Found
@@ -210,10 +210,10 @@ class ValidSegment(NamedTuple):
 class GroupArrays(Sequence[Array]):
     """The valid arrays of one group; those not in memory are opened again on each access."""
 
-    def __init__(self, reader: Reader, spec: SegmentSpec, group: Group) -> None:
+    def __init__(self, reader: _Reader, spec: SegmentSpec, group: Group) -> None:
         self._reader, self._spec, self._group = reader, spec, group
         self._single = PlainSlice(spec, group)
-        self.found = list[ValidSegment]()
+        self.found = list[_ValidSegment]()
         self._total: ExactSum | None = None  # if it was computed while opening
 
     def validate(
@@ -229,12 +229,12 @@ class GroupArrays(Sequence[Array]):
         if len(new) < len(marks):
             refused["repeated_segment"] += len(marks) - len(new)
         opened, total = self._opened(new, room, adds, self._likely_grids(new) if adds else None)
-        valid = list[ValidSegment]()
+        valid = list[_ValidSegment]()
         for offset, one in zip(new, opened, strict=True):
             if one.refused:
                 refused[one.refused] += 1
             else:
-                valid.append(ValidSegment(offset, marks[offset], one))
+                valid.append(_ValidSegment(offset, marks[offset], one))
         # No honest noise reaches a norm far above the group's median.
         limit = norm_limit([one.found.norm for one in valid])
         usual = [one for one in valid if one.found.norm <= limit]
@@ -307,7 +307,7 @@ class GroupArrays(Sequence[Array]):
         found = self.found[index]
         return list(map(self._array, found)) if isinstance(index, slice) else self._array(found)
 
-    def _array(self, one: ValidSegment) -> Array:
+    def _array(self, one: _ValidSegment) -> Array:
         if one.found.array is not None:
             return one.found.array
         plain = self._reader.opening.plain(self._group, self._reader.data, one.offset)
@@ -401,7 +401,7 @@ def validate_batch(
     if batch.stream:
         offset = result.masked * front.upload_bytes
         front.open_front(data, offset)
-    reader = Reader(front.opening, data, workers)
+    reader = _Reader(front.opening, data, workers)
     starts: list[int] = []  # of masked groups
     for spec, group, count in zip(context.segments, groups, batch.counts, strict=True):
         if spec.bits:
@@ -492,7 +492,7 @@ class MaskedUploads:
         )
 
     def _open(self, data: Data, uploads: Sequence[Upload]) -> None:
-        reader, self.broken = Reader(self.opening, data, self._workers), True
+        reader, self.broken = _Reader(self.opening, data, self._workers), True
         names = [list(map(reader.mark, offsets, self._sizes)) for _, offsets in uploads]
         repeated = [self._repeats(of_upload) for of_upload in names]
         new = [one for one, again in zip(uploads, repeated, strict=True) if not again]
@@ -517,7 +517,7 @@ class MaskedUploads:
     def _slice(self, uploads: Sequence[Upload]) -> MaskedSlice:
         return MaskedSlice(self._groups, self._vectors, len(self._totals), uploads)
 
-    def _added(self, reader: Reader, uploads: Sequence[Upload]) -> list[FoundUpload]:
+    def _added(self, reader: _Reader, uploads: Sequence[Upload]) -> list[FoundUpload]:
         cuts = reader.cuts(len(uploads), self.upload_bytes)
         slices = [self._slice(uploads[cut]) for cut in cuts]
         if len(slices) < 2:

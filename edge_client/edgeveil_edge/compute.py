@@ -188,10 +188,7 @@ class Computer(Compute):
         """Return the halves to compute, training first: no evaluation record may affect it."""
         if one.round.evaluates:
             return ("evaluate",)
-        halves: tuple[tuple[Half, bool], ...] = (
-            ("train", one.trains),
-            ("infer", one.round.infer),
-        )
+        halves: tuple[tuple[Half, bool], ...] = (("train", one.trains), ("infer", one.round.infer))
         return tuple(half for half, wanted in halves if wanted)
 
     def prepare(self, one: Computation) -> None:

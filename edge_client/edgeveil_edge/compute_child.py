@@ -48,7 +48,7 @@ def serve(control: Connection) -> None:
     from edgeveil_edge.compute_worker import ComputeServer
 
     with control, suppress(OSError, EOFError):  # the parent may end at any moment
-        WorkerNursery(control, ComputeServer()).serve()
+        _WorkerNursery(control, ComputeServer()).serve()
 
 
 class Forked:
@@ -87,7 +87,7 @@ class Forked:
         return 0
 
 
-class WorkerNursery:
+class _WorkerNursery:
     def __init__(self, control: Connection, server: ComputeServer) -> None:
         self._control, self._server, self._worker = control, server, 0
 
@@ -95,7 +95,7 @@ class WorkerNursery:
         """Serve until the pipe closes or a `branch` is idle; return the exit code."""
         code = 0
         while True:
-            if branch and not self._server.jobs and not self._asked_within(IDLE_S):
+            if branch and not self._server.jobs and not self._control.poll(IDLE_S):
                 code = _IDLE_EXIT
                 break
             try:
@@ -110,9 +110,6 @@ class WorkerNursery:
                 break
         self._end()
         return code
-
-    def _asked_within(self, seconds: float) -> bool:
-        return self._control.poll(seconds)
 
     def _change_state(self, raw: bytes) -> None:
         self._control.send_bytes(self._server.change_state(raw))

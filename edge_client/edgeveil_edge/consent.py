@@ -115,10 +115,8 @@ def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> 
 def too_few(policy: Policy, selected: int) -> PrivacyError | None:
     if selected >= policy.min_devices:
         return None
-    return PrivacyError(
-        f"{selected} devices are selected, the owner requires {policy.min_devices}",
-        where="policy.min_devices",
-    )
+    what = f"{selected} devices are selected, the owner requires {policy.min_devices}"
+    return PrivacyError(what, where="policy.min_devices")
 
 
 def judge(site: EdgeSite, plan: Plan, selected: int | None = None) -> None:
@@ -132,7 +130,7 @@ def judge(site: EdgeSite, plan: Plan, selected: int | None = None) -> None:
         require_header(data.source, data.header, plan.job.data.schema_)
     except DataError as error:
         raise PrivacyError(error.what, where=error.where, fix=error.fix) from None
-    for refusal in refusals(site.policy, plan, trains=trains, header=bool(data.header)):
+    for refusal in refusals(site.policy, plan, trains=trains, header=data.header is not False):
         raise refusal
     if selected is not None and (few := too_few(site.policy, selected)):
         raise few

@@ -25,12 +25,7 @@ from edgeveil.protocol import device_round as rounds
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import sealed as real_sealing
-from edgeveil.protocol.sealed import (
-    ReleasePackage,
-    RoundPackage,
-    Sealing,
-    decode_package,
-)
+from edgeveil.protocol.sealed import ReleasePackage, RoundPackage, Sealing, decode_package
 from edgeveil.trust.bundle import StoredTrust
 from edgeveil.trust.trusted_keys import take_trust
 from edgeveil_edge.compute import Compute, Computer

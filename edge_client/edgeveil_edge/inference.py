@@ -207,9 +207,8 @@ def _listed(content: bytes) -> list[Any]:
     except (ValueError, RecursionError):
         raise DataError("is no JSON", where="the request") from None
     if not isinstance(asked, dict) or len(asked) != 1 or not asked.keys() & {"record", "records"}:
-        raise DataError(
-            "names no records", where="the request", fix='send {"record": […]} or {"records": […]}'
-        )
+        what = "names no records"
+        raise DataError(what, where="the request", fix='send {"record": […]} or {"records": […]}')
     if "record" in asked:
         return [asked["record"]]
     records = asked["records"]

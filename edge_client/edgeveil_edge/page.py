@@ -90,18 +90,14 @@ class DevicePage:
 
     def _refuse(self, request: Request) -> Response | None:
         if not request.is_for_this_machine:
-            return refusal(
-                403,
-                "the device does not have the name in this address",
-                "open the address that edgeveil edge status --page prints",
-            )
+            what = "the device does not have the name in this address"
+            return refusal(403, what, "open the address that edgeveil edge status --page prints")
         if request.route is None or request.route in self._open:
             return None
         own = request.is_same_origin
         if request.method == "POST" and not (own and request.headers.get("x-edgeveil") == "1"):
-            return refusal(
-                403, "the request came from another site's page", "reload the device's page"
-            )
+            why = "the request came from another site's page"
+            return refusal(403, why, "reload the device's page")
         if request.route is not self._login_route and not (own and self._is_logged_in(request)):
             return refusal(401, "not logged in", _WAY_IN)
         return None
@@ -157,12 +153,7 @@ class DevicePage:
         names, release = self._job_names(own.get("jobs", ())), self._release_state()
         if release and "job" in release:
             names.setdefault(release["job_id"], release["job"])
-        same = (
-            "max_epsilon_per_job",
-            "lifetime_epsilon",
-            "lifetime_delta",
-            "max_inference_epsilon",
-        )
+        same = "max_epsilon_per_job", "lifetime_epsilon", "lifetime_delta", "max_inference_epsilon"
         limits = {key: getattr(policy, key) for key in same}
         limits["lifetime_collusion_epsilon"] = policy.collusion_epsilon_in_all
         return {

@@ -31,12 +31,7 @@ from edgeveil.parts.round import personal_weights
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.storage import StorageError, write_durably
-from edgeveil_edge.releases import (
-    PERSONAL_FOLDER,
-    InstalledRelease,
-    ReleaseStore,
-    personal_file,
-)
+from edgeveil_edge.releases import PERSONAL_FOLDER, InstalledRelease, ReleaseStore, personal_file
 from edgeveil_edge.store import SPLIT_SHARE, STORE_FILE, USUAL_SHARE, split_fact
 
 PULLS = (10.0, 1.0, 0.1, 0.01, 0.001)  # towards the release, strongest first
@@ -73,17 +68,12 @@ def personal_model(state_dir: Path, release: InstalledRelease) -> tuple[Path, Pe
     try:
         about = PersonalModel(**json.loads((state_dir / PERSONAL_FOLDER / _ABOUT).read_bytes()))
     except (OSError, ValueError, TypeError):
-        raise UsageError(
-            "holds no personal model",
-            where=str(state_dir),
-            fix="edgeveil edge personalise --config edge.yaml creates one",
-        ) from None
+        fix = "edgeveil edge personalise --config edge.yaml creates one"
+        raise UsageError("holds no personal model", where=str(state_dir), fix=fix) from None
     if about.digest != release.digest:
-        raise UsageError(
-            f"the personal model is of the release {about.release}, in use is {release.version}",
-            where=str(state_dir / PERSONAL_FOLDER),
-            fix="create it again: edgeveil edge personalise --config edge.yaml",
-        )
+        what = f"the personal model is of the release {about.release}, in use is {release.version}"
+        fix = "create it again: edgeveil edge personalise --config edge.yaml"
+        raise UsageError(what, where=str(state_dir / PERSONAL_FOLDER), fix=fix)
     return state_dir / PERSONAL_FOLDER / "model.onnx", about
 
 
@@ -91,35 +81,29 @@ def personalise(site: EdgeSite, releases: Path) -> PersonalModel:
     """Train and store the personal model of the release in use. Raises UsageError or DataError."""
     release = ReleaseStore(releases).current()
     if release is None:
-        raise UsageError(
-            "holds no released model yet", where=str(releases), fix="wait until a job is completed"
-        )
+        what = "holds no released model yet"
+        raise UsageError(what, where=str(releases), fix="wait until a job is completed")
     graph = release.path.read_bytes()
     head = find_head(graph)
-    features = HeadFeatures(graph, head)
+    features = _HeadFeatures(graph, head)
     key = load_split_key(site.state_dir / SPLIT_KEY_FILE)
     fixed = _split_share(site.state_dir, site.data.name)  # no job trains on the evaluation share
     share = USUAL_SHARE if fixed is None else fixed
     halves = device_records(site.data, key, evaluation_share=share, schema=features.schema)
     training, evaluation = (features.of(half) for half in halves)
     if len(training.y) < LEAST_RECORDS:
-        raise DataError(
-            f"has {len(training.y)} usable records to learn from, {LEAST_RECORDS} are needed",
-            where="data",
-            fix="use the shared model, or collect more",
-        )
+        what = f"has {len(training.y)} usable records to learn from, {LEAST_RECORDS} are needed"
+        raise DataError(what, where="data", fix="use the shared model, or collect more")
     kept, pull = kept_weights(site, release), None
     if kept:
         content = with_tensors(graph, kept)
-        whole = HeadFeatures(content, learned := find_head(content))
+        whole = _HeadFeatures(content, learned := find_head(content))
         own = _score(learned, whole.of(halves[1]))
     else:
         pull = chosen_pull(head, training)
         learned = head if pull is None else fine_tuned(head, training, pull)
-        content, own = (
-            head.replaced(graph, learned.weight, learned.bias),
-            _score(learned, evaluation),
-        )
+        content = head.replaced(graph, learned.weight, learned.bias)
+        own = _score(learned, evaluation)
     shared = _score(head, evaluation)
     counts = len(training.y), len(evaluation.y)
     figures = shared[0], own[0], shared[1], own[1], shared[2].get("largest_class_rate")
@@ -149,17 +133,17 @@ def kept_weights(site: EdgeSite, release: InstalledRelease) -> dict[str, NDArray
 
 
 @dataclass(frozen=True)
-class HeadRecords:
+class _HeadRecords:
     """Input of the head: features (n, d), labels (n,)."""
 
     phi: Float64
     y: NDArray[np.int64]
 
-    def at(self, where: NDArray[np.bool_]) -> HeadRecords:
-        return HeadRecords(self.phi[where], self.y[where])
+    def at(self, where: NDArray[np.bool_]) -> _HeadRecords:
+        return _HeadRecords(self.phi[where], self.y[where])
 
 
-class HeadFeatures:
+class _HeadFeatures:
     def __init__(self, graph: bytes, head: LinearHead) -> None:
         self._session = open_session(with_output(graph, head.features))
         (given,) = (one for one in self._session.get_inputs() if one.name == "x")
@@ -167,7 +151,7 @@ class HeadFeatures:
         self._head = head
         self.schema = schema_in(self._session.get_modelmeta().custom_metadata_map, self._shape)
 
-    def of(self, records: Records) -> HeadRecords:
+    def of(self, records: Records) -> _HeadRecords:
         fitting = of_shape(records, self._shape)
         x = fitting.x.reshape(len(fitting), *self._shape)
         classes, width = self._head.weight.shape[1], self._head.weight.shape[0]
@@ -176,10 +160,10 @@ class HeadFeatures:
         parts = [run_session(session, features, {"x": aligned(batch)}) for batch in batches]
         phi = np.concatenate(parts).astype(np.float64) if parts else np.zeros((0, width))
         sound = np.isfinite(phi).all(axis=1) & (fitting.y >= 0) & (fitting.y < classes)
-        return HeadRecords(phi[sound], fitting.y[sound])
+        return _HeadRecords(phi[sound], fitting.y[sound])
 
 
-def chosen_pull(head: LinearHead, records: HeadRecords) -> float | None:
+def chosen_pull(head: LinearHead, records: _HeadRecords) -> float | None:
     """Return the pull with the least cross-validated loss; None if the release is as good."""
     part = np.random.default_rng(0).permutation(len(records.y)) % FOLDS
     shared = _losses(head, records)
@@ -196,7 +180,7 @@ def chosen_pull(head: LinearHead, records: HeadRecords) -> float | None:
     return best
 
 
-def fine_tuned(head: LinearHead, records: HeadRecords, pull: float) -> LinearHead:
+def fine_tuned(head: LinearHead, records: _HeadRecords, pull: float) -> LinearHead:
     """Minimise mean cross-entropy + pull/2 · size · squared distance to the release's head.
 
     `size` is the mean squared norm of the features, which makes pulls comparable. Uses accelerated
@@ -231,13 +215,13 @@ def _softmax(logits: Float64) -> Float64:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float64)
 
 
-def _losses(head: LinearHead, records: HeadRecords) -> Float64:
+def _losses(head: LinearHead, records: _HeadRecords) -> Float64:
     found = _probabilities(head, records.phi)[np.arange(len(records.y)), records.y]
     return np.asarray(-np.log(np.maximum(found, _LEAST)), np.float64)
 
 
 def _score(
-    head: LinearHead, records: HeadRecords
+    head: LinearHead, records: _HeadRecords
 ) -> tuple[float | None, float | None, Mapping[str, float]]:
     """Return (accuracy, mean cross-entropy, figures of guessing); None without records."""
     if not len(records.y):

@@ -464,8 +464,6 @@ def kept_of(parts: Sequence[Answer], memory_bytes: int) -> dict[str, Array]:
     kept = {name: array for part in parts for name, array in part.kept.items()}
     size_bytes = sum(array.nbytes for array in kept.values())
     if size_bytes > memory_bytes:  # depends on the job's model alone, never on records
-        raise PrivacyError(
-            f"the job stores {size_bytes} bytes between rounds, more than {memory_bytes}",
-            where="limits.memory_bytes",
-        )
+        what = f"the job stores {size_bytes} bytes between rounds, more than {memory_bytes}"
+        raise PrivacyError(what, where="limits.memory_bytes")
     return kept

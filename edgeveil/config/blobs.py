@@ -24,9 +24,8 @@ def _prefix(url: str) -> str:
     if not fine or not plain or not parts.path.endswith("/") or not url.isprintable():
         raise ValueError(f"must be like https://blobs.example.org/, got '{url[:64]}'")
     if parts.scheme == "http" and not is_near(parts.hostname or ""):
-        raise ValueError(
-            "must be https: over http others on the network learn which device downloads what"
-        )
+        what = "must be https: over http others on the network learn which device downloads what"
+        raise ValueError(what)
     return url
 
 
@@ -88,10 +87,8 @@ def blob_mixes(store: BlobStore | None, at: str) -> Iterator[Mix]:
     if (store.serve is None) == (store.bucket is None):
         yield Mix((f"{at}.serve", f"{at}.bucket"), "blobs are served, or lie in a bucket; name one")
     if (store.serve is None) != (store.url is None):
-        yield Mix(
-            (f"{at}.url", f"{at}.serve"),
-            "url is the address under which others reach serve; set both",
-        )
+        what = "url is the address under which others reach serve; set both"
+        yield Mix((f"{at}.url", f"{at}.serve"), what)
 
 
 def bucket_options(path: Path | None) -> dict[str, str]:

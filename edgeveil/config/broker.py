@@ -70,9 +70,8 @@ class BrokerSite(Block):
         if self.engine == "amqtt" and ca_file is not None:
             yield Mix(("engine", "tls.ca_file"), "amqtt cannot demand certificates; set mosquitto")
         if self.websockets_port == self.port:
-            yield Mix(
-                ("websockets_port", "port"), f"{self.port} is the plain MQTT port; choose another"
-            )
+            what = f"{self.port} is the plain MQTT port; choose another"
+            yield Mix(("websockets_port", "port"), what)
         if self.cells and self.acl is None:
             yield Mix(("cells", "acl"), "cells require an access list; add acl, or remove cells")
         if len(set(self.cells)) < len(self.cells):

@@ -148,6 +148,5 @@ class CloudSite(CloudKeys):
             at = "test_data" if alone else f"test_data.{number}"
             yield from data_mixes(data, at)
             if data.shard is not None:
-                yield Mix(
-                    (f"{at}.shard",), "only devices take a share of their data; remove it here"
-                )
+                what = "only devices take a share of their data; remove it here"
+                yield Mix((f"{at}.shard",), what)

@@ -91,9 +91,8 @@ class EdgeLimits(Block):
 
 def _loopback(host: str) -> str:
     if not is_near(host):
-        raise ValueError(
-            f"must be an address of this machine only, got '{host[:64]}'; write 127.0.0.1"
-        )
+        what = f"must be an address of this machine only, got '{host[:64]}'; write 127.0.0.1"
+        raise ValueError(what)
     return host
 
 

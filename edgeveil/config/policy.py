@@ -79,7 +79,8 @@ class Policy(Block):
     """For a release that was not renewed, `edgeveil predict` warns or refuses."""
     allow_record_counts: bool = False
     """Take part in jobs whose uploads tell how many records train here: `aggregation.weights:
-    records` and method `fednova`. Of secure sums the cloud sees only the sum of all devices."""
+    records`, methods `fednova`, `scaffold`. Of secure sums the cloud sees only all devices' sum. An
+    update without noise (`accept_unprotected`) may tell it too, for example by its weight decay."""
     accept_unshuffled: bool = False
     """Take part in jobs with `proxy.shuffle: none`, which the proxy does not shuffle."""
     allowed_methods: tuple[MethodName, ...] = (DEFAULT_METHOD,)

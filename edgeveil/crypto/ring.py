@@ -19,10 +19,8 @@ class Ring:
 
     def __post_init__(self) -> None:
         if not LEAST_BITS <= self.bits <= MOST_BITS:
-            raise CryptoError(
-                f"a ring has {LEAST_BITS} to {MOST_BITS} bits, not {self.bits}",
-                fix="sum fewer devices' values, or smaller ones",
-            )
+            what = f"a ring has {LEAST_BITS} to {MOST_BITS} bits, not {self.bits}"
+            raise CryptoError(what, fix="sum fewer devices' values, or smaller ones")
 
     @property
     def packed_bytes(self) -> int:

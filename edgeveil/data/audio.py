@@ -27,6 +27,7 @@ _LOUDNESS_STEP = 1 << 8
 _HEADROOM = 3  # a tone's loudness in its band, over that in one bin
 _STEPS = 1 << 14  # of a filter's largest weight
 _CROSSINGS = 16  # zeros of the resampling filter on each side
+MOST_PHASES = 1 << 14  # of the resampling filter, by the smallest whole ratio of two rates
 _BLOCK = 512  # samples resampled at a time, to bound memory
 
 

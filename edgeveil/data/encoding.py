@@ -42,6 +42,7 @@ from edgeveil.registry import nearest
 _DIGEST_BYTES = 32
 NO_CLASS = -1
 _WHOLE = 2.0**53
+_DIGITS = 400  # of a decimal that is written out; float64 has 309
 UNREADABLE = "\ufffd"  # for a list, invalid UTF-8, or a date out of range
 _MONTHS, _WEEK, _HOURS = 12, 7, 24  # periods; an hour of 24 is missing
 _SPARE_ROWS = 64  # rows beyond a limit, so that not each further row needs a sort
@@ -83,7 +84,7 @@ def cell_text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, Decimal) and value.is_finite():
+    if isinstance(value, Decimal) and value.is_finite() and abs(value.adjusted()) < _DIGITS:
         places = format(value, "f")
         if value != value.to_integral_value():
             return places.rstrip("0")
@@ -92,7 +93,7 @@ def cell_text(value: Any) -> str:
         try:
             value = float(value)
         except OverflowError:
-            value = math.copysign(math.inf, value)
+            value = math.inf if value > 0 else -math.inf
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < _WHOLE else repr(value)
     if isinstance(value, bytes):
@@ -211,8 +212,8 @@ class RowEncoder:
         places = digest_rows(stored)
         limit = self._limit
         chosen = np.arange(len(places)) if limit is None else limit.kept(places)
-        members, x = all_of_them.rows[chosen], found.records.x
-        require_room((len(members), *self._schema.input_shape), 4, self._max_bytes, self._where)
+        require_room((len(chosen), *self._schema.input_shape), 4, self._max_bytes, self._where)
+        members, x = all_of_them.rows(chosen, windows.length), found.records.x
         labels = found.records.y[members]
         y = labels[:, -1] if windows.label == "last" else labels.max(axis=1, initial=UNKNOWN)
         readable = None
@@ -229,7 +230,8 @@ class RowEncoder:
 
     def _make_room(self, rows: int) -> None:
         if self._limit is None or self._windows is not None:
-            require_room((rows, self._schema.width), 4, self._max_bytes, self._where)
+            each = self._schema.width + (0 if self._windows is None else _DIGEST_BYTES)
+            require_room((rows, each), 4, self._max_bytes, self._where)
         elif rows > self._most_held:
             self._keep_limit()
 

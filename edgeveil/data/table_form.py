@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from edgeveil.config.data import TableForm
+from edgeveil.errors import DataError
 
 RECORD_CHARS = 1 << 22  # of one record; more of it is not read
 _CODECS = {"utf-8": "utf-8-sig"}  # without the byte order mark
@@ -32,7 +33,11 @@ _DATES = {
 def text_rows(file: Path, form: TableForm) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number from 1, cells) of each record; empty lines are no records."""
     with open_text(file, form.encoding) as stream:
-        yield from rows_in(bounded_lines(stream), form)
+        try:
+            yield from rows_in(bounded_lines(stream), form)
+        except UnicodeError:
+            what, fix = "is UTF-16 without a byte order mark", "save it as UTF-8"
+            raise DataError(what, where=str(file), fix=fix) from None
 
 
 def open_text(file: Path, encoding: str = "utf-8", errors: str = "replace") -> TextIO:

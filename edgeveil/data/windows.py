@@ -31,7 +31,7 @@ class Windows(Block):
     """Readings of a window. A gap repeats the reading before it, or the first one."""
     time: Name | None = Field(default=None, examples=["time"])
     """Column of the time: seconds since 1970, or ISO 8601 (UTC by default)."""
-    every_s: float | None = Field(default=None, gt=0, le=1e9, examples=[0.01])
+    every_s: float | None = Field(default=None, ge=1e-6, le=1e9, examples=[0.01])
     """Seconds between readings: windows lie on a grid of times from 1970 on, and one with readings
     in less than half of its places is left out. null: a window is a group."""
     step: int | None = Field(default=None, ge=2, le=1 << 24)
@@ -72,11 +72,19 @@ def faults(windows: Windows, taken: Sequence[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Assembled:
-    """Windows by their readings' rows (n, length), gaps filled; `own` are each one's true rows."""
+    """Windows by the rows of their readings (`own`), and the places of these in them (`at`)."""
 
-    rows: Int64
     own: list[Int64]
+    at: list[Int64]
     left_out: int
+
+    def rows(self, chosen: Int64, length: int) -> Int64:
+        """Return the rows (n, length) of chosen windows, gaps filled."""
+        found = np.zeros((len(chosen), length), np.int64)
+        for row, window in zip(found, chosen, strict=True):
+            nearest = np.searchsorted(self.at[window], np.arange(length), side="right") - 1
+            row[:] = self.own[window][np.maximum(nearest, 0)]
+        return found
 
 
 class WindowRows:
@@ -123,7 +131,7 @@ class WindowRows:
         keys = np.stack([groups[order], window[order]], axis=1)
         starts = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
         least = 1 if windows.every_s is None else math.ceil(length / 2)
-        own, rows, left_out = [], [], 0
+        own, ats, left_out = [], [], 0
         for members in np.split(order, starts) if len(order) else []:
             if windows.every_s is None:
                 members = members[:length]
@@ -135,10 +143,9 @@ class WindowRows:
             if len(members) < least:
                 left_out += bool(len(members))
                 continue
-            nearest = np.searchsorted(at, np.arange(length), side="right") - 1
             own.append(members)
-            rows.append(members[np.maximum(nearest, 0)])
-        return Assembled(np.array(rows, np.int64).reshape(-1, length), own, left_out)
+            ats.append(at)
+        return Assembled(own, ats, left_out)
 
 
 def seconds_in(cell: str) -> float:

@@ -162,9 +162,7 @@ class _Sums:
     records: float
 
     def plus(self, noise: _Sums) -> _Sums:
-        both = {
-            one.name: getattr(self, one.name) + getattr(noise, one.name) for one in fields(self)
-        }
+        both = {f.name: getattr(self, f.name) + getattr(noise, f.name) for f in fields(self)}
         return _Sums(**both | {"centroids": self.centroids})
 
 

@@ -159,9 +159,8 @@ class GraphNode:
         if self.operator in _TRUTH:
             return BOOL
         if self.operator == "ConstantOfShape":
-            return (
-                ConstantTensor.from_attributes(self.attributes).kind if self.attributes else FLOAT
-            )
+            given = self.attributes
+            return ConstantTensor.from_attributes(given).kind if given else FLOAT
         if self.operator == "Where":
             return next((constants[n].kind for n in self.inputs[1:] if n in constants), 0)
         return next((constants[name].kind for name in self.inputs if name in constants), 0)

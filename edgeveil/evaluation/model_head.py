@@ -92,9 +92,8 @@ def with_tensors(graph: bytes, values: Mapping[str, NDArray[np.generic]]) -> byt
         at, before = _tensor(graph, tensors[name]) if name in tensors else (0, np.zeros(0))
         if before.shape != array.shape:
             fix = "wait for the release of the job that this box trained in"
-            raise DataError(
-                f"has no weight '{name}' of shape {array.shape}", where="model", fix=fix
-            )
+            what = f"has no weight '{name}' of shape {array.shape}"
+            raise DataError(what, where="model", fix=fix)
         raw = np.ascontiguousarray(array, "<f4").tobytes()
         found[at : at + len(raw)] = raw
     return bytes(found)

@@ -88,9 +88,8 @@ class OnnxModel:
     ) -> NDArray[np.float64]:
         """Return `answers` of a classifier. Raises DataError for other models."""
         if self.output != PROBABILITIES:
-            raise DataError(
-                f"returns a {self.output}, and classes are required", where="ONNX graph"
-            )
+            what = f"returns a {self.output}, and classes are required"
+            raise DataError(what, where="ONNX graph")
         return self.answers(x, weights, limit=limit)
 
     def answers(

@@ -238,9 +238,8 @@ def _evaluation_keys(job: Job) -> list[str]:
 def _cluster_sums(job: Job) -> Iterator[Mix]:
     upload, epsilon = "unsupervised.upload", "unsupervised.epsilon"
     if job.unsupervised.upload != "sums" and job.unsupervised.epsilon is not None:
-        yield Mix(
-            (epsilon, upload), "is of upload: sums; leave it out, or use encrypt.laplace_eval"
-        )
+        what = "is of upload: sums; leave it out, or use encrypt.laplace_eval"
+        yield Mix((epsilon, upload), what)
     if not job.cluster_every:
         return
     if job.unsupervised.epsilon is None:

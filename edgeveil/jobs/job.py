@@ -28,7 +28,7 @@ from edgeveil.parts.aggregation.rule import AveragingParameters
 from edgeveil.parts.features import FEATURES, FeatureParameters
 from edgeveil.parts.methods import METHODS, MethodParameters
 from edgeveil.parts.models import MODELS, ModelParameters, python_function
-from edgeveil.parts.part import OneOf, PartTable, omit_if_default
+from edgeveil.parts.part import OneOf, PartTable, omittable
 from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
 
@@ -82,9 +82,7 @@ class JobData(Block):
 
     source: str = Field(min_length=1, max_length=64, examples=["digits"])
     """The job is for devices with this `data.name`."""
-    schema_: DataSchema | None = Field(
-        default=None, alias="schema", exclude_if=omit_if_default(None), examples=[_SCHEMA_EXAMPLE]
-    )
+    schema_: DataSchema | None = omittable(None, alias="schema", examples=[_SCHEMA_EXAMPLE])
     """How devices encode their records, and the classes' names; null: records are numbers."""
     classes: Annotated[int, OfSchema] = Field(default_factory=_unset, ge=2, le=10000, examples=[10])
     """Number of classes, labels 0 to classes − 1; others are dropped. Default: the schema's."""
@@ -117,9 +115,9 @@ class Privacy(Block):
     """δ of the whole training; must stay below 1 / data.nominal_records."""
     max_participations: int | None = Field(default=None, ge=1)
     """Training rounds one device may answer; the noise is calibrated to it. null: all rounds."""
-    noise: Literal["local", "shared"] = Field(default="local", exclude_if=omit_if_default("local"))
+    noise: Literal["local", "shared"] = omittable("local")
     """`local`: each device adds all noise. `shared`: each a part, in sums; two ε are printed."""
-    honest_share: float = Field(default=0.8, gt=0, le=1, exclude_if=omit_if_default(0.8))
+    honest_share: float = omittable(0.8, gt=0, le=1)
     """Assumed honest share of a sum's uploads, for shared noise. With fewer, ε does not hold."""
     accept_unproven: bool = False
     """Accept parts without a proven guarantee; reports then print no ε."""
@@ -139,9 +137,9 @@ class Selection(Block):
 class Round(Block):
     """When a round closes, and the handling of late uploads."""
 
-    mode: Literal["sync", "buffered"] = Field(default="sync", exclude_if=omit_if_default("sync"))
+    mode: Literal["sync", "buffered"] = omittable("sync")
     """`sync`: uploads count only in their round. `buffered` (FedBuff): late ones in a later one."""
-    buffer: int | None = Field(default=None, ge=1, le=10**6, exclude_if=omit_if_default(None))
+    buffer: int | None = omittable(None, ge=1, le=10**6)
     """Uploads that close a buffered round at once; null: the quorum's share of the selected."""
     deadline_s: Seconds = 30.0
     """Most seconds from the broadcast to the close of the round."""
@@ -208,9 +206,7 @@ class Unsupervised(Block):
     upload: Literal["mean", "per_sample", "sums"] = "mean"
     """`mean`: one vector per device. `per_sample`: one per record. `sums`: noised sums by
     centroid."""
-    epsilon: float | None = Field(
-        default=None, gt=0, exclude_if=omit_if_default(None), examples=[1]
-    )
+    epsilon: float | None = omittable(None, gt=0, examples=[1])
     """ε of all `sums` of one device's evaluation records, with `privacy.delta`."""
     samples_per_device: int = Field(default=16, ge=1, le=4096)
     """Vectors in one device's `per_sample` upload; public, equal for all devices."""
@@ -238,9 +234,7 @@ class FederatedEvaluationBlock(Block):
     """ε of all evaluations of one device's evaluation records, with `privacy.delta`."""
     every_rounds: int = Field(default=0, ge=0, le=10**6)
     """Interval of evaluations in training rounds; 0: only after the last one."""
-    alarm_rate: float | None = Field(
-        default=None, ge=1e-4, le=0.5, examples=[0.05], exclude_if=omit_if_default(None)
-    )
+    alarm_rate: float | None = omittable(None, ge=1e-4, le=0.5, examples=[0.05])
     """For anomalies: share of normal records that may be flagged; null: 0.05."""
 
 
@@ -297,17 +291,13 @@ class Job(Block):
     """How inference uploads are protected."""
     unsupervised: Unsupervised = Unsupervised(every_rounds=0)
     """Evaluation on the devices; default: none."""
-    federated_evaluation: FederatedEvaluationBlock | None = Field(
-        default=None, exclude_if=omit_if_default(None), examples=[{"epsilon": 1}]
+    federated_evaluation: FederatedEvaluationBlock | None = omittable(
+        None, examples=[{"epsilon": 1}]
     )
     """Figures on the devices' own evaluation records, noised; null: only the cloud's test."""
-    early_stopping: EarlyStopping | None = Field(
-        default=None, exclude_if=omit_if_default(None), examples=[{"patience": 5}]
-    )
+    early_stopping: EarlyStopping | None = omittable(None, examples=[{"patience": 5}])
     """End early, and release the best round's model; null: all rounds, and the last one's."""
-    release: ReleaseRollout = Field(
-        default=ReleaseRollout(), exclude_if=omit_if_default(ReleaseRollout())
-    )
+    release: ReleaseRollout = omittable(ReleaseRollout())
     """Rollout of the final model."""
     priority: Priority = Field(default="normal", exclude=True)
     """Priority in the cloud's queue; not sent to devices."""

@@ -474,10 +474,7 @@ LAWS: dict[str, tuple[Callable[[Any], str], ...]] = {
         one_stream_of_chance_gives_one_answer,
     ),
     "stages": (an_update_keeps_its_form, what_protects_has_a_price),
-    "models": (
-        weights_are_named_once_and_begin_finite,
-        the_graph_answers_for_each_record_alone,
-    ),
+    "models": (weights_are_named_once_and_begin_finite, the_graph_answers_for_each_record_alone),
     "sources": (without_its_files_it_is_refused_by_name, reading_twice_gives_the_same_rows),
     "partitions": (each_record_is_dealt_once_and_by_the_seed, one_own_record_more_moves_no_other),
 }

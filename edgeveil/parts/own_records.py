@@ -14,12 +14,7 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import RecordLimit, kept_places, split_once
 from edgeveil.errors import DataError
 from edgeveil.parts.partitions import Shares
-from edgeveil.parts.partitions.dealing import (
-    deal_own,
-    disturbed,
-    hold_back_share,
-    partition,
-)
+from edgeveil.parts.partitions.dealing import deal_own, disturbed, hold_back_share, partition
 from edgeveil.parts.sources import (
     Origin,
     guessed_header,
@@ -63,11 +58,8 @@ def own_records(
         whole = data.test_share is None
         return all_device_records(data.source, replace(origin, limit=limit if whole else None))
     if not 0 <= shard.index < shard.devices:
-        raise DataError(
-            f"must be in 0..{shard.devices - 1}, got {shard.index}",
-            where="data.shard.index",
-            fix="number the devices from 0",
-        )
+        what = f"must be in 0..{shard.devices - 1}, got {shard.index}"
+        raise DataError(what, where="data.shard.index", fix="number the devices from 0")
     records, shares = dealt_records(
         data.source, origin, shard.devices, shard.partition, shard.seed, shard.classes
     )
@@ -138,11 +130,8 @@ def of_shape(records: Records, input_shape: tuple[int, ...]) -> Records:
         return records
     if not len(records) and shape == (0,):
         return Records(np.zeros((0, *input_shape), np.float32), records.y)
-    raise DataError(
-        f"holds records of shape {list(shape)}, the job learns from {list(input_shape)}",
-        where="data",
-        fix="see `edgeveil check EDGE.yaml JOB.yaml`",
-    )
+    what = f"holds records of shape {list(shape)}, the job learns from {list(input_shape)}"
+    raise DataError(what, where="data", fix="see `edgeveil check EDGE.yaml JOB.yaml`")
 
 
 def origin_of(data: DataSource, schema: DataSchema | None = None) -> Origin:

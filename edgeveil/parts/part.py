@@ -6,7 +6,7 @@ the plug-ins (`plugins.py`) on first use; there is no central list of names."""
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationInfo,
@@ -40,7 +41,7 @@ class PartBlock(BaseModel):
 def only_for(**defaults: Any) -> WrapValidator:
     """Restrict a field to some names of its block, each with its own default.
 
-    Declare the field after the name, as `Annotated[T, only_for(...)] = Field(**SOME_NAMES_KEY)`.
+    Declare the field after the name, as `Annotated[T, only_for(...)] = some_names()`.
     For other names the value is `...`, which canonical bytes omit."""
 
     def check(value: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
@@ -55,11 +56,15 @@ def only_for(**defaults: Any) -> WrapValidator:
     return WrapValidator(check)
 
 
-SOME_NAMES_KEY: dict[str, Any] = {
-    "default": None,
-    "validate_default": True,
-    "exclude_if": lambda value: value is ...,
-}
+def some_names(**field: Any) -> Any:
+    """Return the Field of a key with `only_for`; further parameters are Field's."""
+    omitted = {"exclude_if": lambda value: value is ...}
+    return Field(default=None, validate_default=True, **omitted | field)
+
+
+def omittable(default: Any, **field: Any) -> Any:
+    """Return the Field of a later key, omitted at its default: earlier jobs keep their bytes."""
+    return Field(default=default, exclude_if=lambda value: bool(value == default), **field)
 
 
 def import_function(target: str, where: str) -> Any:
@@ -68,16 +73,8 @@ def import_function(target: str, where: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except OF_OTHERS_CODE as error:  # the owner's module may raise anything
-        raise DataError(
-            f"cannot be imported, {type(error).__name__}: {error}",
-            where=where,
-            fix="install the module, check both names",
-        ) from error
-
-
-def omit_if_default(default: object) -> Callable[[object], bool]:
-    """Return an `exclude_if` for later keys: earlier jobs keep their canonical bytes."""
-    return lambda value: bool(value == default)
+        what = f"cannot be imported, {type(error).__name__}: {error}"
+        raise DataError(what, where=where, fix="install the module, check both names") from error
 
 
 @dataclass(frozen=True, kw_only=True)

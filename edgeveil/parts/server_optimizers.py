@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.part import SOME_NAMES_KEY, PartBlock, omit_if_default, only_for
+from edgeveil.parts.part import PartBlock, omittable, only_for, some_names
 
 Float64 = NDArray[np.float64]
 _ADAPTIVE = {"fedadagrad": 0.001, "fedadam": 0.001, "fedyogi": 0.001}
@@ -21,19 +21,15 @@ class ScheduleParameters(PartBlock):
     """The learning rate by round: public, and known before the first one."""
 
     name: Literal["constant", "linear", "cosine", "step"]
-    """`linear`, `cosine`: down to `final` in the last round. `step`: times `factor` after every
-    `every_rounds`. `constant`: with warm-up only."""
+    """`linear`, `cosine`: down towards `final`, which the round after the last would have. `step`:
+    times `factor` after every `every_rounds`. `constant`: with warm-up only."""
     warmup_rounds: int = Field(default=0, ge=0, le=10_000)
     """First rounds in which the rate rises linearly to its full value."""
-    final: Annotated[float, Field(ge=0, le=1), only_for(linear=0.0, cosine=0.0)] = Field(
-        **SOME_NAMES_KEY
-    )
-    """Share of the learning rate in the last round; 0 by default."""
-    every_rounds: Annotated[int, Field(ge=1, le=10_000), only_for(step=10)] = Field(
-        **SOME_NAMES_KEY
-    )
+    final: Annotated[float, Field(ge=0, le=1), only_for(linear=0.0, cosine=0.0)] = some_names()
+    """Share of the learning rate after the last round, which still learns; 0 by default."""
+    every_rounds: Annotated[int, Field(ge=1, le=10_000), only_for(step=10)] = some_names()
     """Of `step`: rounds between two reductions; 10 by default."""
-    factor: Annotated[float, Field(gt=0, le=1), only_for(step=0.5)] = Field(**SOME_NAMES_KEY)
+    factor: Annotated[float, Field(gt=0, le=1), only_for(step=0.5)] = some_names()
     """Of `step`: what each reduction multiplies the rate by; 0.5 by default."""
 
     def share(self, number: int, rounds: int) -> float:
@@ -45,7 +41,7 @@ class ScheduleParameters(PartBlock):
             return float(self.factor ** (past // self.every_rounds))
         if self.name == "constant":
             return 1.0
-        done = past / max(1, rounds - 1 - warm)
+        done = past / (rounds - warm)
         left = 1 - done if self.name == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.final + (1 - self.final) * left
 
@@ -60,16 +56,12 @@ class ServerOptimizerParameters(PartBlock):
     """Step size along the aggregated update; of the adaptive ones often 0.01 to 0.1."""
     beta_1: float = Field(default=0.9, ge=0, lt=1)
     """Share of the last step that is kept: of `fedavgm` its momentum."""
-    beta_2: Annotated[float, Field(ge=0, lt=1), only_for(fedadam=0.99, fedyogi=0.99)] = Field(
-        **SOME_NAMES_KEY
-    )
+    beta_2: Annotated[float, Field(ge=0, lt=1), only_for(fedadam=0.99, fedyogi=0.99)] = some_names()
     """Share of the mean squared update that is kept, for `fedadam` and `fedyogi`; 0.99 by
     default."""
-    tau: Annotated[float, Field(gt=0, le=1), only_for(**_ADAPTIVE)] = Field(**SOME_NAMES_KEY)
+    tau: Annotated[float, Field(gt=0, le=1), only_for(**_ADAPTIVE)] = some_names()
     """τ of the adaptive ones: added to the root of the squared updates; 0.001 by default."""
-    schedule: ScheduleParameters | None = Field(
-        default=None, exclude_if=omit_if_default(None), examples=[{"name": "cosine"}]
-    )
+    schedule: ScheduleParameters | None = omittable(None, examples=[{"name": "cosine"}])
     """The cloud's learning rate by round; null: the same in all."""
 
     @property

@@ -114,9 +114,8 @@ def guarantee_lines(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
     if shared:
         colluding = "; ".join(f"{which} {colluding_text(one)}" for which, one in shared.items())
         honest = min(one["honest_devices"] for one in shared.values())
-        rows.append(
-            ("  assumes", f"{honest} honest devices per sum, no collusion of cloud and proxy")
-        )
+        why = f"{honest} honest devices per sum, no collusion of cloud and proxy"
+        rows.append(("  assumes", why))
         rows.append(("  if all others collude", colluding))
     return rows
 

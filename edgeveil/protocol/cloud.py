@@ -119,7 +119,7 @@ def job_of(task: object) -> bytes | None:
     return found
 
 
-class RosterArrival:
+class _RosterArrival:
     """Roster of a cell being received; the timer `roster` requests missing parts."""
 
     def __init__(self, cell: cj.Cell, newest: RosterMark | None = None) -> None:
@@ -127,7 +127,7 @@ class RosterArrival:
         self._roster: tr.Fetch[m.Roster] | None = None
         self._newest = newest  # an older roster would restore revoked devices
 
-    def offer(self, offer: m.Offer, header: m.Roster, named: str) -> list[fx.Effect]:
+    def offer(self, offer: m.Offer, header: m.Roster, named: str) -> fx.Effects:
         """Take an offered roster; `named` is the root's lineage. Raises ProtocolError."""
         cell, limit_bytes = self._cell, self._cell.settings.blob_bytes
         tr.check_fetchable(offer, header.blob, limit_bytes)
@@ -160,7 +160,7 @@ class RosterArrival:
             return ""
         return "replayed_roster" if header.epoch < newest.epoch else ""
 
-    def part(self, part: m.BlobPart) -> list[fx.Effect]:
+    def part(self, part: m.BlobPart) -> fx.Effects:
         roster = self._roster
         if roster is None or roster.header.blob.digest != part.blob:
             return []
@@ -168,13 +168,13 @@ class RosterArrival:
             return self._keep(roster)
         return self._cell.ask(roster.next_need(timer=False))
 
-    def repair(self) -> list[fx.Effect]:
+    def repair(self) -> fx.Effects:
         if self._roster is None:
             return []
         again = self._cell.set("roster", self._cell.settings.repair_s)
         return [*self._cell.ask(self._roster.next_need(timer=True)), again]
 
-    def _keep(self, roster: tr.Fetch[m.Roster]) -> list[fx.Effect]:
+    def _keep(self, roster: tr.Fetch[m.Roster]) -> fx.Effects:
         data, header, name = roster.finish(), roster.header, self._cell.name
         self._roster, self._newest = None, RosterMark(header.lineage, header.epoch)
         kept = RosterKept(header.epoch, data, header.lineage, header.expires_s, header.knows, name)
@@ -206,7 +206,7 @@ class CloudMachine:
         self.runs: dict[bytes, cj.JobRun] = {}
         cells = {name: cj.Cell(name, signer, self._releases, self.settings) for name in keys}
         marks, self._cells = rosters or {}, cells
-        self._rosters = {name: RosterArrival(one, marks.get(name)) for name, one in cells.items()}
+        self._rosters = {name: _RosterArrival(one, marks.get(name)) for name, one in cells.items()}
         self._ends = {name: cj.RepeatedNotes(one, signer, "close") for name, one in cells.items()}
         self._statements = {
             name: cj.RepeatedNotes(one, self._releases, "statement") for name, one in cells.items()
@@ -222,7 +222,7 @@ class CloudMachine:
         runs = list(self.runs.values())
         return runs[0].at if len(runs) == 1 else None
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+    def handle(self, event: fx.Event, now_s: float) -> fx.Effects:
         self._now_s = now_s
         try:
             out = self._handle(event)
@@ -234,7 +234,7 @@ class CloudMachine:
             del self.runs[run.job_id]
         return out
 
-    def _handle(self, event: fx.Event) -> list[fx.Effect]:
+    def _handle(self, event: fx.Event) -> fx.Effects:
         match event:
             case fx.Command(request=cj.StartJob() as start):
                 run = self.runs.get(start.job_id)
@@ -299,7 +299,7 @@ class CloudMachine:
         sealing = self._publishing is not None and cell in self._publishing.cells
         return sealing or self._published[cell].sequence >= 0
 
-    def _publish(self, task: SealPublication, result: object) -> list[fx.Effect]:
+    def _publish(self, task: SealPublication, result: object) -> fx.Effects:
         """Offer a sealed release; the process retries one that cannot be sealed."""
         if self._publishing is None or self._publishing.job_id != task.job_id:
             return []
@@ -307,7 +307,7 @@ class CloudMachine:
         if not isinstance(result, cj.CellBroadcasts):
             return [fx.Report("release_waits", {"why": getattr(result, "reason", "")})]
         selected = next(iter(result.by_cell.values())).manifest.selected
-        out: list[fx.Effect] = [fx.Report("release_published", {"selected": selected})]
+        out: fx.Effects = [fx.Report("release_published", {"selected": selected})]
         for cell, one in result.by_cell.items():
             out += self._published[cell].offer(one)
         return out
@@ -320,7 +320,7 @@ class CloudMachine:
         """Return which link towards the cell's devices is down, or ""."""
         return next(iter(self._down[cell].values()), "")
 
-    def _linked(self, cell: str, hop: str, down: str) -> list[fx.Effect]:
+    def _linked(self, cell: str, hop: str, down: str) -> fx.Effects:
         if down:
             self._down[cell][hop] = f"{down} (cell '{cell}')" if cell else down
         else:
@@ -328,7 +328,7 @@ class CloudMachine:
         current = self.link_down(cell)
         return [one for run in self._cell_runs(cell) for one in run.linked(current)]
 
-    def _message(self, cell: str, message: m.Message) -> list[fx.Effect]:
+    def _message(self, cell: str, message: m.Message) -> fx.Effects:
         match message:
             case m.Offer() as offer:
                 return self._offer(cell, offer)
@@ -352,7 +352,7 @@ class CloudMachine:
     def _run(self, test: Callable[[cj.JobRun], bool]) -> cj.JobRun | None:
         return next((one for one in self.runs.values() if test(one)), None)
 
-    def _done(self, task: object, result: object) -> list[fx.Effect]:
+    def _done(self, task: object, result: object) -> fx.Effects:
         run = self.runs.get(job_of(task) or b"")
         if run is None:
             if isinstance(task, cj.TakeBatch):  # written since the job ended
@@ -367,7 +367,7 @@ class CloudMachine:
                 return run.taken(task, result)
         return run.done(task, result) if run.awaits(task) else []
 
-    def _shown(self, task: tr.ShowBlob, result: object) -> list[fx.Effect]:
+    def _shown(self, task: tr.ShowBlob, result: object) -> fx.Effects:
         """Pass a stored blob to its broadcast; several cells may send the same one."""
         runs = [one for run in self.runs.values() for one in run.cells.values()]
         outgoing = [*self._published.values(), *(one.out for one in runs)]
@@ -375,17 +375,17 @@ class CloudMachine:
         waiting = [one for one in waiting if one.lends(task.data)] or waiting
         return waiting[0].shown.done(task, result, self._now_s) if waiting else []
 
-    def _send_trust(self, cell: str) -> list[fx.Effect]:
+    def _send_trust(self, cell: str) -> fx.Effects:
         return [fx.Send(fx.ProxyAddress(cell), self._metadata)] if self._metadata else []
 
-    def _rekeyed(self, own: OwnKeys) -> list[fx.Effect]:
+    def _rekeyed(self, own: OwnKeys) -> fx.Effects:
         before = self.keys
         changed = any(before[cell].epoch != peers.epoch for cell, peers in own.peers.items())
         self.keys, self._metadata = dict(own.peers), own.metadata
         self.signer.key = own.jobs
         self._releases.key = own.releases
         version = next(iter(own.peers.values())).versions[1]
-        out: list[fx.Effect] = [one for cell in self.keys for one in self._send_trust(cell)]
+        out: fx.Effects = [one for cell in self.keys for one in self._send_trust(cell)]
         out.append(fx.Report("trust_changed", {"version": version}))
         if not changed:
             return out
@@ -394,7 +394,7 @@ class CloudMachine:
             out += [*published.send(), *self._statements[cell].sign_anew()]
         return out + [one for run in self.runs.values() for one in run.rekeyed()]
 
-    def _answer(self, cell: str, need: m.Need) -> list[fx.Effect]:
+    def _answer(self, cell: str, need: m.Need) -> fx.Effects:
         """Send parts of a broadcast or its URL. Raises `unknown_blob`, `bad_index`."""
         published = self._published[cell]
         if published.is_blob(need.blob):
@@ -404,7 +404,7 @@ class CloudMachine:
             raise ProtocolError("unknown_blob")
         return run.answer(cell, need, self._now_s)
 
-    def _offer(self, cell: str, offer: m.Offer) -> list[fx.Effect]:
+    def _offer(self, cell: str, offer: m.Offer) -> fx.Effects:
         header = m.verified_header(offer.header, "proxy", self.keys[cell].proxy)
         self._mark_responding(cell)
         match header:
@@ -427,18 +427,18 @@ class CloudMachine:
         runs = [one for each in self.runs.values() for one in each.cells.values()]
         return [one.arrival for one in runs if one is not run.cells[cell]]
 
-    def _batch(self, run: cj.JobRun, cell: str, offer: m.Offer, header: m.Batch) -> list[fx.Effect]:
+    def _batch(self, run: cj.JobRun, cell: str, offer: m.Offer, header: m.Batch) -> fx.Effects:
         """Take a batch, dropping streams of other jobs if it fits without them."""
         others = self._others(run, cell)
         left_bytes = self.settings.spool_bytes - sum(one.batch_bytes for one in others)
-        out, size_bytes = list[fx.Effect](), header.blob.size_bytes
+        out, size_bytes = fx.Effects(), header.blob.size_bytes
         if run.takes(cell, header) and size_bytes <= left_bytes:
             claimed_bytes = sum(one.claimed_bytes for one in others)
             if size_bytes > self.settings.spool_bytes - claimed_bytes:
                 out += [effect for one in others for effect in one.drop_stream()]
         return [*out, *run.batch(cell, offer, header, left_bytes, self._now_s)]
 
-    def _stream(self, cell: str, arrived: m.Arrived) -> list[fx.Effect]:
+    def _stream(self, cell: str, arrived: m.Arrived) -> fx.Effects:
         run = self.runs.get(arrived.at.job_id)
         if run is None:
             return []
@@ -448,7 +448,7 @@ class CloudMachine:
         impossible = arrived.blob.size_bytes > self.settings.spool_bytes
         return run.stream(cell, arrived, arrived.blob.size_bytes if impossible else left_bytes)
 
-    def _note(self, cell: str, envelope: m.Envelope) -> list[fx.Effect]:
+    def _note(self, cell: str, envelope: m.Envelope) -> fx.Effects:
         body = m.verified_body(envelope, "proxy", self.keys[cell].proxy)
         self._mark_responding(cell)
         match body:
@@ -469,7 +469,7 @@ class CloudMachine:
                 return self._linked(cell, "edge", "" if up else EDGE_LINK)
         raise ProtocolError("unexpected_body")
 
-    def _ack(self, cell: str, ack: m.Ack) -> list[fx.Effect]:
+    def _ack(self, cell: str, ack: m.Ack) -> fx.Effects:
         for notes in (self._ends[cell], self._statements[cell]):
             if (confirmed := notes.confirmed(ack.blob)) is not None:
                 return confirmed
@@ -483,7 +483,7 @@ class CloudMachine:
         run = self._run(lambda one: one.cells[cell].asks_about(ack))
         return run.acknowledged(cell, ack) if run else []
 
-    def _timer(self, name: str) -> list[fx.Effect]:
+    def _timer(self, name: str) -> fx.Effects:
         kind, _, scope = name.partition("/")
         job, _, cell = scope.partition("/")
         job_id = bytes.fromhex(job)

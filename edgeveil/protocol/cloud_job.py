@@ -254,7 +254,7 @@ class Cell:
     def ack(self, digest: bytes, status: Literal["held", "closed"]) -> fx.Effect:
         return fx.Send(self.proxy, self.signer.note(m.Ack(digest, status)))
 
-    def ask(self, need: m.Need | None) -> list[fx.Effect]:
+    def ask(self, need: m.Need | None) -> fx.Effects:
         return [fx.Send(self.proxy, need)] if need else []
 
 
@@ -268,7 +268,7 @@ class OutgoingBroadcast:
         settings = cell.settings
         self.shown = tr.ShownBlobs(cell.signer, settings.out_of_band_bytes, settings.url_valid_s)
 
-    def offer(self, new: Broadcast) -> list[fx.Effect]:
+    def offer(self, new: Broadcast) -> fx.Effects:
         self.drop()
         self._manifest, self._data = new.manifest, tr.LentData(new.data)
         return self.send(push=new.manifest.blob.size_bytes <= self._cell.settings.push_bytes)
@@ -277,7 +277,7 @@ class OutgoingBroadcast:
         self._data.take_back()
         self._manifest = None
 
-    def send(self, *, push: bool = False) -> list[fx.Effect]:
+    def send(self, *, push: bool = False) -> fx.Effects:
         """Offer the broadcast; the proxy requests parts that are not pushed."""
         if self._manifest is None:
             return []
@@ -307,7 +307,7 @@ class OutgoingBroadcast:
     def lends(self, data: object) -> bool:
         return data is self._data
 
-    def answer(self, need: m.Need, now_s: float) -> list[fx.Effect]:
+    def answer(self, need: m.Need, now_s: float) -> fx.Effects:
         """Send parts or the URL. Raises `unknown_blob`, `bad_index`."""
         if self._manifest is None or not self.is_blob(need.blob):
             raise ProtocolError("unknown_blob")
@@ -352,7 +352,7 @@ class BatchArrival:
             return False
         return digest in (under_way.header.blob.digest, under_way.header.stream)
 
-    def batch(self, offer: m.Offer, header: m.Batch, now_s: float) -> list[fx.Effect]:
+    def batch(self, offer: m.Offer, header: m.Batch, now_s: float) -> fx.Effects:
         """Pull an offered batch if it is large or streamed, or assign a URL."""
         cell, batch, stream, known = self._cell, self._batch, self._stream, False
         new = batch is None or batch.header != header
@@ -372,7 +372,7 @@ class BatchArrival:
             grant = self.grants.offered(proxy, cell.job_id, blob, header, now_s)
             return [*grant, repair, self.watch()]
         batch.in_transit = False
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         for part in tr.first_data(offer, blob):
             out += self._store(batch, part)
         if known:
@@ -381,14 +381,14 @@ class BatchArrival:
             out += cell.ask(batch.next_need(timer=True))
         return [*out, repair, self.watch()] if new else [*out, repair]
 
-    def is_put(self, put: m.BlobPut) -> list[fx.Effect]:
+    def is_put(self, put: m.BlobPut) -> fx.Effects:
         grant = self.grants.get(self._cell.proxy, put.blob)
         if grant is None or grant.taking or not grant.name:
             return []
         grant.taking = True
         return [fx.Work(TakeBatch(grant.arrival, grant.name, self._cell.name), grant.arrival.at)]
 
-    def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
+    def taken(self, task: TakeBatch, result: object) -> fx.Effects:
         batch = self._batch
         if batch is None or batch.header != task.batch:
             # The round ended meanwhile.
@@ -399,7 +399,7 @@ class BatchArrival:
             return []
         return [fx.Refuse(f"beside_{tr.why_not(result)}")]
 
-    def stream(self, arrived: m.Arrived) -> list[fx.Effect]:
+    def stream(self, arrived: m.Arrived) -> fx.Effects:
         """Request the front of a batch. Raises ProtocolError."""
         blob = arrived.blob
         tr.check_claim(blob, self._cell.settings.spool_bytes)
@@ -417,16 +417,16 @@ class BatchArrival:
         stream.grow(offer, header)
         return self._cell.ask(stream.next_need(timer=False))
 
-    def opened(self) -> list[fx.Effect]:
+    def opened(self) -> fx.Effects:
         self._at_work, more, self._more = False, self._more, False
         batch = self._batch or self._stream
         return self._open(batch.header) if more and batch and batch.header.stream else []
 
-    def part(self, part: m.BlobPart) -> list[fx.Effect]:
+    def part(self, part: m.BlobPart) -> fx.Effects:
         batch = self._batch or self._stream
         return self._store(batch, part) if batch is not None and self.knows(part.blob) else []
 
-    def repair(self) -> list[fx.Effect]:
+    def repair(self) -> fx.Effects:
         batch = self._batch
         if batch is None or batch.complete:
             return []
@@ -436,19 +436,19 @@ class BatchArrival:
             out.append(self.watch())
         return [*out, self._cell.set("repair", self._cell.settings.repair_s)]
 
-    def acknowledge(self) -> list[fx.Effect]:
+    def acknowledge(self) -> fx.Effects:
         if self._batch is None:
             return []
         ack = self._cell.ack(self._batch.header.blob.digest, "held")
         return [*self.drop(), ack]
 
-    def drop(self) -> list[fx.Effect]:
+    def drop(self) -> fx.Effects:
         batch = self._batch or self._stream
         self._batch = self._stream = None
         self.grants.end(self._cell.job_id)
         return [] if batch is None else [self._dropped()]
 
-    def drop_stream(self) -> list[fx.Effect]:
+    def drop_stream(self) -> fx.Effects:
         """Drop the front of an incomplete batch; it is sent again with the batch."""
         return self.drop() if self._batch is None else []
 
@@ -463,7 +463,7 @@ class BatchArrival:
         credit = min(BATCH_CREDIT, max(tr.NEED_LIMIT, BATCH_CREDIT_BYTES // header.blob.part_bytes))
         return tr.Fetch(offer, header, most_bytes, keep=False, credit=credit)
 
-    def _store(self, batch: tr.Fetch[m.Batch], part: m.BlobPart) -> list[fx.Effect]:
+    def _store(self, batch: tr.Fetch[m.Batch], part: m.BlobPart) -> fx.Effects:
         cell, blob, stream = self._cell, batch.header.blob, batch.header.stream
         again = part.index in batch
         batch.add(part)
@@ -474,7 +474,7 @@ class BatchArrival:
         opening = self._open(batch.header) if stream else []
         return [fx.Persist(kept), *opening, *cell.ask(batch.next_need(timer=False))]
 
-    def _open(self, batch: m.Batch) -> list[fx.Effect]:
+    def _open(self, batch: m.Batch) -> fx.Effects:
         if self._at_work:
             self._more = True
             return []
@@ -482,7 +482,7 @@ class BatchArrival:
         return [fx.Work(OpenArrived(batch, self._cell.name), batch.at)]
 
 
-class MaskArrivals:
+class _MaskArrivals:
     """One request about masks, repeated by the timer `unmask` until `masks` is complete."""
 
     def __init__(self, cell: Cell) -> None:
@@ -491,11 +491,11 @@ class MaskArrivals:
         self._answer: tr.Fetch[m.MaskSums] | None = None
         self.masks: bytes | None = None
 
-    def ask(self, request: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
+    def ask(self, request: m.CheckMasks | m.Unmask) -> fx.Effects:
         self._request, self._answer, self.masks = request, None, None
         return self.send()
 
-    def drop(self) -> list[fx.Effect]:
+    def drop(self) -> fx.Effects:
         self._request, answer, self._answer, self.masks = None, self._answer, None, None
         ack = [self._cell.ack(answer.header.blob.digest, "held")] if answer else []
         return [self._cell.cancel("unmask"), *ack]
@@ -505,7 +505,7 @@ class MaskArrivals:
         request = self._request
         return hashlib.sha256(m.encode_inner(request)).digest() if request else b""
 
-    def send(self) -> list[fx.Effect]:
+    def send(self) -> fx.Effects:
         if self._request is None or self.masks is not None:
             return []
         cell = self._cell
@@ -517,7 +517,7 @@ class MaskArrivals:
             self._answer = None
         return [*cell.ask(need), again]
 
-    def offer(self, offer: m.Offer, header: m.MaskSums) -> list[fx.Effect]:
+    def offer(self, offer: m.Offer, header: m.MaskSums) -> fx.Effects:
         request = self._request
         if request is None or header.question != self.question or header.at != request.at:
             return [self._cell.ack(header.blob.digest, "held")]
@@ -535,7 +535,7 @@ class MaskArrivals:
     def knows(self, digest: bytes) -> bool:
         return self._answer is not None and self._answer.header.blob.digest == digest
 
-    def part(self, part: m.BlobPart) -> list[fx.Effect] | None:
+    def part(self, part: m.BlobPart) -> fx.Effects | None:
         """Take a part of the answer; returns None if it is of another blob."""
         answer = self._answer
         if answer is None or answer.header.blob.digest != part.blob:
@@ -546,7 +546,7 @@ class MaskArrivals:
             return self._whole(answer)
         return self._cell.ask(answer.next_need(timer=False))
 
-    def _whole(self, answer: tr.Fetch[m.MaskSums]) -> list[fx.Effect]:
+    def _whole(self, answer: tr.Fetch[m.MaskSums]) -> fx.Effects:
         try:
             self.masks = answer.finish()
         except ProtocolError:
@@ -573,17 +573,17 @@ class RepeatedNotes:
         self._open: dict[bytes, tuple[m.Body, m.Note]] = {}
         self._wait_s = cell.settings.resend_s
 
-    def add(self, key: bytes, body: m.Body) -> list[fx.Effect]:
+    def add(self, key: bytes, body: m.Body) -> fx.Effects:
         self._open[key] = body, self._signer.note(body)
         self._wait_s = self._cell.settings.resend_s
         return self.send()
 
-    def sign_anew(self) -> list[fx.Effect]:
+    def sign_anew(self) -> fx.Effects:
         self._open = {k: (body, self._signer.note(body)) for k, (body, _) in self._open.items()}
         self._wait_s = self._cell.settings.resend_s
         return self.send()
 
-    def send(self) -> list[fx.Effect]:
+    def send(self) -> fx.Effects:
         if not self._open:
             return []
         cell, wait_s = self._cell, self._wait_s
@@ -591,7 +591,7 @@ class RepeatedNotes:
         notes = [fx.Send(cell.proxy, note) for _, note in self._open.values()]
         return [*notes, cell.set(self._timer, wait_s)]
 
-    def confirmed(self, digest: bytes) -> list[fx.Effect] | None:
+    def confirmed(self, digest: bytes) -> fx.Effects | None:
         """Remove the note with this digest; returns None if there is none."""
         for key, (_, note) in self._open.items():
             if hashlib.sha256(note.body.payload).digest() == digest:
@@ -607,7 +607,7 @@ class CellRun:
         self.home, self._alone, self.cell = home, alone, home.name  # alone: the only cell
         self.out = OutgoingBroadcast(home, "resend")
         self.arrival = BatchArrival(home)
-        self.masks = MaskArrivals(home)
+        self.masks = _MaskArrivals(home)
         self.status, self.reason = CellStatus.OUT, ""
         self.joined = self.joining = self.responding = False
         self.link = self.outage = ""  # link that is down now; that was, since the last offer
@@ -622,49 +622,49 @@ class CellRun:
     def silent(self) -> bool:
         return self.reason == SILENT and not self.responding
 
-    def offer(self, new: Broadcast) -> list[fx.Effect]:
+    def offer(self, new: Broadcast) -> fx.Effects:
         self.status, self.reason, self.shortfall = CellStatus.OFFERED, "", None
         self.outage = self.link
         self.manifest = new.manifest
         return [*self.out.offer(new), self.wait()]
 
-    def linked(self, down: str) -> list[fx.Effect]:
+    def linked(self, down: str) -> fx.Effects:
         """Record the failed link (`down`, "" if none), which excuses the cell's silence."""
         before, self.link = self.link, down
         self.outage = down or self.outage
         return [self.wait()] if before and not down and self.awaited else []
 
-    def on_held(self) -> list[fx.Effect]:
+    def on_held(self) -> fx.Effects:
         """Start the round's wait; the proxy's deadline runs from here, not from sealing."""
         self.status = CellStatus.HELD
         self.out.drop()
         return [self.home.cancel("resend"), self.wait()]
 
-    def ask(self, request: m.CheckMasks | m.Unmask) -> list[fx.Effect]:
+    def ask(self, request: m.CheckMasks | m.Unmask) -> fx.Effects:
         self.status, self.reason = CellStatus.ASKED, ""
         return [*self.masks.ask(request), self.arrival.watch()]
 
-    def on_received(self) -> list[fx.Effect]:
+    def on_received(self) -> fx.Effects:
         self.status = CellStatus.RECEIVED
         return self.cancel_timers()
 
-    def fail(self, reason: str) -> list[fx.Effect]:
+    def fail(self, reason: str) -> fx.Effects:
         self.status, self.reason = CellStatus.FAILED, reason
         self.joined = self.responding = False
         return self._drop_all()
 
-    def drop(self) -> list[fx.Effect]:
+    def drop(self) -> fx.Effects:
         self.status, self.joining = CellStatus.OUT, False
         return self._drop_all()
 
-    def _drop_all(self) -> list[fx.Effect]:
+    def _drop_all(self) -> fx.Effects:
         self.out.drop()
         return [*self.arrival.drop(), *self.masks.drop(), *self.cancel_timers()]
 
-    def cancel_timers(self) -> list[fx.Effect]:
+    def cancel_timers(self) -> fx.Effects:
         return [self.home.cancel("watchdog"), self.home.cancel("resend")]
 
-    def send_record(self, commit: m.Commit, data: bytes) -> list[fx.Effect]:
+    def send_record(self, commit: m.Commit, data: bytes) -> fx.Effects:
         out = [*self.masks.drop(), *self.arrival.acknowledge(), *self.arrival.drop()]
         self.out.drop()
         self.status, cell = CellStatus.OUT, self.home
@@ -677,7 +677,7 @@ class CellRun:
         round_s = last.deadline_s + last.grace_s if last and held else 0.0
         return self.home.set("watchdog", round_s + self.home.settings.proxy_margin_s)
 
-    def send(self) -> list[fx.Effect]:
+    def send(self) -> fx.Effects:
         return [*self.out.send(), *self.masks.send()]
 
     def knows(self, digest: bytes) -> bool:
@@ -800,7 +800,7 @@ class JobRun:
     def _where(self, *statuses: CellStatus) -> list[CellRun]:
         return [one for one in self.cells.values() if one.status in statuses]
 
-    def begin(self) -> list[fx.Effect]:
+    def begin(self) -> fx.Effects:
         """Announce the job. Raises ProtocolError `illegal_transition` if it runs."""
         self._step("start")
         data = {"job_id": self.job_id.hex(), "rounds": self.start.rounds}
@@ -810,10 +810,10 @@ class JobRun:
     def _announcement(self) -> SealJob:
         return SealJob(self.job_id, tuple(self.cells))
 
-    def cancel(self) -> list[fx.Effect]:
+    def cancel(self) -> fx.Effects:
         return self._end("cancelled", "cancelled by the operator")
 
-    def rekeyed(self) -> list[fx.Effect]:
+    def rekeyed(self) -> fx.Effects:
         if not self._may("rekeyed"):
             # Signed offers are no longer needed, or repeated with the new key.
             self._announce_again = self.state in (_S.ABSORBING, *_ASKING)
@@ -821,25 +821,23 @@ class JobRun:
         self.attempt += 1
         return self._announce_anew()
 
-    def _announce_anew(self) -> list[fx.Effect]:
+    def _announce_anew(self) -> fx.Effects:
         self._step("rekeyed")
         self._announce_again = False
         return [*self._drop_all(), self._work(self._announcement)]
 
-    def _drop_all(self) -> list[fx.Effect]:
+    def _drop_all(self) -> fx.Effects:
         return [one for cell in self.cells.values() for one in cell.drop()]
 
-    def _pause(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
+    def _pause(self, reason: str, answers: RoundAnswers | None = None) -> fx.Effects:
         self._step("pause")
         return self._stop("paused", reason, answers)
 
-    def _end(self, status: str, reason: str) -> list[fx.Effect]:
+    def _end(self, status: str, reason: str) -> fx.Effects:
         self._step("end")
         return self._stop(status, reason)
 
-    def _stop(
-        self, status: str, reason: str, answers: RoundAnswers | None = None
-    ) -> list[fx.Effect]:
+    def _stop(self, status: str, reason: str, answers: RoundAnswers | None = None) -> fx.Effects:
         close = m.Close(self.job_id, status)  # type: ignore[arg-type]
         ends = self._ends if status != "paused" else ()
         return [
@@ -849,7 +847,7 @@ class JobRun:
             self._report("job_" + status, job_id=self.job_id.hex(), reason=reason),
         ]
 
-    def done(self, task: object, result: object) -> list[fx.Effect]:
+    def done(self, task: object, result: object) -> fx.Effects:
         cells = self.cells
         if isinstance(task, SealJob) and self.state is not _S.SEALING_JOB:
             joining = [cells[cell] for cell in task.cells if cells[cell].joining]
@@ -887,12 +885,12 @@ class JobRun:
                 return [*self._blame(misfits), *acks, *self._repeat(reason, answers)]
         return []
 
-    def _blame(self, misfits: Mapping[str, m.Misfits]) -> list[fx.Effect]:
+    def _blame(self, misfits: Mapping[str, m.Misfits]) -> fx.Effects:
         """Report misfits to the proxies while these know the senders."""
         homes = [(self.cells[cell].home, note) for cell, note in misfits.items()]
         return [fx.Send(home.proxy, home.signer.note(note)) for home, note in homes]
 
-    def _sealed(self, by_cell: Mapping[str, Broadcast]) -> list[fx.Effect]:
+    def _sealed(self, by_cell: Mapping[str, Broadcast]) -> fx.Effects:
         self._step("sealed")
         first = next(iter(by_cell.values())).manifest
         at, kind = first.at, first.kind
@@ -900,7 +898,7 @@ class JobRun:
         counts = [one.manifest.selected for one in by_cell.values()]
         selected = sum(counts) if kind == "round" else first.selected
         data = {"round": at.round, "kind": kind, "selected": selected, "attempt": at.attempt}
-        out: list[fx.Effect] = [self._report("broadcast", **data)]
+        out: fx.Effects = [self._report("broadcast", **data)]
         for cell in self.cells.values():
             if cell.cell in by_cell:
                 out += cell.offer(by_cell[cell.cell])
@@ -908,10 +906,10 @@ class JobRun:
                 out += cell.drop()
         return out
 
-    def _committed(self, commit: m.Commit, data: bytes, last: bool) -> list[fx.Effect]:
+    def _committed(self, commit: m.Commit, data: bytes, last: bool) -> fx.Effects:
         last = last or self.round >= self.start.rounds
         self._step("committed_last" if last else "committed")
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         for cell in self.cells.values():
             if cell.status is not CellStatus.OUT:
                 out += cell.send_record(commit, data)
@@ -923,7 +921,7 @@ class JobRun:
             return [*out, *self._announce_anew()]
         return [*out, *self._join(), self._work(self.sealing)]
 
-    def _repeat(self, reason: str, answers: RoundAnswers | None = None) -> list[fx.Effect]:
+    def _repeat(self, reason: str, answers: RoundAnswers | None = None) -> fx.Effects:
         """Start another attempt, without using a retry after an outage; pause during one."""
         active = [one for one in self.cells.values() if one.status is not CellStatus.OUT]
         if down := next((one.link for one in active if one.link), ""):
@@ -942,7 +940,7 @@ class JobRun:
         dropped = [one for cell in self.cells.values() if not cell.joining for one in cell.drop()]
         return [*dropped, report, *self._join(), self._work(self.sealing)]
 
-    def _join(self) -> list[fx.Effect]:
+    def _join(self) -> fx.Effects:
         """Seal the job for cells that responded without holding it, in parallel to rounds."""
         late = [one for one in self.cells.values() if one.responding and not one.joined]
         late = [one for one in late if not one.joining]
@@ -950,9 +948,9 @@ class JobRun:
             cell.joining = True
         return [self._work(SealJob(self.job_id, tuple(one.cell for one in late)))] if late else []
 
-    def _offer_job(self, joining: list[CellRun], result: object) -> list[fx.Effect]:
+    def _offer_job(self, joining: list[CellRun], result: object) -> fx.Effects:
         by_cell = result.by_cell if isinstance(result, CellBroadcasts) else {}
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         for cell in joining:
             offered = by_cell.get(cell.cell)
             if offered is None:
@@ -961,12 +959,12 @@ class JobRun:
                 out += cell.out.offer(offered)
         return out
 
-    def answer(self, cell: str, need: m.Need, now_s: float) -> list[fx.Effect]:
+    def answer(self, cell: str, need: m.Need, now_s: float) -> fx.Effects:
         run = self.cells[cell]
         out = run.out.answer(need, now_s)
         return [*out, run.wait()] if run.status is CellStatus.OFFERED else out
 
-    def acknowledged(self, cell: str, ack: m.Ack) -> list[fx.Effect]:
+    def acknowledged(self, cell: str, ack: m.Ack) -> fx.Effects:
         run = self.cells[cell]
         if ack.blob == run.masks.question:
             request = "check masks" if self.state is _S.CHECKING else "unmask"
@@ -996,7 +994,7 @@ class JobRun:
 
     def batch(
         self, cell: str, offer: m.Offer, header: m.Batch, room_bytes: int, now_s: float
-    ) -> list[fx.Effect]:
+    ) -> fx.Effects:
         """Take an offered batch if `room_bytes` suffice. Raises ProtocolError."""
         settings, size_bytes = self._settings, header.blob.size_bytes
         takes, run = self.takes(cell, header), self.cells[cell]
@@ -1018,40 +1016,40 @@ class JobRun:
             return [fx.Refuse("spool_full"), run.arrival.watch()]
         return self._arrived(run, run.arrival.batch(offer, header, now_s))
 
-    def taken(self, task: TakeBatch, result: object) -> list[fx.Effect]:
+    def taken(self, task: TakeBatch, result: object) -> fx.Effects:
         run = self.cells[task.cell]
         return self._arrived(run, run.arrival.taken(task, result))
 
-    def stream(self, cell: str, arrived: m.Arrived, room_bytes: int) -> list[fx.Effect]:
+    def stream(self, cell: str, arrived: m.Arrived, room_bytes: int) -> fx.Effects:
         if arrived.at != self.at or not self._may("batch"):
             return []
         if arrived.blob.size_bytes > room_bytes or not self.cells[cell].awaited:
             return []  # sent with the batch
         return self.cells[cell].arrival.stream(arrived)
 
-    def part(self, cell: str, part: m.BlobPart) -> list[fx.Effect]:
+    def part(self, cell: str, part: m.BlobPart) -> fx.Effects:
         run = self.cells[cell]
         taken = run.masks.part(part)
         if taken is None:
             return self._arrived(run, run.arrival.part(part))
         return self._unmasked(run, taken)
 
-    def masks(self, cell: str, offer: m.Offer, header: m.MaskSums) -> list[fx.Effect]:
+    def masks(self, cell: str, offer: m.Offer, header: m.MaskSums) -> fx.Effects:
         """Take offered sums of masks. Raises ProtocolError if they cannot be fetched."""
         return self._unmasked(self.cells[cell], self.cells[cell].masks.offer(offer, header))
 
-    def _unmasked(self, cell: CellRun, out: list[fx.Effect]) -> list[fx.Effect]:
+    def _unmasked(self, cell: CellRun, out: fx.Effects) -> fx.Effects:
         if cell.masks.masks is None or cell.status is not CellStatus.ASKED:
             return out
         return [*out, *cell.on_received(), *self._move()]
 
-    def _arrived(self, cell: CellRun, out: list[fx.Effect]) -> list[fx.Effect]:
+    def _arrived(self, cell: CellRun, out: fx.Effects) -> fx.Effects:
         batch = cell.arrival.whole_batch
         if batch is None or not self.takes(cell.cell, batch):
             return out
         return [*out, *cell.on_received(), *self._move()]
 
-    def short(self, cell: str, short: m.Shortfall) -> list[fx.Effect]:
+    def short(self, cell: str, short: m.Shortfall) -> fx.Effects:
         run = self.cells[cell]
         waits = run.status in (CellStatus.OFFERED, CellStatus.HELD)
         if short.at != self.at or not self._may("batch") or not waits:
@@ -1060,14 +1058,14 @@ class JobRun:
         run.out.drop()
         return [*run.cancel_timers(), *self._move()]
 
-    def _fail(self, cell: CellRun, reason: str) -> list[fx.Effect]:
+    def _fail(self, cell: CellRun, reason: str) -> fx.Effects:
         out = cell.fail(reason)
         if len(self.cells) > 1:
             which = {"cell": cell.cell} if cell.cell else {}
             out.append(self._report("cell_gone", round=self.round, why=reason, **which))
         return [*out, *self._move()]
 
-    def _move(self) -> list[fx.Effect]:
+    def _move(self) -> fx.Effects:
         offered, held = self._where(CellStatus.OFFERED), self._where(CellStatus.HELD)
         received = self._where(CellStatus.RECEIVED)
         if self._may("batch"):
@@ -1101,9 +1099,9 @@ class JobRun:
 
     def _round_moves(
         self, offered: list[CellRun], held: list[CellRun], received: list[CellRun]
-    ) -> list[fx.Effect]:
+    ) -> fx.Effects:
         """Absorb the batches once no cell is awaited; a quorum starts `grace_s`."""
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         if held and not offered and self._may("held"):
             self._step("held")
             out.append(self._report("held", round=self.round))
@@ -1123,7 +1121,7 @@ class JobRun:
         cancel = fx.CancelTimer(timer_name("enough", self.job_id))
         return [*out, report, cancel, self._work(Absorb(batches))]
 
-    def _no_batch(self) -> list[fx.Effect]:
+    def _no_batch(self) -> fx.Effects:
         short = [one.shortfall for one in self.cells.values() if one.status is CellStatus.SHORT]
         if not short:
             why = self._why()
@@ -1140,7 +1138,7 @@ class JobRun:
             return [report, *self._end("failed", why)]
         return self._repeat(f"{answers}: below the minimum", answers)
 
-    def timer(self, kind: str, cell: str) -> list[fx.Effect]:
+    def timer(self, kind: str, cell: str) -> fx.Effects:
         if kind == "enough":  # the other cells have a quorum
             slow = self._where(CellStatus.OFFERED, CellStatus.HELD) if self._may("batch") else []
             return [one for run in slow for one in self._fail(run, _SLOW)]
@@ -1156,7 +1154,7 @@ class JobRun:
                 return self._silent(run) if run.awaited else []
         return []
 
-    def _silent(self, cell: CellRun) -> list[fx.Effect]:
+    def _silent(self, cell: CellRun) -> fx.Effects:
         """Offer or ask again, using a retry; a round is not awaited twice."""
         others = self._where(CellStatus.HELD, CellStatus.RECEIVED)
         if self.state not in _WAITING_ON or others or self.retries_left <= 0 or cell.link:

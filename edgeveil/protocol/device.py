@@ -148,7 +148,7 @@ RECORD_TIMEOUTS = 8  # without progress, before a commit record is given up
 HeaderTest = Callable[[m.BroadcastHeader], bool]
 
 
-class Fetches:
+class _Fetches:
     """Offered blobs by digest; a complete one is passed to `complete` once and forgotten.
 
     If it `stays`, it is passed on when it is offered again. Of a manifest in pieces the stanzas are
@@ -159,7 +159,7 @@ class Fetches:
         context: dr.DeviceContext,
         sealing: Sequence[SealingKey],  # keys of the stanza buckets to fetch; none: all
         stays: HeaderTest,
-        complete: Callable[[m.BroadcastHeader, bytes, bool], list[fx.Effect]],
+        complete: Callable[[m.BroadcastHeader, bytes, bool], fx.Effects],
     ) -> None:
         """`complete` gets a header, its data, and whether the data are its stanzas only."""
         self._settings, self._backoff, self._sealing = context.settings, context.backoff, sealing
@@ -212,31 +212,29 @@ class Fetches:
             )
         return self.under_way.get(stanzas.digest)
 
-    def offer(
-        self, offer: m.Offer, header: m.BroadcastHeader, *, ask: bool = True
-    ) -> list[fx.Effect]:
+    def offer(self, offer: m.Offer, header: m.BroadcastHeader, *, ask: bool = True) -> fx.Effects:
         """Take inline data and `ask` for the remainder. Raises `bad_part`, `bad_digest`."""
         fetch = self.begin(offer, header)
         if fetch is not None and fetch.blob == header.blob:
             for part in tr.first_data(offer, header.blob):
                 fetch.add(part)
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         for one in list(self.under_way.values()) if ask else ():
             if one.header == header and one.out_of_band:
                 out += _request(one.next_need(timer=False))
         return out + self._finish(fetch) if fetch and fetch.complete else out
 
-    def pull(self, offer: m.Offer, header: m.BroadcastHeader, piece: m.Blob) -> list[fx.Effect]:
+    def pull(self, offer: m.Offer, header: m.BroadcastHeader, piece: m.Blob) -> fx.Effects:
         new = tr.Fetch[m.BroadcastHeader](offer, header, self._settings.blob_bytes, blob=piece)
         need = self.under_way.setdefault(piece.digest, new).wake(b"")
         return _request(need if need and need.indices else None)
 
-    def begin_fetch(self, at: m.BlobAt) -> list[fx.Effect]:
+    def begin_fetch(self, at: m.BlobAt) -> fx.Effects:
         """Fetch a requested blob from a URL. Raises ProtocolError `foreign_url`."""
         fetch = self.under_way.get(at.blob)
         return [] if fetch is None else tr.begin_fetch(fetch, at, self._settings.blob_urls)
 
-    def end_fetch(self, task: tr.FetchOutOfBand, result: object) -> list[fx.Effect]:
+    def end_fetch(self, task: tr.FetchOutOfBand, result: object) -> fx.Effects:
         fetch = self.under_way.get(task.blob.digest)
         if fetch is None:
             return []
@@ -245,7 +243,7 @@ class Fetches:
             return self._finish(fetch)
         return failed
 
-    def fetch_ciphertext(self, manifest: m.Manifest, stanzas: bytes) -> list[fx.Effect]:
+    def fetch_ciphertext(self, manifest: m.Manifest, stanzas: bytes) -> fx.Effects:
         """Request the ciphertext unless it was dropped. Raises ProtocolError `bad_digest`."""
         fetch = self.under_way.get(manifest.pieces[1].digest)
         if fetch is None or fetch.header != manifest:
@@ -255,7 +253,7 @@ class Fetches:
             return self._finish(fetch)
         return [*_request(need), fx.SetTimer("repair", self._settings.repair_s)]
 
-    def part(self, part: m.BlobPart) -> list[fx.Effect]:
+    def part(self, part: m.BlobPart) -> fx.Effects:
         fetch = self.under_way.get(part.blob)
         if fetch is None:
             return []  # parts are broadcast: most are for other devices
@@ -268,7 +266,7 @@ class Fetches:
             return []
         return _request(fetch.next_need(timer=False))
 
-    def repair(self) -> list[fx.Effect]:
+    def repair(self) -> fx.Effects:
         """Request missing parts with growing intervals; give up a stalled record."""
         self.under_way = {
             digest: fetch
@@ -286,7 +284,7 @@ class Fetches:
     def forget(self, over: HeaderTest) -> None:
         self.under_way = {d: f for d, f in self.under_way.items() if not over(f.header)}
 
-    def _finish(self, fetch: tr.Fetch[m.BroadcastHeader]) -> list[fx.Effect]:
+    def _finish(self, fetch: tr.Fetch[m.BroadcastHeader]) -> fx.Effects:
         data, header = fetch.before + fetch.finish(), fetch.header
         del self.under_way[fetch.blob.digest]
         if isinstance(header, m.Manifest) and fetch.blob in header.pieces[:1]:
@@ -295,7 +293,7 @@ class Fetches:
         return self._complete(header, data, False)
 
 
-def _request(need: m.Need | None) -> list[fx.Effect]:
+def _request(need: m.Need | None) -> fx.Effects:
     return [fx.Send(fx.ProxyAddress(), need)] if need else []
 
 
@@ -325,7 +323,7 @@ class DeviceMachine:
         self._backoff = tr.Backoff(signer.name)
         context = dr.DeviceContext(signer, memory, self.settings, self._backoff)
         self.rounds = dr.DeviceRounds(context)
-        self.fetches = Fetches(context, sealing, self._is_ahead, self._complete)
+        self.fetches = _Fetches(context, sealing, self._is_ahead, self._complete)
         self._trust_at_work = False  # the host verifies metadata
         # By job, the digest of a package that is not for this device, or that the host opens.
         self._foreign: dict[bytes, bytes] = {}
@@ -364,7 +362,7 @@ class DeviceMachine:
     def subscribes_to(self, bucket: fx.BucketAddress) -> bool:
         return any(bucket_of(key, bucket.level) == bucket.index for key in self._sealing)
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+    def handle(self, event: fx.Event, now_s: float) -> fx.Effects:
         self._now_s = now_s
         try:
             out = self._handle(event)
@@ -375,7 +373,7 @@ class DeviceMachine:
             out = [*out, fx.CancelTimer("hello"), self._note_to_proxy(m.Bye(self.signer.name))]
         return out
 
-    def _handle(self, event: fx.Event) -> list[fx.Effect]:
+    def _handle(self, event: fx.Event) -> fx.Effects:
         match event:
             case fx.PeerConnected():
                 self._report_tries = 0
@@ -418,7 +416,7 @@ class DeviceMachine:
     def _note_to_proxy(self, body: m.Bye | m.Want) -> fx.Effect:
         return fx.Send(fx.ProxyAddress(), self.signer.note(body))
 
-    def _offer(self, offer: m.Offer) -> list[fx.Effect]:
+    def _offer(self, offer: m.Offer) -> fx.Effects:
         header = self.keys.cloud_header(offer.header)
         if not isinstance(header, m.Manifest | m.Commit):
             raise ProtocolError("unexpected_header")
@@ -457,7 +455,7 @@ class DeviceMachine:
             return self.fetches.offer(offer, header, ask=False)
         return []
 
-    def _release(self, offer: m.Offer, header: m.Manifest) -> list[fx.Effect]:
+    def _release(self, offer: m.Offer, header: m.Manifest) -> fx.Effects:
         tags = {header.data_set, self._data_set}
         if len(tags) == 2 and b"" not in tags:  # a dummy, unless another report is due
             return [] if self.memory.report_due else self._report_due(header)
@@ -472,7 +470,7 @@ class DeviceMachine:
         self._newest_release = header.sequence
         return self._fetch(offer, header)
 
-    def _record(self, offer: m.Offer, commit: m.Commit, round_: dr.DeviceRound) -> list[fx.Effect]:
+    def _record(self, offer: m.Offer, commit: m.Commit, round_: dr.DeviceRound) -> fx.Effects:
         """Fetch a commit record that awaits an upload, or the piece with its marks."""
         answer = round_.awaited(commit.at)
         if answer is None:
@@ -485,12 +483,12 @@ class DeviceMachine:
         request = self.fetches.pull(offer, commit, tr.piece_for(commit, answer.marks))
         return [*request, fx.SetTimer("repair", self.settings.repair_s)]
 
-    def _fetch(self, offer: m.Offer, header: m.BroadcastHeader) -> list[fx.Effect]:
+    def _fetch(self, offer: m.Offer, header: m.BroadcastHeader) -> fx.Effects:
         self.fetches.make_room(offer, header)
         timer = fx.SetTimer("repair", self.settings.repair_s)
         return [timer, *self.fetches.offer(offer, header)]
 
-    def _complete(self, header: m.BroadcastHeader, data: bytes, stanzas: bool) -> list[fx.Effect]:
+    def _complete(self, header: m.BroadcastHeader, data: bytes, stanzas: bool) -> fx.Effects:
         round_ = self.rounds.of(header.at.job_id) if header.kind in ("round", "commit") else None
         if isinstance(header, m.Commit):
             return round_.committed(header, data) if round_ else []
@@ -511,7 +509,7 @@ class DeviceMachine:
         round_ = self.rounds.of(manifest.at.job_id) if manifest.kind == "round" else None
         return round_ is not None and round_.cover.on
 
-    def _done(self, task: object, result: object) -> list[fx.Effect]:
+    def _done(self, task: object, result: object) -> fx.Effects:
         match task, result:
             case fx.TakeTrust(), _:
                 return self._trust_taken(result)
@@ -578,7 +576,7 @@ class DeviceMachine:
                 return _failed(reason)
         return []
 
-    def _opened(self, manifest: m.Manifest, package: Package | None) -> list[fx.Effect]:
+    def _opened(self, manifest: m.Manifest, package: Package | None) -> fx.Effects:
         if package is None:
             return self._not_for_me(manifest)
         if manifest.kind == "job":
@@ -590,7 +588,7 @@ class DeviceMachine:
             return [fx.Work(InstallRelease(manifest, package))] if fresh else []
         return self.rounds.opened(manifest, package, self._now_s)
 
-    def _not_for_me(self, manifest: m.Manifest) -> list[fx.Effect]:
+    def _not_for_me(self, manifest: m.Manifest) -> fx.Effects:
         job_id = manifest.at.job_id
         if manifest.kind == "release":
             return self._report_due(manifest)
@@ -609,7 +607,7 @@ class DeviceMachine:
         known = job_id in self.memory.jobs or job_id in self._foreign
         return header.kind == "round" and not known
 
-    def _keep_ahead(self, offer: m.Offer, round_: m.Manifest) -> list[fx.Effect]:
+    def _keep_ahead(self, offer: m.Offer, round_: m.Manifest) -> fx.Effects:
         job_id = round_.at.job_id
         self.fetches.make_room(offer, round_, lambda old: self._is_ahead_of(job_id, old))
         before = self._ahead.pop(job_id, None)
@@ -632,7 +630,7 @@ class DeviceMachine:
         del self._ahead[job_id]
         self.fetches.forget(lambda old: self._is_ahead_of(job_id, old))
 
-    def _want(self) -> list[fx.Effect]:
+    def _want(self) -> fx.Effects:
         """Request missing jobs with growing intervals until their rounds are over."""
         for job_id, (_, _, until_s) in list(self._ahead.items()):
             if self._now_s > until_s:
@@ -647,11 +645,11 @@ class DeviceMachine:
         wanted = [self._note_to_proxy(m.Want(job)) for job in self._ahead if job not in coming]
         return [*wanted, fx.SetTimer("want", wait_s)]
 
-    def _take_up_ahead(self, job_id: bytes) -> list[fx.Effect]:
+    def _take_up_ahead(self, job_id: bytes) -> fx.Effects:
         waiting = self._ahead.pop(job_id, None)
         return self._offer(waiting[1]) if waiting else []
 
-    def _learned(self, job_id: bytes) -> list[fx.Effect]:
+    def _learned(self, job_id: bytes) -> fx.Effects:
         """Add a stored job; beyond `settings.jobs` the oldest one ends."""
         memory = self.memory
         self._job_at_work.pop(job_id, None)
@@ -674,7 +672,7 @@ class DeviceMachine:
             known.pop(job_id, None)
         return fx.Persist(JobClosed(job_id, status))
 
-    def _report_due(self, release: m.Manifest) -> list[fx.Effect]:
+    def _report_due(self, release: m.Manifest) -> fx.Effects:
         due = self.memory.report_due
         of_same = due is not None and due.data_set == release.data_set
         newest = m.known_number(due.sequence if due and of_same else self.memory.reported)
@@ -683,7 +681,7 @@ class DeviceMachine:
         self.memory.report_due, self._report, self._report_tries = release, None, 0
         return [fx.Persist(ReportDue(release)), *self._report_again()]
 
-    def _report_again(self) -> list[fx.Effect]:
+    def _report_again(self) -> fx.Effects:
         release = self.memory.report_due
         if release is None:
             return []
@@ -692,7 +690,7 @@ class DeviceMachine:
         seed = hashlib.sha256(self.signer.name.encode() + m.encode_inner(release)).digest()
         return [fx.SetTimer("report", release.deadline_s * int.from_bytes(seed[:6]) / 2**48)]
 
-    def _send_report(self) -> list[fx.Effect]:
+    def _send_report(self) -> fx.Effects:
         due = self.memory.report_due
         if due is None:
             return []
@@ -702,11 +700,11 @@ class DeviceMachine:
         self._report_tries += 1
         return [fx.Send(fx.ProxyAddress(), self._report), fx.SetTimer("report", wait_s)]
 
-    def _greet(self) -> list[fx.Effect]:
+    def _greet(self) -> fx.Effects:
         self._hello_tries = 0
         return self._send_hello()
 
-    def _send_hello(self) -> list[fx.Effect]:
+    def _send_hello(self) -> fx.Effects:
         """Send a hello, repeated with growing intervals until acknowledged; not while away."""
         if self._away:
             return []
@@ -716,17 +714,17 @@ class DeviceMachine:
         self._hello = _digest(note.body)
         wait_s = self._backoff.wait_s(settings.repair_s, self._hello_tries, settings.waits_cap_s)
         self._hello_tries += 1
-        out: list[fx.Effect] = [fx.Send(fx.ProxyAddress(), note), fx.SetTimer("hello", wait_s)]
+        out: fx.Effects = [fx.Send(fx.ProxyAddress(), note), fx.SetTimer("hello", wait_s)]
         unheard = self._hello_tries == UNHEARD_TRIES + 1
         return [*out, fx.Report("unheard", {"tries": UNHEARD_TRIES})] if unheard else out
 
-    def _hello_in(self, delay_s: float) -> list[fx.Effect]:
+    def _hello_in(self, delay_s: float) -> fx.Effects:
         if self._away:
             return []
         self._hello_tries = 0
         return [fx.SetTimer("hello", delay_s)]
 
-    def _send_key(self) -> list[fx.Effect]:
+    def _send_key(self) -> fx.Effects:
         new = self.memory.new_sealing
         if new is None or self._away:
             return []
@@ -734,7 +732,7 @@ class DeviceMachine:
         again = fx.SetTimer("key", m.NEW_KEY_EVERY_S + 1.0)
         return [fx.Send(fx.ProxyAddress(), self.signer.note(new)), again]
 
-    def _note(self, envelope: m.Envelope) -> list[fx.Effect]:
+    def _note(self, envelope: m.Envelope) -> fx.Effects:
         if envelope.signer == "cloud":
             body = self.keys.cloud_body(envelope)
             if isinstance(body, m.Close):
@@ -772,7 +770,7 @@ class DeviceMachine:
                 return self._acknowledged(ack)
         raise ProtocolError("unexpected_body")
 
-    def _acknowledged(self, ack: m.Ack) -> list[fx.Effect]:
+    def _acknowledged(self, ack: m.Ack) -> fx.Effects:
         memory, due = self.memory, self.memory.report_due
         new = memory.new_sealing
         if new is not None and hashlib.sha256(m.encode_inner(new)).digest() == ack.blob:
@@ -787,7 +785,7 @@ class DeviceMachine:
         sent = self.rounds.with_upload(ack.blob)
         return sent.acknowledged(ack) if sent else []
 
-    def _close(self, close: m.Close) -> list[fx.Effect]:
+    def _close(self, close: m.Close) -> fx.Effects:
         job_id = close.job_id
         if job_id in self.memory.closed:
             return []
@@ -798,7 +796,7 @@ class DeviceMachine:
         round_ = self.rounds.of(job_id)
         return [*(round_.job_closed() if round_ else []), ended, fx.Report("job_closed", data)]
 
-    def _trust_taken(self, result: object) -> list[fx.Effect]:
+    def _trust_taken(self, result: object) -> fx.Effects:
         self._trust_at_work = False
         if not isinstance(result, m.PeerKeys):
             reason = result.reason if isinstance(result, fx.WorkFailed) else ""
@@ -815,7 +813,7 @@ class DeviceMachine:
         self.fetches.forget(lambda _old: True)
         return [fx.Persist(CloudEpoch(result.epoch)), report]
 
-    def _timer(self, name: str) -> list[fx.Effect]:
+    def _timer(self, name: str) -> fx.Effects:
         match name:
             case "hello":
                 if self._away:
@@ -862,7 +860,7 @@ def _is_over(fetched: m.BroadcastHeader, round_: dr.DeviceRound) -> bool:
     return fetched.kind == "round"
 
 
-def _failed(reason: str) -> list[fx.Effect]:
+def _failed(reason: str) -> fx.Effects:
     """Return a refusal by slug; a sentence is only reported to the owner."""
     if _SLUG.fullmatch(reason):
         return [fx.Refuse(reason)]

@@ -6,7 +6,7 @@ restart refuses the same ones. The time at which an answer is sent (`AnswerWindo
 the package is opened, before a record is read: otherwise it would reveal the duration of the work.
 A selected device consents and computes in its turn, or declines. An answer is durable before it is
 sent, resent until the proxy acknowledges it, and kept until the commit record. With cover traffic
-every device answers every round at a random time, with dummies if needed (`CoverTraffic`).
+every device answers every round at a random time, with dummies if needed (`_CoverTraffic`).
 
 **Turns.** Work on records is done for one job at a time. Its duration may depend on records, so a
 turn ends at a time that was public before (the limit of work, ledger and seals), and no answer's
@@ -225,7 +225,7 @@ class AnswerWindow:
         return self.begun_s + self.cover_s / 2 * WORK_SHARE if self.cover_s else self.closes_s
 
 
-class CoverTraffic:
+class _CoverTraffic:
     """Cover traffic as last requested by the proxy, which repeats its request after each hello.
 
     No message ends it, since an old one could be replayed: it ends with the first round on a new
@@ -320,7 +320,7 @@ class DeviceContext:
 class DeviceRound:
     """Round of a job, with timers `deadline` and `resend`; uploads are in `memory.uploads`."""
 
-    def __init__(self, job_id: bytes, context: DeviceContext, cover: CoverTraffic) -> None:
+    def __init__(self, job_id: bytes, context: DeviceContext, cover: _CoverTraffic) -> None:
         self.job_id, self.cover, self._context = job_id, cover, context
         self._memory, self._settings = context.memory, context.settings
         self.state = DEVICE_STATES.start
@@ -351,14 +351,14 @@ class DeviceRound:
         """Whether the round awaits something of the device, until the proxy holds its answer."""
         return self.state not in (DeviceState.IDLE, DeviceState.ANSWERED)
 
-    def connected(self) -> list[fx.Effect]:
+    def connected(self) -> fx.Effects:
         self.cover.connected()
         item = self.item
         if item and self.state is DeviceState.IDLE:
             self._step("restored_held" if item.held else "restored")
         return self.offer_again()
 
-    def offer_again(self) -> list[fx.Effect]:
+    def offer_again(self) -> fx.Effects:
         return self._send() if self.state is DeviceState.UPLOADING else []
 
     def _step(self, happened: str) -> None:
@@ -376,17 +376,17 @@ class DeviceRound:
         here = (self.manifest and self.manifest.at == at) or (item and item.at == at)
         return not here and not (at == seen.at and seen.settled)
 
-    def begin(self, manifest: m.Manifest, mark: ManifestMark, now_s: float) -> list[fx.Effect]:
+    def begin(self, manifest: m.Manifest, mark: ManifestMark, now_s: float) -> fx.Effects:
         known = self._memory.seen.get(manifest.at.job_id) == mark
         self._step("manifest")
         self._memory.seen[manifest.at.job_id] = mark
         self.manifest, self._package = manifest, None
         self.cover.offered(now_s)
-        out: list[fx.Effect] = [] if known else [fx.Persist(mark)]
+        out: fx.Effects = [] if known else [fx.Persist(mark)]
         out += [*self._drop(), fx.CancelTimer(self._resend)]
         return [*out, fx.SetTimer(self._deadline, manifest.deadline_s + manifest.grace_s)]
 
-    def complete(self, manifest: m.Manifest, data: bytes, now_s: float) -> list[fx.Effect]:
+    def complete(self, manifest: m.Manifest, data: bytes, now_s: float) -> fx.Effects:
         self._step("complete")
         self.cover.begin(manifest, now_s)
         return [fx.Work(OpenPackage(manifest, data))]
@@ -397,7 +397,7 @@ class DeviceRound:
             self._window = self.cover.window(manifest, opened)
             self._moment = self._window.moment(self._window.begun_s)
 
-    def opened(self, manifest: m.Manifest, package: Package) -> list[fx.Effect]:
+    def opened(self, manifest: m.Manifest, package: Package) -> fx.Effects:
         if manifest.kind != "round" or not isinstance(package, RoundPackage):
             return [*self.not_for_me(manifest), fx.Refuse("malformed_package")]
         if manifest != self.manifest:
@@ -432,12 +432,12 @@ class DeviceRound:
         key = self._context.round_key(manifest)
         return task if key is None else replace(task, round_key=key.key, proxy_memory=key.memory)
 
-    def out_of_time(self) -> list[fx.Effect]:
+    def out_of_time(self) -> fx.Effects:
         """Decline for lack of time, which depends on public times only."""
         manifest, self._package = self.manifest, None
         return [] if manifest is None else self.declined(manifest, BUSY, "conditions")
 
-    def not_for_me(self, manifest: m.Manifest) -> list[fx.Effect]:
+    def not_for_me(self, manifest: m.Manifest) -> fx.Effects:
         """End the round of a device that is not selected; send dummies under cover."""
         if manifest != self.manifest:
             return []
@@ -446,7 +446,7 @@ class DeviceRound:
         self._step("not_for_me")
         return []
 
-    def declined(self, manifest: m.Manifest, why: str, cause: str) -> list[fx.Effect]:
+    def declined(self, manifest: m.Manifest, why: str, cause: str) -> fx.Effects:
         """Decline as a selected device; under cover send dummies instead of a note."""
         data = {**place(manifest.at), "cause": cause, "why": why}
         report = fx.Report("declined", data, manifest.at)
@@ -460,12 +460,12 @@ class DeviceRound:
         note = self._context.signer.note(m.Decline(manifest.at, cause))
         return [fx.Persist(settled), report, fx.Send(fx.ProxyAddress(), note)]
 
-    def _answer_with_dummies(self, manifest: m.Manifest) -> list[fx.Effect]:
+    def _answer_with_dummies(self, manifest: m.Manifest) -> fx.Effects:
         self._step("covering")
         key = self._context.round_key(manifest)
         return [fx.Work(SealDummies(manifest, b"" if key is None else key.key))]
 
-    def uncovered(self, manifest: m.Manifest, why: str) -> list[fx.Effect]:
+    def uncovered(self, manifest: m.Manifest, why: str) -> fx.Effects:
         """Report a missing dummy; a note would reveal that there was no other answer."""
         if manifest == self.manifest:
             self._step("declined")
@@ -473,7 +473,7 @@ class DeviceRound:
 
     def answered(
         self, manifest: m.Manifest, answer: object, now_s: float, *, dummies: bool = False
-    ) -> list[fx.Effect]:
+    ) -> fx.Effects:
         if isinstance(answer, SealedAnswer):
             return self.sealed(manifest, answer, now_s)
         match answer:
@@ -485,7 +485,7 @@ class DeviceRound:
                 return []
         return self.uncovered(manifest, why) if dummies else self.declined(manifest, why, cause)
 
-    def sealed(self, manifest: m.Manifest, sealed: SealedAnswer, now_s: float) -> list[fx.Effect]:
+    def sealed(self, manifest: m.Manifest, sealed: SealedAnswer, now_s: float) -> fx.Effects:
         """Send an answer at its time, kept in memory until then.
 
         On disk, a dummy would survive a restart in which an answer still being computed is lost."""
@@ -499,7 +499,7 @@ class DeviceRound:
             return [fx.SetTimer(self._resend, wait_s)]
         return self._put(manifest.at, sealed)
 
-    def _put(self, at: m.RoundId, sealed: SealedAnswer) -> list[fx.Effect]:
+    def _put(self, at: m.RoundId, sealed: SealedAnswer) -> fx.Effects:
         self._waiting, memory, signer = None, self._memory, self._context.signer
         blob = tr.describe(sealed.data, tr.part_bytes(self._settings.packet_bytes))
         memory.answered += memory.answered >= 0
@@ -510,7 +510,7 @@ class DeviceRound:
         memory.uploads[self.job_id], self._resends = item, 0
         return [fx.Persist(item), *self._send()]
 
-    def _send(self) -> list[fx.Effect]:
+    def _send(self) -> fx.Effects:
         """Offer the upload, inline if it is small; the proxy requests parts otherwise."""
         item, settings = self.item, self._settings
         if item is None:
@@ -526,7 +526,7 @@ class DeviceRound:
         )
         return [*packets, fx.SetTimer(self._resend, wait_s)]
 
-    def resend(self) -> list[fx.Effect]:
+    def resend(self) -> fx.Effects:
         if self.state is not DeviceState.UPLOADING:
             return []
         if self._waiting is not None:
@@ -536,14 +536,14 @@ class DeviceRound:
         self._resends += 1
         return self._send()
 
-    def begin_put(self, at: m.BlobAt) -> list[fx.Effect]:
+    def begin_put(self, at: m.BlobAt) -> fx.Effects:
         """Put the upload at the proxy's URL. Raises ProtocolError `foreign_url`."""
         item = self.item
         if item is None or item.held:
             return []
         return self.store_put.begin(at, item.upload.blob, item.data)
 
-    def end_put(self, task: tr.PutOutOfBand, result: object) -> list[fx.Effect]:
+    def end_put(self, task: tr.PutOutOfBand, result: object) -> fx.Effects:
         """Wait for the proxy to take the stored upload, or offer it again."""
         stored, out = self.store_put.end(task, result)
         item = self.item
@@ -551,7 +551,7 @@ class DeviceRound:
             return []
         return out if stored else [*out, *self.resend()]
 
-    def acknowledged(self, ack: m.Ack) -> list[fx.Effect]:
+    def acknowledged(self, ack: m.Ack) -> fx.Effects:
         item = self.item
         if item is None or self.state is not DeviceState.UPLOADING:
             return []
@@ -569,7 +569,7 @@ class DeviceRound:
     def awaited(self, at: m.RoundId) -> OutboxPut | None:
         return next((one for one in (self.item, self._last) if one and one.at == at), None)
 
-    def committed(self, commit: m.Commit, marks: bytes) -> list[fx.Effect]:
+    def committed(self, commit: m.Commit, marks: bytes) -> fx.Effects:
         item, late = self.item, self._last
         current = item is not None and item.at == commit.at
         if current:
@@ -582,13 +582,13 @@ class DeviceRound:
             return []
         found, segments = counted(item, marks), len(item.marks)
         outcome: Outcome = "counted" if found == segments else "partial" if found else "missing"
-        out: list[fx.Effect] = [fx.Persist(LateRecord(item.at, outcome))]
+        out: fx.Effects = [fx.Persist(LateRecord(item.at, outcome))]
         if current:
             out = [fx.CancelTimer(self._resend), *self._drop(outcome)]
         data = {**place(item.at), "segments": segments, "counted": found}
         return out if item.dummy else [*out, fx.Report("counted", data)]
 
-    def _drop(self, outcome: Outcome = "dropped") -> list[fx.Effect]:
+    def _drop(self, outcome: Outcome = "dropped") -> fx.Effects:
         self._waiting = None
         item = self._memory.uploads.pop(self.job_id, None)
         if item is None:
@@ -600,13 +600,13 @@ class DeviceRound:
             self._memory.seen[self.job_id] = replace(seen, settled=True)
         return [fx.Persist(OutboxDrop(at, outcome))]
 
-    def job_closed(self) -> list[fx.Effect]:
+    def job_closed(self) -> fx.Effects:
         self._step("closed")
         self.manifest = self._package = None
         timers = [fx.CancelTimer(self._resend), fx.CancelTimer(self._deadline)]
         return [*self._drop(), *timers]
 
-    def expired(self) -> list[fx.Effect] | None:
+    def expired(self) -> fx.Effects | None:
         """End the round; returns None if an answer is in progress or acknowledged."""
         if not DEVICE_STATES.allows(self.state, "expired"):
             return None
@@ -636,7 +636,7 @@ class DeviceRounds:
     """Rounds by job and their turns, with one further timer `turn`."""
 
     def __init__(self, context: DeviceContext) -> None:
-        self.context, self._cover = context, CoverTraffic()
+        self.context, self._cover = context, _CoverTraffic()
         self._rounds: dict[bytes, DeviceRound] = {}
         self.last: DeviceRound | None = None  # most recently active
         self._at_work: ComputeAnswer | None = None
@@ -678,7 +678,7 @@ class DeviceRounds:
     def under_way(self) -> bool:
         return any(round_.under_way for round_ in self)
 
-    def connected(self) -> list[fx.Effect]:
+    def connected(self) -> fx.Effects:
         self._cover.connected()
         return [effect for round_ in self for effect in round_.connected()]
 
@@ -693,7 +693,7 @@ class DeviceRounds:
         while len(keys) > self.context.settings.jobs:
             del keys[next(iter(keys))]
 
-    def opened(self, manifest: m.Manifest, package: Package, now_s: float) -> list[fx.Effect]:
+    def opened(self, manifest: m.Manifest, package: Package, now_s: float) -> fx.Effects:
         round_ = self.of(manifest.at.job_id)
         if round_ is None:
             return []
@@ -703,7 +703,7 @@ class DeviceRounds:
             self._free_s = now_s  # an unlimited turn ends with its round
         return out + self.next_turn(now_s)
 
-    def worked(self, task: ComputeAnswer, result: object, now_s: float) -> list[fx.Effect]:
+    def worked(self, task: ComputeAnswer, result: object, now_s: float) -> fx.Effects:
         """End a turn, after the round has taken the work's result."""
         if self._at_work is None or task.manifest != self._at_work.manifest:
             return []
@@ -712,7 +712,7 @@ class DeviceRounds:
             self._free_s = now_s
         return self.next_turn(now_s)
 
-    def next_turn(self, now_s: float) -> list[fx.Effect]:
+    def next_turn(self, now_s: float) -> fx.Effects:
         """Begin the waiting work with the earliest deadline if the device is free."""
         if self._free_s == math.inf:
             return []

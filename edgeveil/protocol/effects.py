@@ -175,6 +175,7 @@ class Report:
 
 
 Effect = Send | SetTimer | CancelTimer | Persist | Work | Refuse | Report
+Effects = list[Effect]
 
 
 class Machine(Protocol):
@@ -183,7 +184,7 @@ class Machine(Protocol):
     @property
     def at(self) -> RoundId | None: ...
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]: ...
+    def handle(self, event: Event, now_s: float) -> Effects: ...
 
 
 S = TypeVar("S", bound=Enum)

@@ -15,14 +15,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from edgeveil.crypto.keys import (
-    KEY_BYTES,
-    STATE_BYTES,
-    SigningKey,
-    VerifyKey,
-    sign,
-    verify,
-)
+from edgeveil.crypto.keys import KEY_BYTES, STATE_BYTES, SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import BODY, DATA_SET, HEADER, RELEASE_AHEAD, context
 from edgeveil.errors import ProtocolError
 

@@ -75,7 +75,7 @@ class SetAside:
 _LATEST_S = 600.0
 
 
-class HelloRate:
+class _HelloRate:
     """Rate limit of hellos; each one beyond it is assigned the next free time."""
 
     def __init__(self, per_s: float) -> None:
@@ -131,7 +131,7 @@ class ProxyMachine:
         self.broadcasts = Broadcasts(context, self.rounds, self.serving, self.releases, self.masks)
         self._roster: tuple[m.Envelope, m.Roster, bytes] | None = None
         self._edge_up = True  # the link to the devices' broker
-        self.hello_rate = HelloRate(self.settings.hellos_per_s)
+        self.hello_rate = _HelloRate(self.settings.hellos_per_s)
         self._later: dict[int, m.Note] = {}
         # Of admitted devices: start of the counting period and number of hellos in it.
         self._hellos: dict[str, tuple[float, int]] = {}
@@ -142,13 +142,13 @@ class ProxyMachine:
     def at(self) -> m.RoundId | None:
         return next(reversed(self.rounds.collections), None)
 
-    def handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+    def handle(self, event: fx.Event, now_s: float) -> fx.Effects:
         try:
             return self._handle(event, now_s)
         except ProtocolError as error:
             return [fx.Refuse(error.reason)]
 
-    def _handle(self, event: fx.Event, now_s: float) -> list[fx.Effect]:
+    def _handle(self, event: fx.Event, now_s: float) -> fx.Effects:
         match event:
             case fx.PeerConnected(peer=fx.CloudAddress()):
                 return [*self._send_roster(), self._link_state(), *self.rounds.report_all()]
@@ -181,7 +181,7 @@ class ProxyMachine:
                 return self._timer(name, now_s)
         return []
 
-    def _done(self, task: object, result: object, now_s: float) -> list[fx.Effect]:
+    def _done(self, task: object, result: object, now_s: float) -> fx.Effects:
         match task:
             case fx.TakeTrust():
                 self._context.reading_trust -= 1
@@ -212,7 +212,7 @@ class ProxyMachine:
                 return [fx.Send(fx.DeviceAddress(task.device), self.signer.note(behind))]
         return []
 
-    def _timer(self, name: str, now_s: float) -> list[fx.Effect]:
+    def _timer(self, name: str, now_s: float) -> fx.Effects:
         match name:
             case "credit":
                 return self.uploads.tick(now_s)
@@ -244,7 +244,7 @@ class ProxyMachine:
         self._edge_up = self._edge_up if up is None else up
         return fx.Send(fx.CloudAddress(), self.signer.note(m.LinkState(self._edge_up)))
 
-    def _send_roster(self) -> list[fx.Effect]:
+    def _send_roster(self) -> fx.Effects:
         registry = self.registry
         epoch, keys = registry.roster()
         blob = tr.describe(keys, tr.part_bytes(self.settings.packet_bytes))
@@ -261,7 +261,7 @@ class ProxyMachine:
         least = min(earlier, default=m.KNOWS_CHECKS)
         return 0 if least < m.KNOWS_BUCKETS else max(least, m.KNOWS_RECORDS)
 
-    def _offer_roster(self, *, push: bool) -> list[fx.Effect]:
+    def _offer_roster(self, *, push: bool) -> fx.Effects:
         if self._roster is None:
             return []
         signed, header, keys = self._roster
@@ -269,14 +269,14 @@ class ProxyMachine:
         packets = tr.sends(fx.CloudAddress(), signed, header.blob, keys, limit, push=push)
         return [*packets, fx.SetTimer("roster", self.settings.resend_s)]
 
-    def _believe(self, keys: m.PeerKeys) -> list[fx.Effect]:
+    def _believe(self, keys: m.PeerKeys) -> fx.Effects:
         """Replace keys; devices get the metadata before any newly signed message."""
         root_version, before = self._context.keys.versions
         self._context.keys = keys
         report = fx.Report("trust_changed", {"version": keys.versions[1]})
         return [*self._send_trust(fx.AllDevices(), root_version, before), report]
 
-    def _send_trust(self, to: fx.Address, root_version: int, version: int) -> list[fx.Effect]:
+    def _send_trust(self, to: fx.Address, root_version: int, version: int) -> fx.Effects:
         if self._trust is None or not root_version:
             return []
         roots, delegations = self._trust(root_version, version)
@@ -288,7 +288,7 @@ class ProxyMachine:
             return []
         return [fx.Send(to, m.TrustMetadata(sent, delegations if whole else b""))]
 
-    def _cloud_message(self, message: object) -> list[fx.Effect]:
+    def _cloud_message(self, message: object) -> fx.Effects:
         match message:
             case m.TrustMetadata() as metadata if self._trust is not None:
                 self._context.reading_trust += 1
@@ -323,7 +323,7 @@ class ProxyMachine:
                         return [*out, self._link_state()]
         raise ProtocolError("unexpected_body")
 
-    def _cloud_ack(self, ack: m.Ack) -> list[fx.Effect]:
+    def _cloud_ack(self, ack: m.Ack) -> fx.Effects:
         if self._roster and self._roster[1].blob.digest == ack.blob:
             self._roster = None
             return [fx.CancelTimer("roster")]
@@ -332,7 +332,7 @@ class ProxyMachine:
         reported = self.releases.acknowledged(ack)
         return self.rounds.delivered(ack) if reported is None else reported
 
-    def _device_message(self, device: str, message: object, now_s: float) -> list[fx.Effect]:
+    def _device_message(self, device: str, message: object, now_s: float) -> fx.Effects:
         match message:
             case m.Offer() as offer:
                 out = self.uploads.offer(device, offer, now_s)
@@ -348,7 +348,7 @@ class ProxyMachine:
                 return self._device_note(device, note, now_s)
         raise ProtocolError("unexpected_body")
 
-    def _device_note(self, device: str, note: m.Note, now_s: float) -> list[fx.Effect]:
+    def _device_note(self, device: str, note: m.Note, now_s: float) -> fx.Effects:
         signed = note.body
         body = m.decode_body(signed)
         if isinstance(body, m.Hello) and not self.hello_rate.free(now_s):
@@ -372,7 +372,7 @@ class ProxyMachine:
                 return self.releases.report(device, report, note)
         raise ProtocolError("unexpected_body")
 
-    def _here(self) -> list[fx.Effect]:
+    def _here(self) -> fx.Effects:
         """Request a hello from every device, spread to match the rate limit."""
         settings = self.settings
         enrolled = len(self.registry.roster()[1]) // 32
@@ -382,7 +382,7 @@ class ProxyMachine:
         out = [*self._context.cover(fx.AllDevices()), here]
         return [*out, fx.SetTimer("hellos", spread_s + settings.resend_s)]
 
-    def _defer(self, device: str, now_s: float) -> list[fx.Effect]:
+    def _defer(self, device: str, now_s: float) -> fx.Effects:
         """Defer a hello. Raises ProtocolError `unknown_signer` or `hello_too_often`."""
         if self.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
@@ -403,7 +403,7 @@ class ProxyMachine:
             raise ProtocolError("hello_too_often")
         self._hellos[device] = since_s, count + 1
 
-    def _hello(self, hello: m.Hello, digest: bytes, now_s: float) -> list[fx.Effect]:
+    def _hello(self, hello: m.Hello, digest: bytes, now_s: float) -> fx.Effects:
         """Welcome a device unless it counts fewer answers than the proxy knows."""
         device, to, answered = hello.device, fx.DeviceAddress(hello.device), self.memory.answered
         newer = self._send_trust(to, hello.root_version, hello.trust_version)
@@ -423,7 +423,7 @@ class ProxyMachine:
         cover = self._context.cover(to)
         return [*newer, *acked, *cover, *knows, *kept, *uploads, self._presence()]
 
-    def _answers(self, hello: m.Hello) -> list[fx.Effect]:
+    def _answers(self, hello: m.Hello) -> fx.Effects:
         """Store permanently that a device counts its answers or checks masks."""
         if hello.answered < 0 and hello.knows < m.KNOWS_CHECKS:
             return []
@@ -432,10 +432,10 @@ class ProxyMachine:
         answered[hello.device] = max(known or 0, counted)
         return [] if known is not None else [fx.Persist(AnswersFrom(hello.device, counted))]
 
-    def _knows(self, hello: m.Hello, *, again: bool) -> list[fx.Effect]:
+    def _knows(self, hello: m.Hello, *, again: bool) -> fx.Effects:
         """Record a device's capability; the cloud uses the lowest one of all devices."""
         earlier, knows = self.memory.earlier, min(hello.knows, m.KNOWS_CHECKS)
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         if knows < m.KNOWS_CHECKS:
             out.append(fx.Refuse("earlier_version", fx.DeviceAddress(hello.device)))
         known = earlier.get(hello.device, m.KNOWS_CHECKS)
@@ -450,7 +450,7 @@ class ProxyMachine:
 
     def _new_sealing_key(
         self, new: m.NewSealingKey, signed: m.Envelope, now_s: float
-    ) -> list[fx.Effect]:
+    ) -> fx.Effects:
         """Store a new sealing key once. Raises ProtocolError `new_key_too_often`."""
         digest = hashlib.sha256(signed.payload).digest()
         ack = self._context.ack(fx.DeviceAddress(new.device), digest, "held")

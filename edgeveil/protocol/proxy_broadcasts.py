@@ -94,7 +94,7 @@ class ProxyReleases:
         self._context = context
         self._reports: dict[m.RoundId, _Reports] = {}
 
-    def report(self, device: str, report: m.ReleaseReport, note: m.Note) -> list[fx.Effect]:
+    def report(self, device: str, report: m.ReleaseReport, note: m.Note) -> fx.Effects:
         """Accept a device's verified report. Raises ProtocolError `wrong_size`."""
         digest = hashlib.sha256(note.body.payload).digest()
         release = self._release(report.at)
@@ -112,8 +112,8 @@ class ProxyReleases:
         out = self._hand_over(release) if self._all_reported(reports) else []
         return [*out, fx.SetTimer("reports", self._context.settings.resend_s)]
 
-    def resend(self) -> list[fx.Effect]:
-        out: list[fx.Effect] = []
+    def resend(self) -> fx.Effects:
+        out: fx.Effects = []
         for at, reports in self._reports.items():
             release = self._release(at)
             if reports.under_way is not None:
@@ -122,7 +122,7 @@ class ProxyReleases:
                 out += self._hand_over(release)
         return [*out, fx.SetTimer("reports", self._context.settings.resend_s)] if out else []
 
-    def acknowledged(self, ack: m.Ack) -> list[fx.Effect] | None:
+    def acknowledged(self, ack: m.Ack) -> fx.Effects | None:
         """Acknowledge handed-over reports to their devices; returns None for other acks."""
         for at, reports in self._reports.items():
             if reports.under_way is None:
@@ -139,7 +139,7 @@ class ProxyReleases:
             return [*acks, *more, *([again] if more else [])]
         return None
 
-    def _hand_over(self, release: m.Manifest) -> list[fx.Effect]:
+    def _hand_over(self, release: m.Manifest) -> fx.Effects:
         reports, context = self._reports[release.at], self._context
         floor = context.settings.min_batch_floor
         # The last few are handed over once all connected devices have reported.
@@ -169,7 +169,7 @@ class ProxyReleases:
     def _ack(self, device: str, digest: bytes, status: str) -> fx.Effect:
         return self._context.ack(fx.DeviceAddress(device), digest, status)
 
-    def set_statement(self, new: m.ReleaseStatement, note: m.Note) -> list[fx.Effect]:
+    def set_statement(self, new: m.ReleaseStatement, note: m.Note) -> fx.Effects:
         """Store and broadcast a statement. Raises `replayed_statement` or `far_sequence`."""
         memory = self._context.memory
         if self._context.is_far(new.number):
@@ -188,7 +188,7 @@ class ProxyReleases:
             del memory.kept[blob]
         return [fx.Persist(ReleaseStated(note, tuple(gone))), held, fx.Send(fx.AllDevices(), note)]
 
-    def welcome(self, device: str) -> list[fx.Effect]:
+    def welcome(self, device: str) -> fx.Effects:
         note = self._context.memory.statement
         return [fx.Send(fx.DeviceAddress(device), note)] if note else []
 
@@ -235,7 +235,7 @@ class Broadcasts:
         kept = sum(_cost_bytes(k.signed, k.header) for k in self._context.memory.kept.values())
         return kept + sum(_cost_bytes(f.offer.header, f.header) for f in self.arriving.values())
 
-    def offer(self, offer: m.Offer) -> list[fx.Effect]:
+    def offer(self, offer: m.Offer) -> fx.Effects:
         header = self._context.keys.cloud_header(offer.header)
         if not isinstance(header, m.Manifest | m.Commit):
             raise ProtocolError("unexpected_header")
@@ -359,19 +359,17 @@ class Broadcasts:
                 self._context.keys.cloud_header(kept.signed)
                 yield kept
 
-    def _forget_fetches(
-        self, over: Callable[[tr.Fetch[m.BroadcastHeader]], bool]
-    ) -> list[fx.Effect]:
+    def _forget_fetches(self, over: Callable[[tr.Fetch[m.BroadcastHeader]], bool]) -> fx.Effects:
         """Drop incomplete broadcasts that the cloud no longer offers."""
         gone = [digest for digest, fetch in self.arriving.items() if over(fetch)]
         for digest in gone:
             del self.arriving[digest]
         return [fx.Persist(BroadcastDropped(digest)) for digest in gone]
 
-    def _refuse(self, digest: bytes, reason: str) -> list[fx.Effect]:
+    def _refuse(self, digest: bytes, reason: str) -> fx.Effects:
         return [fx.Refuse(reason), self._context.ack(fx.CloudAddress(), digest, "refused", reason)]
 
-    def part(self, part: m.BlobPart) -> list[fx.Effect]:
+    def part(self, part: m.BlobPart) -> fx.Effects:
         fetch = self.arriving.get(part.blob)
         if fetch is None or part.index in fetch:
             return []
@@ -379,12 +377,12 @@ class Broadcasts:
         need = fetch.next_need(timer=False)
         return [*out, fx.Send(fx.CloudAddress(), need)] if need else out
 
-    def begin_fetch(self, at: m.BlobAt) -> list[fx.Effect]:
+    def begin_fetch(self, at: m.BlobAt) -> fx.Effects:
         """Fetch a broadcast from a URL. Raises ProtocolError `foreign_url`."""
         fetch = self.arriving.get(at.blob)
         return [] if fetch is None else tr.begin_fetch(fetch, at, self._context.settings.blob_urls)
 
-    def end_fetch(self, task: tr.FetchOutOfBand, result: object) -> list[fx.Effect]:
+    def end_fetch(self, task: tr.FetchOutOfBand, result: object) -> fx.Effects:
         fetch = self.arriving.get(task.blob.digest)
         if fetch is None:
             known = task.blob.digest in self._context.memory.kept
@@ -394,17 +392,17 @@ class Broadcasts:
             return [fx.Work(KeepBroadcast(fetch.offer.header, fetch.header))]
         return failed
 
-    def _put(self, fetch: tr.Fetch[m.BroadcastHeader], part: m.BlobPart) -> list[fx.Effect]:
+    def _put(self, fetch: tr.Fetch[m.BroadcastHeader], part: m.BlobPart) -> fx.Effects:
         if part.index in fetch:
             return []
         complete = fetch.add(part)
         offset = part.index * fetch.header.blob.part_bytes
-        out: list[fx.Effect] = [fx.Persist(BroadcastPart(part.blob, offset, part.data))]
+        out: fx.Effects = [fx.Persist(BroadcastPart(part.blob, offset, part.data))]
         if complete:
             out.append(fx.Work(KeepBroadcast(fetch.offer.header, fetch.header)))
         return out
 
-    def kept(self, task: KeepBroadcast, result: object) -> list[fx.Effect]:
+    def kept(self, task: KeepBroadcast, result: object) -> fx.Effects:
         """Acknowledge the stored blob, open its round and serve it."""
         header, digest = task.header, task.header.blob.digest
         fetch = self.arriving.get(digest)
@@ -417,7 +415,7 @@ class Broadcasts:
             return [fx.Persist(BroadcastDropped(digest)), fx.Refuse(reason)]
         if late := self._why_not(header):
             return [fx.Persist(BroadcastDropped(digest)), *self._refuse(digest, late)]
-        out: list[fx.Effect] = self._make_room(task.signed, header)
+        out: fx.Effects = self._make_room(task.signed, header)
         self._context.memory.kept[digest] = result
         out += [fx.Persist(result), self._context.ack(fx.CloudAddress(), digest, "held")]
         if isinstance(header, m.Commit):
@@ -426,7 +424,7 @@ class Broadcasts:
             out += self._rounds.begin(header)
         return out + self._serving.pass_on(fx.AllDevices(), result)
 
-    def _make_room(self, signed: m.Envelope, header: m.BroadcastHeader) -> list[fx.Effect]:
+    def _make_room(self, signed: m.Envelope, header: m.BroadcastHeader) -> fx.Effects:
         """Drop superseded broadcasts and rounds; a commit deletes its round's key."""
         memory = self._context.memory
         if isinstance(header, m.Commit):
@@ -440,10 +438,10 @@ class Broadcasts:
         replaced = [d for d, k in gone.items() if k.header.kind == "release" and d != own]
         return [*out, *(fx.Persist(ReleaseReplaced(digest)) for digest in replaced)]
 
-    def close(self, close: m.Close, note: m.Note) -> list[fx.Effect]:
+    def close(self, close: m.Close, note: m.Note) -> fx.Effects:
         """End a job: delete all but its release and last record, and notify devices."""
         memory, job_id = self._context.memory, close.job_id
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         if job_id not in memory.ended:
             out += self._rounds.drop_job(job_id)
             out += self._forget_fetches(lambda fetch: fetch.header.at.job_id == job_id)
@@ -468,11 +466,11 @@ class Broadcasts:
         digest = hashlib.sha256(note.body.payload).digest()
         return [*out, self._context.ack(fx.CloudAddress(), digest, "held")]
 
-    def repair(self) -> list[fx.Effect]:
+    def repair(self) -> fx.Effects:
         if not self.arriving:
             return []
         needs = [fetch.next_need(timer=True) for fetch in self.arriving.values()]
-        out: list[fx.Effect] = [fx.Send(fx.CloudAddress(), need) for need in needs if need]
+        out: fx.Effects = [fx.Send(fx.CloudAddress(), need) for need in needs if need]
         return [*out, fx.SetTimer("repair", self._context.settings.repair_s)]
 
 
@@ -533,7 +531,7 @@ class Serving:
         settings = context.settings
         self.shown = tr.ShownBlobs(context.signer, settings.out_of_band_bytes, settings.url_valid_s)
 
-    def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
+    def pass_on(self, to: fx.Address, kept: KeptBroadcast) -> fx.Effects:
         """Offer a broadcast, pushing its parts to all devices if it is small.
 
         Of a round with unselected devices only stanzas are pushed (each bucket to its devices), of
@@ -551,7 +549,7 @@ class Serving:
         if tr.fits_offer(kept.signed, kept.data, packet_bytes):
             return [*key, fx.Send(to, m.Offer(kept.signed, kept.data[:]))]
         out_of_band = any(self.shown.takes(piece) for piece, _ in (pieces or pushed))
-        out: list[fx.Effect] = [*key, fx.Send(to, m.Offer(kept.signed, out_of_band=out_of_band))]
+        out: fx.Effects = [*key, fx.Send(to, m.Offer(kept.signed, out_of_band=out_of_band))]
         if not isinstance(to, fx.AllDevices):
             return out
         level = header.buckets if isinstance(header, m.Manifest) else 1
@@ -565,14 +563,14 @@ class Serving:
                 ]
         return out
 
-    def _key(self, to: fx.Address, kept: KeptBroadcast) -> list[fx.Effect]:
+    def _key(self, to: fx.Address, kept: KeptBroadcast) -> fx.Effects:
         if kept.key is None:
             return []
         public, memory = kept.key.public().to_bytes(), self._context.memory.name
         key = m.RoundKey(kept.header.at, public, memory)
         return [fx.Send(to, self._context.signer.note(key))]
 
-    def need(self, device: str, need: m.Need, now_s: float) -> list[fx.Effect]:
+    def need(self, device: str, need: m.Need, now_s: float) -> fx.Effects:
         """Send requested parts to a device, except those sent to it recently."""
         if self._context.registry.verify_key(device) is None:
             raise ProtocolError("unknown_signer")
@@ -603,7 +601,7 @@ class Serving:
                     return blob, data
         raise ProtocolError("unknown_blob")
 
-    def want(self, device: str, job_id: bytes, now_s: float) -> list[fx.Effect]:
+    def want(self, device: str, job_id: bytes, now_s: float) -> fx.Effects:
         """Offer a job to a device. Raises ProtocolError `want_too_often`."""
         if now_s < self._wanted.get(device, 0.0):
             raise ProtocolError("want_too_often")
@@ -612,9 +610,9 @@ class Serving:
         jobs = [k for k in kept if k.header.kind == "job"]
         return [effect for job in jobs for effect in self.pass_on(fx.DeviceAddress(device), job)]
 
-    def welcome(self, device: str, open_rounds: Container[m.RoundId]) -> list[fx.Effect]:
+    def welcome(self, device: str, open_rounds: Container[m.RoundId]) -> fx.Effects:
         """Offer all current broadcasts to a newly connected device, jobs first."""
-        memory, out = self._context.memory, list[fx.Effect]()
+        memory, out = self._context.memory, fx.Effects()
         for kept in sorted(memory.kept.values(), key=lambda k: _ORDER[k.header.kind]):
             kind, at = kept.header.kind, kept.header.at
             closed = kind == "round" and at not in open_rounds

@@ -5,7 +5,7 @@ admitted device uploads once or declines; both are final. A round ends when all 
 have answered, at the deadline, or after the grace period that follows the quorum, and never with
 fewer uploads than the floor: the larger of the job's minimum and this proxy's. With cover traffic
 the proxy waits for all connected devices (`due`). Where all devices must answer, a round with its
-quorum does not wait for devices that missed several rounds in a row (`Attendance`, `stalled`).
+quorum does not wait for devices that missed several rounds in a row (`_Attendance`, `stalled`).
 
 **Hand-over.** Below the floor a round is `short`: ciphertexts are deleted and the cloud gets counts
 only. Otherwise the host shuffles every group independently. Once the batch is durable, the link to
@@ -215,7 +215,7 @@ class ProxyContext:
     def ack(self, to: fx.Address, digest: bytes, status: str, reason: str = "") -> fx.Send:
         return fx.Send(to, self.signer.note(m.Ack(digest, status, reason)))  # type: ignore[arg-type]
 
-    def cover(self, to: fx.Address) -> list[fx.Effect]:
+    def cover(self, to: fx.Address) -> fx.Effects:
         """Request cover traffic; its end is never sent, as a broker could replay it."""
         return [fx.Send(to, self._cover)] if self._cover else []
 
@@ -443,7 +443,7 @@ class Collection:
         self.stream = None
 
 
-class Attendance:
+class _Attendance:
     """Number of rounds in a row that each device left unanswered.
 
     From `stalled_rounds` on, a device is awaited only in every 2nd, 4th, 8th … multiple of it, so
@@ -509,7 +509,7 @@ class ProxyRounds:
     def __init__(self, context: ProxyContext) -> None:
         self._context, memory = context, context.memory
         self.collections: dict[m.RoundId, Collection] = {}
-        self.attendance = Attendance(context.settings.stalled_rounds)
+        self.attendance = _Attendance(context.settings.stalled_rounds)
         self.uploads_ended: Callable[[m.RoundId], None] = lambda _at: None
         self._puts: dict[m.RoundId, tr.StorePut] = {}  # of batches
         for kept in memory.kept.values():
@@ -544,8 +544,8 @@ class ProxyRounds:
     def open(self) -> list[m.RoundId]:
         return [at for at, collection in self.collections.items() if collection.open]
 
-    def resume(self) -> list[fx.Effect]:
-        out: list[fx.Effect] = []
+    def resume(self) -> fx.Effects:
+        out: fx.Effects = []
         for at, collection in self.collections.items():
             if collection.open:
                 out.append(_set("deadline", at, collection.manifest.deadline_s))
@@ -553,7 +553,7 @@ class ProxyRounds:
                 out += self.advance(collection)
         return out + self.report_short()
 
-    def begin(self, manifest: m.Manifest) -> list[fx.Effect]:
+    def begin(self, manifest: m.Manifest) -> fx.Effects:
         collection = self.collections[manifest.at] = self._collection(manifest)
         admitted = self._context.registry.admitted()
         if collection.cover and self._context.presence_known:
@@ -566,9 +566,9 @@ class ProxyRounds:
         cover = self._context.cover(fx.AllDevices())
         return [_set("deadline", manifest.at, manifest.deadline_s), report, *cover]
 
-    def on_presence_known(self) -> list[fx.Effect]:
+    def on_presence_known(self) -> fx.Effects:
         """Determine which devices to await, now that all could send a hello."""
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         for collection in self.collections.values():
             if collection.cover and collection.open and not collection.presence_known:
                 self._wait_for_all(collection)
@@ -585,10 +585,10 @@ class ProxyRounds:
     def _mark_stalled(self, collection: Collection) -> None:
         collection.stalled |= {d for d in collection.due if not self.attendance.waits_for(d)}
 
-    def set_aside(self, device: str) -> list[fx.Effect]:
+    def set_aside(self, device: str) -> fx.Effects:
         """Stop waiting for a device whose messages are dropped for a while."""
         self.attendance.set_aside(device)
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         for collection in self.collections.values():
             if collection.open:
                 collection.stalled.add(device)
@@ -606,15 +606,15 @@ class ProxyRounds:
         found = [(at.round, at.attempt) for at in self.collections if at.job_id == job_id]
         return max(found, default=(-1, -1))
 
-    def drop_job(self, job_id: bytes) -> list[fx.Effect]:
-        out: list[fx.Effect] = []
+    def drop_job(self, job_id: bytes) -> fx.Effects:
+        out: fx.Effects = []
         for at in [at for at in self.collections if at.job_id == job_id]:
             out += self.drop(at)
             del self.collections[at]
             self._context.memory.delivered.discard(at)
         return out
 
-    def drop(self, at: m.RoundId) -> list[fx.Effect]:
+    def drop(self, at: m.RoundId) -> fx.Effects:
         self._context.memory.batches.pop(at, None)
         self._puts.pop(at, None)
         collection = self.collections.get(at)
@@ -629,7 +629,7 @@ class ProxyRounds:
 
     def stream(
         self, collection: Collection, uploads: Iterable[tuple[int, HeldUpload]]
-    ) -> list[fx.Effect]:
+    ) -> fx.Effects:
         masked = [(i, held.slot, held.groups) for i, held in uploads if held.seed is not None]
         if not masked:
             return []
@@ -637,7 +637,7 @@ class ProxyRounds:
         stream.waiting += masked
         return self._deal(collection, stream)
 
-    def _deal(self, collection: Collection, stream: _Stream) -> list[fx.Effect]:
+    def _deal(self, collection: Collection, stream: _Stream) -> fx.Effects:
         settings, manifest = self._context.settings, collection.manifest
         least = settings.min_batch_floor
         count = len(stream.waiting) - least
@@ -657,7 +657,7 @@ class ProxyRounds:
         )
         return [fx.Work(task, task.at)]
 
-    def streamed(self, task: StreamUploads, result: object) -> list[fx.Effect]:
+    def streamed(self, task: StreamUploads, result: object) -> fx.Effects:
         """Announce the chunk that the host appended, or retry it with a later one."""
         collection = self.collections.get(task.at)
         stream = collection.stream if collection else None
@@ -668,7 +668,7 @@ class ProxyRounds:
             stream.waiting[:0] = task.uploads
             return [fx.Report("stream_failed", {"round": task.at.round}, task.at)]
         stream.written = result
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         if (blob := self._whole_parts(result)).size_bytes:
             note = self._context.signer.note(m.Arrived(task.at, blob))
             out.append(fx.Send(fx.CloudAddress(), note))
@@ -678,7 +678,7 @@ class ProxyRounds:
         each = tr.part_bytes(self._context.settings.packet_bytes)
         return m.Blob(written.name, len(written.data) // each * each, each)
 
-    def advance(self, collection: Collection, **timer: bool) -> list[fx.Effect]:
+    def advance(self, collection: Collection, **timer: bool) -> fx.Effects:
         verdict = collection.verdict(**timer)
         if verdict is None:
             return []
@@ -715,7 +715,7 @@ class ProxyRounds:
         )
         return fx.Work(task, task.at)
 
-    def shuffled(self, task: ShuffleRound, result: object) -> list[fx.Effect]:
+    def shuffled(self, task: ShuffleRound, result: object) -> fx.Effects:
         """Sign the durable batch, forget its senders and hand it over."""
         at, context = task.at, self._context
         memory, settings = context.memory, context.settings
@@ -742,17 +742,17 @@ class ProxyRounds:
         memory.batches[at] = kept
         return [fx.Persist(kept), *self._hand_over(at)]
 
-    def report_all(self) -> list[fx.Effect]:
+    def report_all(self) -> fx.Effects:
         """Offer every batch that the cloud does not hold, and report every shortfall."""
         batches = [effect for at in self._context.memory.batches for effect in self._hand_over(at)]
         return batches + self.report_short()
 
-    def report_short(self) -> list[fx.Effect]:
+    def report_short(self) -> fx.Effects:
         known = self.collections.items()
         short = [at for at, collection in known if collection.state is CollectionState.SHORT]
         return [effect for at in short for effect in self._short(at)]
 
-    def _hand_over(self, at: m.RoundId, *, push: bool = True) -> list[fx.Effect]:
+    def _hand_over(self, at: m.RoundId, *, push: bool = True) -> fx.Effects:
         kept = self._context.memory.batches.get(at)
         if kept is None:
             return []
@@ -774,7 +774,7 @@ class ProxyRounds:
         new = tr.StorePut(self._context.signer, fx.CloudAddress(), urls)
         return self._puts.setdefault(at, new)
 
-    def begin_put(self, target: m.BlobAt) -> list[fx.Effect]:
+    def begin_put(self, target: m.BlobAt) -> fx.Effects:
         """Put a batch at the cloud's URL. Raises ProtocolError `foreign_url`."""
         kept = self._batch(target.blob)
         return self._put(kept.at).begin(target, kept.batch.blob, kept.data) if kept else []
@@ -783,13 +783,13 @@ class ProxyRounds:
         batches = self._context.memory.batches.values()
         return next((kept for kept in batches if kept.batch.blob.digest == digest), None)
 
-    def end_put(self, task: tr.PutOutOfBand, result: object) -> list[fx.Effect]:
+    def end_put(self, task: tr.PutOutOfBand, result: object) -> fx.Effects:
         if (kept := self._batch(task.blob.digest)) is None:
             return []
         stored, out = self._put(kept.at).end(task, result)
         return out if stored else [*out, *self._hand_over(kept.at, push=False)]
 
-    def _short(self, at: m.RoundId) -> list[fx.Effect]:
+    def _short(self, at: m.RoundId) -> fx.Effects:
         collection, settings = self.collections[at], self._context.settings
         doublings = min(collection.shortfalls_sent, 16)
         wait_s = min(settings.resend_s * 2.0**doublings, settings.waits_cap_s)
@@ -798,7 +798,7 @@ class ProxyRounds:
         sent = fx.Send(fx.CloudAddress(), self._context.signer.note(shortfall))
         return [sent, _set("short", at, wait_s)]
 
-    def need(self, need: m.Need) -> list[fx.Effect]:
+    def need(self, need: m.Need) -> fx.Effects:
         for kept in self._context.memory.batches.values():
             if need.blob in (kept.batch.blob.digest, kept.batch.stream):
                 blob = structs.replace(kept.batch.blob, digest=need.blob)
@@ -810,7 +810,7 @@ class ProxyRounds:
                 return tr.answer_need(fx.CloudAddress(), need, blob, written.data)
         raise ProtocolError("unknown_blob")
 
-    def delivered(self, ack: m.Ack) -> list[fx.Effect]:
+    def delivered(self, ack: m.Ack) -> fx.Effects:
         """Delete a batch that the cloud holds; keep a masked one if the ack is `closed`."""
         if (kept := self._batch(ack.blob)) is None:
             return []
@@ -826,7 +826,7 @@ class ProxyRounds:
             self.collections[at].senders = ()
         return [fx.Persist(BatchDelivered(at)), stop]
 
-    def timer(self, name: str) -> list[fx.Effect]:
+    def timer(self, name: str) -> fx.Effects:
         kind, job, round, attempt = name.split(":")
         at = m.RoundId(bytes.fromhex(job), int(round), int(attempt))
         collection = self.collections.get(at)
@@ -857,7 +857,7 @@ class ProxyMasks:
         self._at_work = b""  # digest of the request that the host works on
         self._ready: tuple[m.MaskSums, bytes] | None = None  # the newest answer
 
-    def asked(self, request: m.Unmask | m.CheckMasks, signed: m.Envelope) -> list[fx.Effect]:
+    def asked(self, request: m.Unmask | m.CheckMasks, signed: m.Envelope) -> fx.Effects:
         question = hashlib.sha256(signed.payload).digest()
         try:
             task = self._task(request, question)
@@ -865,7 +865,7 @@ class ProxyMasks:
             refusal = self._context.ack(fx.CloudAddress(), question, "refused", error.reason)
             return [fx.Refuse(error.reason), refusal]
         key, memory = (request.at.job_id, request.at.round), self._context.memory
-        out: list[fx.Effect] = []
+        out: fx.Effects = []
         if isinstance(request, m.Unmask) and key not in memory.unmasked:
             memory.unmasked[key] = RoundUnmasked(request.at, question)
             out.append(fx.Persist(memory.unmasked[key]))
@@ -902,7 +902,7 @@ class ProxyMasks:
         seeds = tuple(tuple(batch.seeds[index] for index in members) for members in sets)
         return SumMasks(at, question, vectors, seeds)
 
-    def misfits(self, report: m.Misfits) -> list[fx.Effect]:
+    def misfits(self, report: m.Misfits) -> fx.Effects:
         """Name the senders of misfits, once. Raises ProtocolError `malformed_choice`."""
         collection = self._rounds.collections.get(report.at)
         batch = self._context.memory.batches.get(report.at)
@@ -913,7 +913,7 @@ class ProxyMasks:
         collection.senders = ()
         return [fx.Refuse(MISFIT, fx.DeviceAddress(senders[place])) for place in places]
 
-    def summed(self, task: SumMasks, result: object) -> list[fx.Effect]:
+    def summed(self, task: SumMasks, result: object) -> fx.Effects:
         self._at_work = b""
         if not isinstance(result, SummedMasks):  # the cloud repeats its request
             return [fx.Report("masks_not_summed", {"round": task.at.round})]
@@ -923,7 +923,7 @@ class ProxyMasks:
         report = fx.Report("masks_checked" if task.key else "unmasked", data)
         return [report, *self._offer(*self._ready)]
 
-    def _offer(self, sums: m.MaskSums, data: bytes) -> list[fx.Effect]:
+    def _offer(self, sums: m.MaskSums, data: bytes) -> fx.Effects:
         settings = self._context.settings
         signed = self._context.signer.header(sums)
         push = len(data) <= settings.push_bytes
@@ -931,7 +931,7 @@ class ProxyMasks:
             fx.CloudAddress(), signed, sums.blob, data, settings.packet_bytes, push=push
         )
 
-    def need(self, need: m.Need) -> list[fx.Effect] | None:
+    def need(self, need: m.Need) -> fx.Effects | None:
         """Send parts of the sums; returns None if another blob is requested."""
         if self._ready is None or self._ready[0].blob.digest != need.blob:
             return None

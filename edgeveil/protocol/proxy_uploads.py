@@ -160,7 +160,7 @@ class Credit:
         return self._slow if device in self._known_slow else self._brisk
 
 
-class UploadArrival:
+class _UploadArrival:
     """Upload being received; parts count only in order, to hash them incrementally."""
 
     def __init__(self, signed: m.Envelope, header: m.Upload, seed: MaskSeed | None = None) -> None:
@@ -221,8 +221,8 @@ class ProxyUploads:
         self._context, self._rounds = context, rounds
         rounds.uploads_ended = self._end
         self.credit = Credit(settings.credit_bytes, settings.credit_patience_s)
-        self.arriving: dict[str, UploadArrival] = {}  # by device
-        self.grants = tr.PutGrants[UploadArrival](
+        self.arriving: dict[str, _UploadArrival] = {}  # by device
+        self.grants = tr.PutGrants[_UploadArrival](
             context.signer, settings.out_of_band_bytes, settings.url_valid_s
         )
         self._open_requests: dict[str, OpenRequest] = {}  # of each upload under way, the last
@@ -243,7 +243,7 @@ class ProxyUploads:
             self._forget(device)
         self.grants.end(at.job_id)
 
-    def offer(self, device: str, offer: m.Offer, now_s: float) -> list[fx.Effect]:
+    def offer(self, device: str, offer: m.Offer, now_s: float) -> fx.Effects:
         arrival = self.arriving.get(device)
         if arrival is not None and arrival.signed == offer.header and not offer.data:
             # A repeated offer: it waits for its turn, or for requested parts.
@@ -275,7 +275,7 @@ class ProxyUploads:
             return self._refuse(device, digest, "refused", error.reason)
         self._check_room(collection, device)
         data = tr.whole(blob, offer.data) if offer.data else b""
-        arrival, job_id = UploadArrival(offer.header, header, seed), header.at.job_id
+        arrival, job_id = _UploadArrival(offer.header, header, seed), header.at.job_id
         if offer.out_of_band and self.grants.takes(address, blob, now_s):
             under_way = self.arriving.get(device)
             if under_way is not None and under_way.header.at.job_id == job_id:
@@ -297,7 +297,7 @@ class ProxyUploads:
         if self._rounds.spooled_bytes + more_bytes > self._context.settings.spool_bytes:
             raise ProtocolError("spool_full")
 
-    def _refuse(self, device: str, digest: bytes, status: str, reason: str) -> list[fx.Effect]:
+    def _refuse(self, device: str, digest: bytes, status: str, reason: str) -> fx.Effects:
         outcome = {"closed": "late", "refused": "refused"}.get(status)  # a duplicate does not count
         return [
             fx.Refuse(reason),
@@ -305,7 +305,7 @@ class ProxyUploads:
             self._context.ack(fx.DeviceAddress(device), digest, status, reason),
         ]
 
-    def part(self, device: str, part: m.BlobPart, now_s: float) -> list[fx.Effect]:
+    def part(self, device: str, part: m.BlobPart, now_s: float) -> fx.Effects:
         """Store a part, in order; the first one reserves the upload's slot."""
         arrival = self.arriving.get(device)
         if arrival is None or arrival.header.blob.digest != part.blob:
@@ -332,18 +332,18 @@ class ProxyUploads:
         return [put, *self._hold(collection, device, arrival), *self._deal(now_s)]
 
     def _continue(
-        self, device: str, arrival: UploadArrival, part: m.BlobPart, now_s: float
-    ) -> list[fx.Effect]:
+        self, device: str, arrival: _UploadArrival, part: m.BlobPart, now_s: float
+    ) -> fx.Effects:
         if arrival.ends_request(part):
             return self._wait(device, arrival, now_s)
         return self._deal(now_s)
 
-    def _wait(self, device: str, arrival: UploadArrival, now_s: float) -> list[fx.Effect]:
+    def _wait(self, device: str, arrival: _UploadArrival, now_s: float) -> fx.Effects:
         self.credit.want(device, arrival.next_bytes(self.credit.share_bytes(device)))
         return self._deal(now_s)
 
-    def _deal(self, now_s: float) -> list[fx.Effect]:
-        out: list[fx.Effect] = []
+    def _deal(self, now_s: float) -> fx.Effects:
+        out: fx.Effects = []
         for device in self.credit.deal(now_s):
             need = self.arriving[device].next_need(self.credit.share_bytes(device))
             self._requests += 1
@@ -354,7 +354,7 @@ class ProxyUploads:
             out.append(fx.SetTimer("credit", self._context.settings.credit_patience_s))
         return out
 
-    def tick(self, now_s: float) -> list[fx.Effect]:
+    def tick(self, now_s: float) -> fx.Effects:
         self._ticking = False
         for device in self.credit.revoke(now_s):
             wish_bytes = self.arriving[device].next_bytes(self.credit.share_bytes(device))
@@ -366,7 +366,7 @@ class ProxyUploads:
         offset = collection.slot(device) * collection.slot_bytes + place
         return fx.Persist(UploadPart(collection.manifest.at, offset, data))
 
-    def is_put(self, device: str, put: m.BlobPut) -> list[fx.Effect]:
+    def is_put(self, device: str, put: m.BlobPut) -> fx.Effects:
         grant = self.grants.get(fx.DeviceAddress(device), put.blob)
         if grant is None or grant.taking or not grant.name:
             return []
@@ -378,7 +378,7 @@ class ProxyUploads:
         offset = collection.slot(device) * collection.slot_bytes
         return [fx.Work(TakePut(at, device, grant.blob, grant.name, offset))]
 
-    def taken(self, task: TakePut, result: object) -> list[fx.Effect]:
+    def taken(self, task: TakePut, result: object) -> fx.Effects:
         """Count an upload taken from the store; an invalid one is offered again."""
         device, address = task.device, fx.DeviceAddress(task.device)
         grant = self.grants.get(address, task.blob.digest)
@@ -394,9 +394,7 @@ class ProxyUploads:
             return self._refuse(device, task.blob.digest, "closed", "closed_round")
         return self._hold(collection, device, grant.arrival)
 
-    def _hold(
-        self, collection: pr.Collection, device: str, arrival: UploadArrival
-    ) -> list[fx.Effect]:
+    def _hold(self, collection: pr.Collection, device: str, arrival: _UploadArrival) -> fx.Effects:
         """Store a complete upload, then acknowledge it, then count it."""
         slot, header = collection.slots[device], arrival.header
         held = pr.HeldUpload(header.groups, header.blob.digest, slot, arrival.seed)
@@ -414,7 +412,7 @@ class ProxyUploads:
             *self._rounds.advance(collection),
         ]
 
-    def decline(self, device: str, decline: m.Decline, now_s: float) -> list[fx.Effect]:
+    def decline(self, device: str, decline: m.Decline, now_s: float) -> fx.Effects:
         """Record that a device will not upload; final."""
         collection = self._rounds.collections.get(decline.at)
         if collection is None or not collection.open or device in collection.uploads:
@@ -427,7 +425,7 @@ class ProxyUploads:
         cause = decline.cause if decline.cause in m.DECLINE_CAUSES else "declined"
         return [pr.answer_report(cause), _counts(collection), *more, *self._deal(now_s)]
 
-    def connected(self, device: str, now_s: float) -> list[fx.Effect]:
+    def connected(self, device: str, now_s: float) -> fx.Effects:
         """Await the device; with cover traffic it answers every open round."""
         attendance = self._rounds.attendance
         attendance.connected(device)
@@ -441,8 +439,8 @@ class ProxyUploads:
         arrival = self.arriving.get(device)
         return self._wait(device, arrival, now_s) if arrival else []
 
-    def disconnected(self, device: str) -> list[fx.Effect]:
-        out: list[fx.Effect] = []
+    def disconnected(self, device: str) -> fx.Effects:
+        out: fx.Effects = []
         for collection in self._rounds.collections.values():
             if collection.cover:
                 collection.answered(device)

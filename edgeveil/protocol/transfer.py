@@ -130,7 +130,7 @@ def sends(
     *,
     push: bool = True,
     out_of_band: bool = False,
-) -> list[fx.Effect]:
+) -> fx.Effects:
     """Return the offer, inline if it fits one packet, else with parts if `push`."""
     if fits_offer(signed, data, packet_bytes):
         return [fx.Send(to, m.Offer(signed, data[:]))]
@@ -140,11 +140,9 @@ def sends(
     return [fx.Send(to, m.Offer(signed)), *(fx.Send(to, piece) for piece in pieces)]
 
 
-def answer_need(to: fx.Address, need: m.Need, blob: m.Blob, data: Data) -> list[fx.Effect]:
+def answer_need(to: fx.Address, need: m.Need, blob: m.Blob, data: Data) -> fx.Effects:
     """Send the requested parts, each once, up to the credit. Raises `bad_index`."""
-    return [
-        fx.Send(to, part(blob, data, index)) for index in sorted(set(need.indices))[:NEED_LIMIT]
-    ]
+    return [fx.Send(to, part(blob, data, at)) for at in sorted(set(need.indices))[:NEED_LIMIT]]
 
 
 class Fetch(Generic[H]):
@@ -453,7 +451,7 @@ def _below(url: SplitResult, prefix: SplitResult) -> bool:
     return same and url.path.startswith(prefix.path) and len(url.path) > len(prefix.path)
 
 
-def begin_fetch(fetch: Fetch[H], at: m.BlobAt, prefixes: Iterable[str]) -> list[fx.Effect]:
+def begin_fetch(fetch: Fetch[H], at: m.BlobAt, prefixes: Iterable[str]) -> fx.Effects:
     """Fetch from the announced URL. Raises ProtocolError `foreign_url`."""
     if at.put or fetch.in_transit or not fetch.out_of_band or fetch.complete:
         return []
@@ -464,7 +462,7 @@ def begin_fetch(fetch: Fetch[H], at: m.BlobAt, prefixes: Iterable[str]) -> list[
     return [fx.Work(FetchOutOfBand(fetch.blob, at.url, at.expires_s))]
 
 
-def end_fetch(fetch: Fetch[H], result: object) -> list[fx.Effect]:
+def end_fetch(fetch: Fetch[H], result: object) -> fx.Effects:
     """Complete the fetch, or retry; after `MOST_FAILURES` failures over the broker."""
     fetch.in_transit = False
     if isinstance(result, FetchedOutOfBand):
@@ -490,7 +488,7 @@ class StorePut:
         failed = self._failures if self._blob == blob.digest else 0
         return bool(self._prefixes) and blob.size_bytes >= LEAST_BYTES and failed < MOST_FAILURES
 
-    def begin(self, at: m.BlobAt, blob: m.Blob, data: Data) -> list[fx.Effect]:
+    def begin(self, at: m.BlobAt, blob: m.Blob, data: Data) -> fx.Effects:
         """Put the blob at the assigned URL. Raises ProtocolError `foreign_url`."""
         if at.blob != blob.digest or self.in_progress or not self.takes(blob):
             return []
@@ -500,7 +498,7 @@ class StorePut:
         self.in_progress = blob.digest
         return [fx.Work(PutOutOfBand(blob, at.url, at.expires_s, data))]
 
-    def end(self, task: PutOutOfBand, result: object) -> tuple[bool, list[fx.Effect]]:
+    def end(self, task: PutOutOfBand, result: object) -> tuple[bool, fx.Effects]:
         """Return whether the blob is stored, and the effects; if not, offer it again."""
         digest = task.blob.digest
         self.in_progress = b""
@@ -549,9 +547,7 @@ class ShownBlobs:
     def takes(self, blob: m.Blob) -> bool:
         return 0 < self._least_bytes <= blob.size_bytes
 
-    def answer(
-        self, to: fx.Address, blob: m.Blob, data: Data, now_s: float
-    ) -> list[fx.Effect] | None:
+    def answer(self, to: fx.Address, blob: m.Blob, data: Data, now_s: float) -> fx.Effects | None:
         """Send the blob's URL, now or once it is stored; returns None to send parts."""
         if not self.takes(blob):
             return None
@@ -573,7 +569,7 @@ class ShownBlobs:
         shown = self._shown.get(task.blob.digest)
         return shown is not None and shown.at_work
 
-    def done(self, task: ShowBlob, result: object, now_s: float) -> list[fx.Effect]:
+    def done(self, task: ShowBlob, result: object, now_s: float) -> fx.Effects:
         """Send the URL to waiting parties; after a failure they request again."""
         shown = self._shown.setdefault(task.blob.digest, _Shown())
         waiting, shown.waiting, shown.at_work = list(shown.waiting), {}, False
@@ -623,7 +619,7 @@ class PutGrants(Generic[A]):
 
     def offered(
         self, sender: fx.Address, job_id: bytes, blob: m.Blob, arrival: A, now_s: float
-    ) -> list[fx.Effect]:
+    ) -> fx.Effects:
         """Assign a URL to the offered blob, or repeat the assigned one."""
         grant = self.get(sender, blob.digest)
         if grant is not None and (grant.taking or now_s < grant.until_s):
@@ -635,7 +631,7 @@ class PutGrants(Generic[A]):
         unused, self._unused = tuple(self._unused), []
         return [fx.Work(GrantPut(blob, sender, job_id, unused))]
 
-    def granted(self, task: GrantPut, result: object) -> list[fx.Effect]:
+    def granted(self, task: GrantPut, result: object) -> fx.Effects:
         grant = self.get(task.sender, task.blob.digest)
         if grant is None:
             self._unused += [result.name] if isinstance(result, PutGranted) else []

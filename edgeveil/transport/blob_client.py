@@ -46,7 +46,7 @@ _PARTIAL, _OK, _NO_RANGE = 206, 200, 416
 _EXPIRED = (401, 403, 404, 410)
 
 
-class Sink(Protocol):
+class _Sink(Protocol):
     def restart(self) -> None: ...
 
     def write(self, data: memoryview, /) -> object: ...
@@ -73,7 +73,7 @@ class BlobClient:
     def __init__(
         self,
         ca_file: Path | None = None,
-        sink: Callable[[Blob], Sink] = lambda _blob: MemorySink(),
+        sink: Callable[[Blob], _Sink] = lambda _blob: MemorySink(),
         *,
         silent_s: float = SILENT_S,
         first_pause_s: float = FIRST_PAUSE_S,

@@ -273,9 +273,8 @@ class BucketStore:
             import obstore
             from obstore.store import from_url
         except ImportError:
-            raise UsageError(
-                "a bucket needs obstore", fix="pip install 'edgeveil[blobs]'"
-            ) from None
+            what = "a bucket needs obstore"
+            raise UsageError(what, fix="pip install 'edgeveil[blobs]'") from None
         self._obstore, self._expires = obstore, timedelta(seconds=expires_s)
         options: Any = bucket_options(bucket.options_file)
         near = options.get("endpoint", "").startswith("http://")
@@ -284,9 +283,8 @@ class BucketStore:
                 bucket.url, config=options, client_options={"allow_http": near}
             )
         except Exception as error:
-            raise UsageError(
-                "the bucket's options cannot be used", where=bucket.url, fix=str(error)[:200]
-            ) from None
+            what = "the bucket's options cannot be used"
+            raise UsageError(what, where=bucket.url, fix=str(error)[:200]) from None
 
     def show(self, task: ShowBlob) -> BlobShown:
         """Copy the blob to the bucket under a random name."""

@@ -52,7 +52,7 @@ _SENT_FRAMES = 256  # remembered to detect repetitions
 Uniform = Callable[[float, float], float]
 
 
-class Inbox:
+class _Inbox:
     """Received messages in order; accepts beyond its limit until `overfull` ends the session."""
 
     def __init__(
@@ -113,7 +113,7 @@ class MqttLink:
         self._protocols = (MQTT_5, MQTT_3_1_1) if settings.protocol == MQTT_5 else (MQTT_3_1_1,)
         self._topics: dict[str, None] = {}  # in the order of subscription
         limit = self._limit_reading
-        self._inbox = Inbox(settings.inbox_bytes, lambda: limit(True), lambda: limit(False))
+        self._inbox = _Inbox(settings.inbox_bytes, lambda: limit(True), lambda: limit(False))
         self._session: MqttConnection | None = None
         self._newest: MqttConnection | None = None  # the same, or the one that is logging in
         self._reported: tuple[bool, str] | None = None

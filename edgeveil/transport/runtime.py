@@ -228,8 +228,8 @@ class Runtime:
             events.append(self._taken(self._events.get_nowait()))
         return events
 
-    def _decide(self, events: Iterable[fx.Event]) -> list[fx.Effect]:
-        effects: list[fx.Effect] = []
+    def _decide(self, events: Iterable[fx.Event]) -> fx.Effects:
+        effects: fx.Effects = []
         for event in events:
             made = self.machine.handle(event, time.monotonic())
             if isinstance(event, fx.MessageReceived):
@@ -243,7 +243,7 @@ class Runtime:
             )  # the end of a job is logged with that job
         return effects
 
-    def _judge_key(self, event: fx.MessageReceived, forged: bool) -> list[fx.Effect]:
+    def _judge_key(self, event: fx.MessageReceived, forged: bool) -> fx.Effects:
         """Notify the machine when a peer starts or stops signing with another key."""
         peer = event.sender
         if isinstance(peer, fx.DeviceAddress) or not isinstance(event.message, Note | Offer):
@@ -253,7 +253,7 @@ class Runtime:
         (self._strangers.add if forged else self._strangers.discard)(peer)
         return self.machine.handle(fx.PeerSigned(peer, not forged), time.monotonic())
 
-    async def _settle(self, effects: list[fx.Effect]) -> None:
+    async def _settle(self, effects: fx.Effects) -> None:
         """Execute effects in order; those after the first `Persist` wait for one durable write."""
         items = [effect.item for effect in effects if isinstance(effect, fx.Persist)]
         for effect in effects:

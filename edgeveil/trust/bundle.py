@@ -73,9 +73,8 @@ class TrustBundle:
 
 
 def _no_bundle(path: Path) -> TrustError:
-    return TrustError(
-        "malformed_metadata", f"is no file of '{FORMAT}'", where=str(path), fix=_HOLD_FIX
-    )
+    what = f"is no file of '{FORMAT}'"
+    return TrustError("malformed_metadata", what, where=str(path), fix=_HOLD_FIX)
 
 
 class StoredTrust:

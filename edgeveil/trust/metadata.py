@@ -304,9 +304,8 @@ def _document(raw: bytes, *kinds: type[Any]) -> Metadata[Any]:
     except (DeserializationError, ValueError, RecursionError):
         raise TrustError("malformed_metadata", "no metadata of TUF") from None
     if not isinstance(found.signed, kinds):
-        raise TrustError(
-            "malformed_metadata", f"a document of the wrong type '{found.signed.type}'"
-        )
+        what = f"a document of the wrong type '{found.signed.type}'"
+        raise TrustError("malformed_metadata", what)
     return found
 
 

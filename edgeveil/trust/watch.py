@@ -19,7 +19,7 @@ TRUST_LOOK_S = 1.0
 _WARN_EVERY_S = 86400.0
 
 
-class TrustingRole(Protocol):
+class _TrustingRole(Protocol):
     """A cloud or a proxy; `not_delegated` is the reason why its own key is not trusted, or ""."""
 
     not_delegated: str
@@ -30,7 +30,7 @@ class TrustingRole(Protocol):
 class TrustWatch(Collector):
     """Polls `trust_file` of a running cloud or proxy, and logs what expires soon."""
 
-    def __init__(self, role: TrustingRole, trust: StoredTrust, log: logging.Logger) -> None:
+    def __init__(self, role: _TrustingRole, trust: StoredTrust, log: logging.Logger) -> None:
         self._role, self._trust, self._log = role, trust, log
         self._warned_s, self._logged = -math.inf, ""
 

@@ -62,7 +62,7 @@ class ClaimBookError(EdgeVeilError):
     exit_code = 2
 
 
-class HeldClaim(NamedTuple):
+class _HeldClaim(NamedTuple):
     """A claim bound to `device`; `issued` counts certificates, `approved` is the operator's."""
 
     key: bytes
@@ -101,9 +101,8 @@ class ClaimBook:
                     raise ClaimBookError("is no name", where=name[:64], fix=fix)
                 row = db.execute("SELECT device FROM claim WHERE name = ?", (name,)).fetchone()
                 if row is not None and row[0] is not None:
-                    raise ClaimBookError(
-                        f"{name} is device {row[0]} already", fix="give a new box a new name"
-                    )
+                    what = f"{name} is device {row[0]} already"
+                    raise ClaimBookError(what, fix="give a new box a new name")
                 db.execute("DELETE FROM claim WHERE name = ?", (name,))  # replaces an unused claim
                 db.execute(
                     "INSERT INTO claim (key, name, expires_s) VALUES (?, ?, ?)",
@@ -111,10 +110,10 @@ class ClaimBook:
                 )
         return made
 
-    def all(self) -> list[HeldClaim]:
+    def all(self) -> list[_HeldClaim]:
         with self._file.guard() as db:
             rows = db.execute("SELECT * FROM claim ORDER BY name").fetchall()
-        return [HeldClaim(*row) for row in rows]
+        return [_HeldClaim(*row) for row in rows]
 
     def withdraw(self, name: str) -> None:
         self._change("DELETE FROM claim WHERE name = ? AND device IS NULL", name, "unused claim")
@@ -134,13 +133,13 @@ class ClaimBook:
         with self._file.transaction() as db:
             db.execute("UPDATE claim SET approved = 0 WHERE device = ?", (device,))
 
-    def use(self, key: bytes, device: str) -> HeldClaim:
+    def use(self, key: bytes, device: str) -> _HeldClaim:
         """Bind a claim to a device; raises ClaimError if unknown, expired or another device's."""
         with self._file.transaction() as db:
             row = db.execute("SELECT * FROM claim WHERE key = ?", (key,)).fetchone()
             if row is None:
                 raise ClaimError("the claim is unknown")
-            found = HeldClaim(*row)
+            found = _HeldClaim(*row)
             if found.device is None and found.expires_s <= self._now_s():
                 raise ClaimError("the claim has expired")
             if found.device not in (None, device):
@@ -152,12 +151,12 @@ class ClaimBook:
         with self._file.guard() as db:
             return int(db.execute("PRAGMA data_version").fetchone()[0]), db.total_changes
 
-    def of_device(self, device: str) -> HeldClaim:
+    def of_device(self, device: str) -> _HeldClaim:
         """Return the device's newest claim; raises ClaimError without any."""
         query = "SELECT * FROM claim WHERE device = ? ORDER BY expires_s DESC"
         with self._file.guard() as db:
             for row in db.execute(query, (device,)):
-                return HeldClaim(*row)
+                return _HeldClaim(*row)
         raise ClaimError("the device has used no claim")
 
     def next_issue(self, key: bytes, device: str) -> int:

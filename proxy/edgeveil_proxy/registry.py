@@ -59,7 +59,7 @@ class RegistryError(EdgeVeilError):
 
 
 @dataclass(frozen=True)
-class AdmittedDevice:
+class _AdmittedDevice:
     """An identity, with the operator's `note`; times are seconds since 1970."""
 
     device_id: str
@@ -94,9 +94,8 @@ class Registry:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise RegistryError(
-                f"cannot be opened ({error.strerror})", where=str(path), fix="check state_dir"
-            ) from error
+            what = f"cannot be opened ({error.strerror})"
+            raise RegistryError(what, where=str(path), fix="check state_dir") from error
         # A write-ahead log cannot be created by two processes at once, which may happen here.
         self._file = SqliteFile(
             path,
@@ -110,7 +109,7 @@ class Registry:
         self._room = 0  # number of further devices, within a transaction
         self._seen_version = self._seen_epoch = self._epoch = -1
         self.lineage = ""  # 32 hexadecimal digits, new if the registry is rebuilt
-        self._entries: dict[str, AdmittedDevice] = {}
+        self._entries: dict[str, _AdmittedDevice] = {}
         self.changed()
 
     def close(self) -> None:
@@ -120,7 +119,7 @@ class Registry:
         entry = self._entries.get(device_id)
         return entry.identity if entry and entry.active else None
 
-    def device(self, device_id: str) -> AdmittedDevice | None:
+    def device(self, device_id: str) -> _AdmittedDevice | None:
         return self._entries.get(device_id)
 
     @property
@@ -149,7 +148,7 @@ class Registry:
         self._seen_epoch = self._epoch
         return news
 
-    def devices(self, *, revoked: bool = False) -> tuple[AdmittedDevice, ...]:
+    def devices(self, *, revoked: bool = False) -> tuple[_AdmittedDevice, ...]:
         """Return active identities (default) or all, oldest first."""
         entries = sorted(self._entries.values(), key=lambda e: (e.admitted_s, e.device_id))
         return tuple(entry for entry in entries if entry.active or revoked)
@@ -303,7 +302,8 @@ class Registry:
             self._epoch, self.lineage = db.execute("SELECT epoch, lineage FROM roster").fetchone()
             rows = db.execute("SELECT * FROM device").fetchall()
         entries = (
-            AdmittedDevice(i, VerifyKey(v), SealingKey(s), n, a, r) for i, v, s, n, a, r, *_ in rows
+            _AdmittedDevice(i, VerifyKey(v), SealingKey(s), n, a, r)
+            for i, v, s, n, a, r, *_ in rows
         )
         self._entries = {entry.device_id: entry for entry in entries}
 

@@ -100,7 +100,7 @@ class Spool:
         self._counted_on: set[str] = set()  # files that this transaction's rows need
         self._streams: dict[str, MaskedStream] = {}  # by file of uploads
         with self._storage_errors():
-            self._files = SpoolFiles(path.with_suffix(""))
+            self._files = _SpoolFiles(path.with_suffix(""))
 
     def close(self) -> None:
         self._files.close_all()
@@ -237,8 +237,8 @@ class Spool:
         key = OpeningKey.generate() if masked else None
         return rounds.KeptBroadcast(task.signed, task.header, data, key)
 
-    def sink(self, blob: m.Blob) -> BroadcastSink:
-        return BroadcastSink(self._files.path(arriving_of(blob.digest)))
+    def sink(self, blob: m.Blob) -> _BroadcastSink:
+        return _BroadcastSink(self._files.path(arriving_of(blob.digest)))
 
     def take(self, task: TakePut, blocks: Iterable[bytes]) -> PutTaken:
         place = task.offset
@@ -450,7 +450,7 @@ def _run(db: sqlite3.Connection, statement: str, at: m.RoundId) -> None:
     db.execute(statement + " WHERE job = ? AND round = ? AND attempt = ?", structs.astuple(at))
 
 
-class BroadcastSink:
+class _BroadcastSink:
     """Writes a broadcast's bytes in order to its file; raises OSError."""
 
     def __init__(self, path: Path) -> None:
@@ -484,7 +484,7 @@ def kept_of(digest: bytes) -> str:
     return f"kept-{digest.hex()}"
 
 
-class SpoolFiles:
+class _SpoolFiles:
     """Files in `folder`, made with mode 0600, for one thread; all methods raise OSError."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.idx import read_cifar10, read_cifar100
-from edgeveil.parts.sources.images import PART, read_images
+from edgeveil.parts.sources.images import PART
 from edgeveil.parts.sources.source import Origin
 from edgeveil.parts.sources.tables import read_parquet
 from tests.fuzz.files import MAX_BYTES, sound
@@ -74,7 +74,7 @@ def _pictures():
 def _picture(data):
     form = _Form(colours=("grey", "rgb")[data[0] % 2 if data else 0])
     (_pictures() / "a" / "one.png").write_bytes(data[1:])
-    records = read_images(Origin(path=_pictures(), images=form, max_bytes=MAX_BYTES))
+    records = PART.read(Origin(path=_pictures(), images=form, max_bytes=MAX_BYTES))
     sound(records)
     demand(records.y.tolist() == [0], "one picture, one record")
     dropped = bool(np.isnan(records.x).any())

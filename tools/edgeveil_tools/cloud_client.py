@@ -90,7 +90,7 @@ class Cloud:
         insecure_http: bool = False,
     ) -> None:
         self._patience_s = patience_s
-        self._address = HttpAddress.parse(url, ca_file, cert_file, key_file)
+        self._address = _HttpAddress.parse(url, ca_file, cert_file, key_file)
         self.url = self._address.url
         if self._address.is_readable_on_the_way and token is not None and not insecure_http:
             fix = "use https://, or a tunnel, ssh -L 8701:127.0.0.1:8701 HOST; if all who can"
@@ -230,9 +230,8 @@ class Cloud:
         return found
 
     def _no_cloud(self) -> UsageError:
-        return UsageError(
-            "the server is not a cloud", where=self.url, fix="check the address and its port"
-        )
+        what = "the server is not a cloud"
+        return UsageError(what, where=self.url, fix="check the address and its port")
 
     def _request(
         self,
@@ -310,7 +309,7 @@ class Cloud:
 
 
 @dataclass(frozen=True)
-class HttpAddress:
+class _HttpAddress:
     url: str
     host: str = ""
     port: int | None = None
@@ -325,7 +324,7 @@ class HttpAddress:
         ca_file: Path | None = None,
         cert_file: Path | None = None,
         key_file: Path | None = None,
-    ) -> HttpAddress:
+    ) -> _HttpAddress:
         """Parse `http://host:port`, `https://host:port` or `unix:PATH`; raises UsageError."""
         files = {"CA": ca_file, "CERT": cert_file, "KEY": key_file}
         given = [f"EDGEVEIL_{name}_FILE" for name, path in files.items() if path is not None]
@@ -427,7 +426,7 @@ def get_json(url: str, page: str) -> dict[str, Any]:
 def get_text(url: str, page: str, timeout_s: float = 2.0) -> str:
     """Return a page without token, bypassing the system's proxy; raises OSError."""
     try:
-        address = HttpAddress.parse(url)
+        address = _HttpAddress.parse(url)
         with closing(address.connection(timeout_s)) as connection:
             connection.request("GET", address.prefix + page)
             answer = connection.getresponse()

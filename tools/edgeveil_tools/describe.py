@@ -145,6 +145,8 @@ def _of_table(
     chosen = _label(path, looks, label)
     if label is None:
         notes.append(f"label '{chosen.name}': guessed by its name or its few values")
+    if gaps := len(rows) - chosen.texts.total():
+        notes.append(f"{gaps} of {len(rows)} records have no label")
     others = [look for look in looks if look is not chosen]
     unread = {look.name: look.why_unread for look in others if not look.numeric and not look.dated}
     notes += [f"'{name}' is left out: {why}" for name, why in unread.items() if why]
@@ -210,10 +212,6 @@ def _ends(span: tuple[float, float]) -> str:
 
 
 def _category(look: _Look) -> Iterator[str]:
-    if look.prose:
-        yield f"    - name: {_text(look.name)}"
-        yield "      text: {}   # words and runs of characters, in buckets by a public hash"
-        return
     once = sum(count == 1 for count in look.texts.values())
     remark = f"   # {once} of them occur in only one record" if once else ""
     yield f"    - name: {_text(look.name)}{remark}"
@@ -264,11 +262,10 @@ def _of_recordings(folder: Path, devices: int | None, _notes: list[str]) -> Iter
             rates[found.samplerate] += 1
             lengths_s.append(found.duration)
     if not rates:
-        raise DataError(
-            "holds no recordings that can be read", where=str(folder), fix="convert them"
-        )
+        what = "holds no recordings that can be read"
+        raise DataError(what, where=str(folder), fix="convert them")
     longest = sorted(lengths_s)[int(MOSTLY * (len(lengths_s) - 1))]
-    rate, seconds = min(rates.most_common(1)[0][0], 16_000), _step(4 * longest)
+    rate, seconds = min(max(rates.most_common(1)[0][0], 4000), 16_000), _step(4 * longest)
     yield from _head(folder, rates.total(), devices)
     yield from _wrapped("    label: {classes: ", [one.name for one in class_folders(folder)], "}")
     remark = f"   # {len(rates)} rates: all are resampled to this one" * (len(rates) > 1)

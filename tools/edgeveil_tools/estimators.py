@@ -91,7 +91,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         while label in names:
             label += "_"
         form, cells = self._label(y)
-        own = [key for key in ("ranges", "target_range", "nominal_records") if self._lacks(key)]
+        public = "ranges", "target_range", "nominal_records"
+        own = [key for key in public if getattr(self, key, self) is None]
         if own and self.epsilon is not None:
             what = f"{', '.join(own)} were taken from the records: the printed ε does not cover"
             warnings.warn(f"{what} them. Pass public values.", UserWarning, stacklevel=3)
@@ -103,9 +104,6 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         nominal = self.nominal_records or math.ceil(len(X) / devices)
         data = {**dict(zip(names, X.T, strict=True)), label: cells}
         return data, job_of(self._plain_job(schema, nominal, devices))
-
-    def _lacks(self, key: str) -> bool:
-        return getattr(self, key, self) is None
 
     def _plain_job(self, schema: Any, nominal: int, devices: int) -> dict[str, Any]:
         hardly = self.epsilon is None  # any noise: pure ε, whose noise has no least size

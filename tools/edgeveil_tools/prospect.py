@@ -75,11 +75,9 @@ def prospect(
     begun_s = time.monotonic()
     job, run = local_job(path, Overrides(devices=devices, simulate=True))
     if job.measure != ACCURACY:
-        raise UsageError(
-            f"{job.learns}, and an estimate supports only classes",
-            where=f"{path}: data.schema.label",
-            fix=f"simulate it on your records: edgeveil run {path} --simulate --reference",
-        )
+        what = f"{job.learns}, and an estimate supports only classes"
+        fix = f"simulate it on your records: edgeveil run {path} --simulate --reference"
+        raise UsageError(what, where=f"{path}: data.schema.label", fix=fix)
     plan = compile_job(job).with_artifacts(read_artifacts(job))
     rehearse(plan, path)
     records = stand_in(job, run)
@@ -139,7 +137,7 @@ def _on_drawn(job: Job, run: LocalRun, folder: Path) -> LocalJob:
 # --- records ---
 
 
-class StandIn(NamedTuple):
+class _StandIn(NamedTuple):
     """Public or made-up records: `draw(n, chance)` for devices, `test` to measure models."""
 
     draw: Callable[[int, np.random.Generator], Records]
@@ -147,7 +145,7 @@ class StandIn(NamedTuple):
     origin: str
 
 
-def stand_in(job: Job, run: LocalRun) -> StandIn:
+def stand_in(job: Job, run: LocalRun) -> _StandIn:
     """Return records of the job's public set if its files are here, else made-up ones."""
     if not is_published(job, run):
         return _made_up(job)
@@ -164,10 +162,10 @@ def stand_in(job: Job, run: LocalRun) -> StandIn:
         return Records(x, pool.y[chosen])
 
     origin = f"the public records of {job.data.source}, repeated for large fleets"
-    return StandIn(draw, Records(test.x[:TEST_RECORDS], test.y[:TEST_RECORDS]), origin)
+    return _StandIn(draw, Records(test.x[:TEST_RECORDS], test.y[:TEST_RECORDS]), origin)
 
 
-def _made_up(job: Job) -> StandIn:
+def _made_up(job: Job) -> _StandIn:
     """Return rows of the schema, or arrays whose classes differ in smooth waves.
 
     Their noise is such that the nearest class mean is right for MADE_UP_ACCURACY of the records."""
@@ -202,7 +200,7 @@ def _made_up(job: Job) -> StandIn:
         f" {MADE_UP_ACCURACY:.0%}; your own records may be easier or harder"
     )
     test = draw(TEST_RECORDS, np.random.default_rng(21), least)
-    return StandIn(lambda n, chance: draw(n, chance, least), test, origin)
+    return _StandIn(lambda n, chance: draw(n, chance, least), test, origin)
 
 
 def _as_encoded(schema: DataSchema, x: NDArray[np.float64]) -> NDArray[np.float32]:

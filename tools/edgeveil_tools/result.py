@@ -120,9 +120,8 @@ class Result:
             if content["status"] not in get_args(Status) or not {"job", "final"} <= content.keys():
                 raise ValueError("another file of this name")
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-            raise UsageError(
-                "is no result of a run", where=str(path), fix="name the folder of a run, its --out"
-            ) from error
+            fix = "name the folder of a run, its --out"
+            raise UsageError("is no result of a run", where=str(path), fix=fix) from error
         return cls(content, Path(folder))
 
     @property
@@ -179,9 +178,7 @@ class Result:
         With shared noise `collusion` is training's ε if all others collude."""
         shared = any("collusion" in row["epsilon"] for row in self._rounds)
         keys = ("training", *["collusion"] * shared, "inference")
-        return [
-            _named(row) | {key: row["epsilon"].get(key) for key in keys} for row in self._rounds
-        ]
+        return [_named(row) | {k: row["epsilon"].get(k) for k in keys} for row in self._rounds]
 
     @property
     def uploads(self) -> PlainTable:
@@ -331,11 +328,11 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     uploads = sum(row["uploads"] for row in (*rounds, *phases, *result.get("evaluations", ())))
     hops, final, reference = result["bytes"], result["final"], result["reference"]
     own = "" if final["measured_on"] == MEASURED_ON[True] else f", on {final['measured_on']}"
+    stopped = final.get("early_stopping") or {}
+    if stopped.get("judged_by") == "cloud's test":
+        own += "; not held out, as early stopping was judged by the same records"
     figures, (led, value) = final.get("figures"), leading(final)
-    found = [
-        ("note", result["note"]),
-        (f"final {led}", leading_text(led, value, figures) + own),
-    ]
+    found = [("note", result["note"]), (f"final {led}", leading_text(led, value, figures) + own)]
     if federated := final.get("federated"):
         found.append(("federated", federated_text(federated)))
     if clusters := final.get("cluster_scores") or _last(rounds, "cluster_scores"):
@@ -350,7 +347,7 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     after = f" after {counted(len(phases), 'preparation round')}" * bool(phases)
     why = "; " * bool(result["reason"]) + result["reason"]
     sent = f", {byte_text(sum(hops.values()))}" * bool(hops)
-    if (stopped := final.get("early_stopping")) and stopped["releases"] == "best":
+    if stopped.get("releases") == "best":
         after += f", of which round {stopped['best_round']} had the best figure and is released"
     found.append(("progress", f"{counted(len(rounds), 'round')}{after}{why}"))
     found.append(("uploads", f"{uploads} from {result['devices']} devices{sent}"))
@@ -417,9 +414,8 @@ def writing(
     try:
         yield
     except OSError as error:
-        raise UsageError(
-            f"cannot be written ({error.strerror})", where=str(error.filename or where), fix=fix
-        ) from error
+        what = f"cannot be written ({error.strerror})"
+        raise UsageError(what, where=str(error.filename or where), fix=fix) from error
 
 
 def finite(value: Any) -> Any:

@@ -36,7 +36,7 @@ ROOM_S = 120.0  # timeout of a slice: queueing, transfer and work
 PROBE_S = 20.0  # timeout of the version probe, on a cluster that may be busy
 
 
-class Excerpt:
+class _Excerpt:
     """Given ranges of a batch, as `edgeveil.protocol.transfer.Data`."""
 
     def __init__(self, places: Iterator[Place], sealed: memoryview) -> None:
@@ -58,7 +58,9 @@ def opened(fields: Any, packed: bytes, sealed: Any) -> object:
     keep_memory_private()  # it holds a round's key
     try:
         of = pickle.loads(packed)  # noqa: S301 - from the cloud, which the cluster runs code of
-        return of.opened(RoundOpening.from_fields(fields), Excerpt(of.places(), memoryview(sealed)))
+        return of.opened(
+            RoundOpening.from_fields(fields), _Excerpt(of.places(), memoryview(sealed))
+        )
     except Exception as error:  # its text could quote what was opened
         return SliceFailure(type(error).__name__)
 

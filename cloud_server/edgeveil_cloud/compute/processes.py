@@ -33,10 +33,7 @@ if TYPE_CHECKING:  # a worker needs no site file
 
 LOG = logging.getLogger("edgeveil.cloud")
 TRIES = 3  # of one slice
-_NO_START = (
-    "cloud.compute",
-    "read its output on the console, or set engine: local and workers: 0",
-)
+_NO_START = ("cloud.compute", "read its output on the console, or set engine: local and workers: 0")
 _BY_OTHERS = ("SIGKILL", "SIGTERM")  # out of memory, or killed: the next one may live
 _END_S = 1.0
 _LENGTH_BYTES, _MARK = 8, b"f"
@@ -264,11 +261,9 @@ class _Work:
         self._tries[number] += 1
         LOG.warning("slice_repeated", extra={"reason": why})
         if self._tries[number] >= TRIES:
-            raise ComputeError(
-                f"some uploads could not be opened in {TRIES} tries, the last ended with {why}",
-                where="cloud.compute",
-                fix="if memory ran out set fewer workers, or workers: 0",
-            )
+            what = f"some uploads could not be opened in {TRIES} tries, the last ended with {why}"
+            fix = "if memory ran out set fewer workers, or workers: 0"
+            raise ComputeError(what, where="cloud.compute", fix=fix)
         self._waiting.append(number)
 
 

@@ -75,9 +75,8 @@ class PageRoutes:
 
     async def log_in(self, request: Request) -> Response:
         if not request.is_same_origin:
-            return refusal(
-                403, "the request came from another site's page", "log in on the cloud's page"
-            )
+            what = "the request came from another site's page"
+            return refusal(403, what, "log in on the cloud's page")
         form = parse_qs(request.content.decode("utf-8", "replace"))
         token = form.get("token", [""])[0].strip()
         # A valid token is accepted even after failures from the same address.
@@ -91,9 +90,8 @@ class PageRoutes:
 
     async def log_out(self, request: Request) -> Response:
         if not request.is_same_origin or request.headers.get(OWN_PAGE) != "1":
-            return refusal(
-                403, "the request came from another site's page", "log out on the cloud's page"
-            )
+            what = "the request came from another site's page"
+            return refusal(403, what, "log out on the cloud's page")
         return Response.of_json({}, headers={"Set-Cookie": self._guard.log_out(request)})
 
     async def file(self, request: Request) -> Response:

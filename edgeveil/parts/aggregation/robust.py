@@ -98,11 +98,7 @@ class Median(AggregationRule):
         return {name: middle(arrays, (len(arrays) - 1) // 2) for name, arrays in segments}
 
 
-_part = partial(
-    AggregationPart,
-    parameters=AveragingParameters,
-    of_groups=True,
-)
+_part = partial(AggregationPart, parameters=AveragingParameters, of_groups=True)
 PARTS = (
     _part(
         name="krum",

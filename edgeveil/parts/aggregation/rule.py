@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgeveil.parts.aggregation.mean import mean
-from edgeveil.parts.part import SOME_NAMES_KEY, BlockPart, omit_if_default, only_for
+from edgeveil.parts.part import BlockPart, omittable, only_for, some_names
 from edgeveil.parts.round import Aim
 from edgeveil.parts.server_optimizers import ServerOptimizerParameters
 from edgeveil.privacy.sampler import RandomBytes, os_random
@@ -32,12 +32,12 @@ class RuleParameters(BaseModel):
     )
 
     name: str
-    secure: bool = Field(default=False, exclude_if=omit_if_default(False))
+    secure: bool = omittable(False)
     """Sum uploads under masks: the cloud sees only their sum, the proxy nothing. Uploads with wrong
     masks are left out, a sum beyond its public bound is discarded. Not detected: garbage of one
     device within the bound, which only `groups` with a robust rule limits, and a proxy that lies
     about the masks of a sum."""
-    groups: int = Field(default=1, ge=1, le=64, exclude_if=omit_if_default(1))
+    groups: int = omittable(1, ge=1, le=64)
     """With secure sums: deal the uploads at random into this many groups and sum each, for rules
     that compare. A poisoned upload then spoils its group's mean."""
 
@@ -109,9 +109,7 @@ def mean_of(segments: Segments, indices: Sequence[int]) -> Combined:
     return mean({name: Chosen(arrays, indices) for name, arrays in segments.items()})
 
 
-def blocks(
-    arrays: Sequence[NDArray[np.generic]],
-) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+def blocks(arrays: Sequence[NDArray[np.generic]]) -> Iterator[tuple[slice, NDArray[np.float64]]]:
     """Yield slices of values with all uploads' values there (uploads, values), ≤ `BLOCK_BYTES`."""
     size = np.asarray(arrays[0]).size
     width = max(1, BLOCK_BYTES // (8 * len(arrays)))
@@ -139,9 +137,7 @@ class ChoosingParameters(RuleParameters):
     """`exponential`: k draws without replacement, better ones likelier. `top_k`: the best k."""
     epsilon_3: float = Field(default=1.0, gt=0, le=1e6)
     """ε₃ of the draws of one round, as claimed in the text; no proven guarantee."""
-    validation_records: Annotated[int, Field(ge=1, le=10**6), only_for(secprobe=200)] = Field(
-        **SOME_NAMES_KEY
-    )
+    validation_records: Annotated[int, Field(ge=1, le=10**6), only_for(secprobe=200)] = some_names()
     """Of `secprobe`: how many of the cloud's test records score uploads, 200 by default; the first
     ones, which then do not test the model."""
 
@@ -186,24 +182,18 @@ class AveragingParameters(RuleParameters):
 
     name: Literal["fedavg", "krum", "trimmed_mean", "median"] = "fedavg"
     """Which rule; `edgeveil methods` describes each."""
-    k: Annotated[int, Field(ge=1, le=10**6), only_for(krum=1)] = Field(**SOME_NAMES_KEY)
+    k: Annotated[int, Field(ge=1, le=10**6), only_for(krum=1)] = some_names()
     """Number of updates averaged by `krum`: 1, the default, is Krum, more are Multi-Krum."""
-    malicious: Annotated[int, Field(ge=0, le=10**6), only_for(krum=1)] = Field(**SOME_NAMES_KEY)
+    malicious: Annotated[int, Field(ge=0, le=10**6), only_for(krum=1)] = some_names()
     """f of `krum`: how many uploads of a round may be poisoned; needs 2f + 3 uploads. 1 by
     default."""
-    share: Annotated[float, Field(ge=0, lt=0.5), only_for(trimmed_mean=0.1)] = Field(
-        **SOME_NAMES_KEY
-    )
+    share: Annotated[float, Field(ge=0, lt=0.5), only_for(trimmed_mean=0.1)] = some_names()
     """β of `trimmed_mean`: the share of the uploads left out at either end; 0.1 by default."""
-    weights: Literal["equal", "records"] = Field(
-        default="equal", exclude_if=omit_if_default("equal")
-    )
+    weights: Literal["equal", "records"] = omittable("equal")
     """`records`: `fedavg` weighs devices by their number of training records, which owners must
     allow (`policy.allow_record_counts`): the cloud sees the counts, of secure sums only the sum."""
-    server_optimizer: ServerOptimizerParameters | None = Field(
-        default=None,
-        exclude_if=omit_if_default(None),
-        examples=[{"name": "fedadam", "learning_rate": 0.01}],
+    server_optimizer: ServerOptimizerParameters | None = omittable(
+        None, examples=[{"name": "fedadam", "learning_rate": 0.01}]
     )
     """The cloud's step along the aggregated update; null: the update itself is added."""
 

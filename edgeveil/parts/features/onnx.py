@@ -72,7 +72,7 @@ def _facts(given: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**found, "output_dim": form.output_dim, "file": str(path)}
 
 
-class OnnxMap:
+class _OnnxMap:
     """φ(x) = f/‖f‖, f the model's output for x/input_scale; 0 if not finite.
 
     One aligned record per run, in one thread, so that the result is independent of the batch."""
@@ -86,10 +86,8 @@ class OnnxMap:
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         wanted = self.parameters.input_form
         if math.prod(input_shape) != math.prod(wanted):
-            raise DataError(
-                f"the backbone takes {list(wanted)}, a record has the shape {list(input_shape)}",
-                fix="use a backbone for records of this shape",
-            )
+            what = f"the backbone takes {list(wanted)}, a record has the shape {list(input_shape)}"
+            raise DataError(what, fix="use a backbone for records of this shape")
         return self.parameters.output_dim
 
     @flushed()
@@ -155,18 +153,16 @@ def read_backbone(path: Path) -> bytes:
         fix = "check the path"
         if path.stem in CACHED and path == cached_backbone(path.stem):
             fix = f"create it with `edgeveil backbone {path.stem}`"
-        raise DataError(
-            f"cannot be read ({error.strerror or error})", where=str(path), fix=fix
-        ) from error
+        what = f"cannot be read ({error.strerror or error})"
+        raise DataError(what, where=str(path), fix=fix) from error
     check_size(graph)
     return graph
 
 
 def check_size(graph: bytes | bytearray) -> None:
     if len(graph) > MAX_BACKBONE_BYTES:
-        raise DataError(
-            f"has more than {MAX_BACKBONE_BYTES} bytes", where="backbone", fix="use a smaller one"
-        )
+        what = f"has more than {MAX_BACKBONE_BYTES} bytes"
+        raise DataError(what, where="backbone", fix="use a smaller one")
 
 
 def sha256_hex(graph: bytes) -> str:
@@ -243,11 +239,8 @@ def inline(backbone: bytes, graph: NodeList, x: str) -> str:
         try:
             model = version_converter.convert_version(model, OPSET)
         except Exception as error:  # the converter's exceptions have no common root
-            raise DataError(
-                f"opset {opset} cannot be brought to {OPSET}",
-                where="backbone",
-                fix=f"export it with opset {OPSET}",
-            ) from error
+            what = f"opset {opset} cannot be brought to {OPSET}"
+            raise DataError(what, where="backbone", fix=f"export it with opset {OPSET}") from error
     inner = model.graph
     constants = {tensor.name for tensor in inner.initializer}
     names = {one.name: x for one in inner.input if one.name not in constants}
@@ -287,11 +280,9 @@ def check_batches(backbone: bytes) -> None:
     wanted, found = (np.nan_to_num(one, posinf=0.0, neginf=0.0) for one in both)
     size = np.abs(wanted).max(initial=1.0)
     if found.shape != wanted.shape or not np.allclose(found / size, wanted / size, atol=_TOLERANCE):
-        raise DataError(
-            "gives a batch other features than its single records",
-            where="backbone",
-            fix="export it with a free batch axis, and reshape by -1 and not by 1",
-        )
+        what = "gives a batch other features than its single records"
+        fix = "export it with a free batch axis, and reshape by -1 and not by 1"
+        raise DataError(what, where="backbone", fix=fix)
 
 
 NONE: Artifacts = MappingProxyType({})
@@ -319,11 +310,9 @@ def match_artifacts(wanted: Iterable[str], given: Iterable[bytes]) -> dict[str, 
         raise DataError(f"have more than {MAX_BACKBONE_BYTES} bytes together", where=_ARTIFACTS)
     for digest in digests:
         if digest not in found:
-            raise DataError(
-                "the backbone, or the weights, that the job names is not here",
-                where=digest,
-                fix="submit the job file again with edgeveil job submit",
-            )
+            what = "the backbone, or the weights, that the job names is not here"
+            fix = "submit the job file again with edgeveil job submit"
+            raise DataError(what, where=digest, fix=fix)
     if len(found) > len(digests):
         raise DataError("hold one that the job does not name", where=_ARTIFACTS)
     return found
@@ -333,12 +322,12 @@ def check_backbones(entries: Iterable[Any], artifacts: Artifacts) -> None:
     """Raise DataError unless each backbone has plain layers and the job's form."""
     for entry in entries:
         if isinstance(entry, OnnxParameters):
-            OnnxMap(entry, artifacts.get(entry.sha256)).graph()
+            _OnnxMap(entry, artifacts.get(entry.sha256)).graph()
 
 
 PART = FeaturePart(
     parameters=OnnxParameters,
-    build=lambda parameters, found: OnnxMap(parameters, found.get(parameters.sha256)),
+    build=lambda parameters, found: _OnnxMap(parameters, found.get(parameters.sha256)),
     source="any public extractor, as a file",
     needs="an ONNX file that owners allow",
     example="features: [{name: onnx, file: encoder.onnx}]",

@@ -35,7 +35,7 @@ from edgeveil.parts.features.feature_map import (
     unit_rows,
     usable,
 )
-from edgeveil.parts.part import SOME_NAMES_KEY, only_for
+from edgeveil.parts.part import only_for, some_names
 from edgeveil.privacy.grid import Int64, exact_matmul, row_norms
 from edgeveil.subnormals import flushed
 
@@ -53,25 +53,25 @@ class PicturesParameters(MapParameters):
     """Divides the raw values: the largest that a pixel can be."""
     image: tuple[int, int] | None = Field(default=None, examples=[[28, 28]])
     """Rows and columns of the picture in a flat record; null: the record has that shape itself."""
-    orientations: Annotated[int, Field(ge=1, le=32), only_for(gabor=8)] = Field(**SOME_NAMES_KEY)
+    orientations: Annotated[int, Field(ge=1, le=32), only_for(gabor=8)] = some_names()
     """Of `gabor`: directions of the wavelets, evenly spread over half a turn; 8 by default."""
-    scales: Annotated[int, Field(ge=1, le=3), only_for(gabor=2)] = Field(**SOME_NAMES_KEY)
+    scales: Annotated[int, Field(ge=1, le=3), only_for(gabor=2)] = some_names()
     """Of `gabor`: sizes of the wavelets, with wavelengths of 4, 8 and 16 pixels; 2 by default."""
-    pool: Annotated[Literal[4, 8, 16], only_for(gabor=8)] = Field(**SOME_NAMES_KEY)
+    pool: Annotated[Literal[4, 8, 16], only_for(gabor=8)] = some_names()
     """Of `gabor`: side of the pooling windows in pixels, which overlap by half; 8 by default."""
-    dimension: Annotated[int | None, Field(ge=1, le=4096), only_for(pictures=None)] = Field(
-        **SOME_NAMES_KEY, examples=[500]
+    dimension: Annotated[int | None, Field(ge=1, le=4096), only_for(pictures=None)] = some_names(
+        examples=[500]
     )
     """Of `pictures`: number of features; null: 400 for grey pictures and 600 for those in colour,
     or as many as there are."""
-    mirror: Annotated[bool, only_for(pictures=False)] = Field(
-        **{**SOME_NAMES_KEY, "exclude_if": lambda value: value is ... or value is False}
+    mirror: Annotated[bool, only_for(pictures=False)] = some_names(
+        exclude_if=lambda value: value is ... or value is False
     )
     """Of `pictures`: give a picture and its mirror image the same features, for the same price:
     better for photographs, worse for digits and letters; false by default."""
 
 
-class PictureMap:
+class _PictureMap:
     name: ClassVar[str]
     least: ClassVar[int] = 1  # pixels of a side
 
@@ -92,13 +92,13 @@ class PictureMap:
         found[~valid] = 0.0
         return found
 
-    def raster_of(self, colours: int, rows: int, columns: int) -> Raster:
+    def raster_of(self, colours: int, rows: int, columns: int) -> _Raster:
         raise NotImplementedError
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         raise NotImplementedError
 
-    def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
+    def features(self, levels: Float32, raster: _Raster, dimension: int) -> Float64:
         """Return φ (n, d) of pictures (n, colours, rows, columns) in whole levels 0..255."""
         raise NotImplementedError
 
@@ -108,7 +108,7 @@ class PictureMap:
         cut = graph.add("Clip", scaled, graph.number(0.0), graph.number(1.0))
         return graph.rounded(graph.add("Mul", cut, graph.number(LEVELS)))
 
-    def raster(self, input_shape: tuple[int, ...]) -> Raster:
+    def raster(self, input_shape: tuple[int, ...]) -> _Raster:
         """Return the raster of records of a shape. Raises DataError if they are not pictures."""
         colours, shape, image = 1, input_shape, self.parameters.image
         if image is not None and math.prod(shape) % max(1, math.prod(image)) == 0:
@@ -129,7 +129,7 @@ class PictureMap:
 CHANNEL_FLOOR = 0.05  # added to a norm, against amplifying an empty channel
 
 
-class Gabor(PictureMap):
+class Gabor(_PictureMap):
     """φ(x) = f/‖f‖, f the channels' pooled moduli less their mean, each over its norm.
 
     Images in 255 levels and integer filters make all sums exact. A colour image is three grey ones.
@@ -137,14 +137,14 @@ class Gabor(PictureMap):
 
     name = "gabor"
 
-    def raster_of(self, colours: int, rows: int, columns: int) -> Raster:
+    def raster_of(self, colours: int, rows: int, columns: int) -> _Raster:
         p = self.parameters
-        return Raster(colours, rows, columns, p.pool, p.orientations, p.scales)
+        return _Raster(colours, rows, columns, p.pool, p.orientations, p.scales)
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         return self.raster(input_shape).values
 
-    def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
+    def features(self, levels: Float32, raster: _Raster, dimension: int) -> Float64:
         sums = raster.pooled(levels.reshape(-1, raster.rows, raster.columns))
         n, channels, windows = sums.shape
         centred = sums * windows - sums.sum(axis=2, keepdims=True)
@@ -170,7 +170,7 @@ class Gabor(PictureMap):
 
 
 @dataclass(frozen=True)
-class Raster:
+class _Raster:
     """Pictures of `colours` planes, with wavelets and windows of side `pool`, stride pool/2."""
 
     colours: int
@@ -256,7 +256,7 @@ RUN = 4  # adjacent outputs of a row that share a patch: fewer copies, more prod
 
 
 @dataclass(frozen=True, eq=False)
-class Filters:
+class _Filters:
     """Wavelets of one scale (orientations, side, side), in steps of 2**-12, of L1 norm at most 15.
 
     So sums stay below 15 * 2**12 * 255 + rounding < 2**24: exact in float32."""
@@ -268,7 +268,7 @@ class Filters:
     """(side * (side + RUN - 1), 2 * orientations * RUN): the filters at RUN adjacent places."""
 
 
-Bank = tuple[Filters, ...]  # one per scale
+Bank = tuple[_Filters, ...]  # one per scale
 
 
 @lru_cache(maxsize=8)
@@ -277,7 +277,7 @@ def filters(orientations: int, scales: int) -> Bank:
     return tuple(_filters(orientations, 3 + 2 * k, 4.0 * 2**k, 1.6 * 2**k) for k in range(scales))
 
 
-def modulus(padded: Float32, bank: Filters) -> Float32:
+def modulus(padded: Float32, bank: _Filters) -> Float32:
     """Return |image * wavelet| (n, orientations, rows, columns) of whole images, zero padded."""
     n, rows, columns = padded.shape
     side, run = 2 * bank.radius + 1, -(-columns // RUN) * RUN
@@ -291,7 +291,7 @@ def modulus(padded: Float32, bank: Filters) -> Float32:
     return np.asarray(found[..., :columns], dtype=np.float32)
 
 
-def onnx_channels(graph: NodeList, levels: str, raster: Raster) -> str:
+def onnx_channels(graph: NodeList, levels: str, raster: _Raster) -> str:
     """Add `Raster.pooled` of images (N, 1, rows, columns) as means (N, channels, windows)."""
     pad, (height, width) = raster.pool // 4, raster.padded
     below, right = height - raster.rows - pad, width - raster.columns - pad
@@ -303,7 +303,7 @@ def onnx_channels(graph: NodeList, levels: str, raster: Raster) -> str:
     return graph.add("Reshape", pooled, graph.whole(0, -1, raster.windows))
 
 
-def _onnx_modulus(graph: NodeList, image: str, bank: Filters, pool: int) -> str:
+def _onnx_modulus(graph: NodeList, image: str, bank: _Filters, pool: int) -> str:
     parts = []
     for taps in (bank.even, bank.odd):
         weights = graph.constant(taps[:, None].astype(np.float32))
@@ -313,7 +313,7 @@ def _onnx_modulus(graph: NodeList, image: str, bank: Filters, pool: int) -> str:
     return graph.rounded(graph.add("Div", found, graph.number(pool**2)))
 
 
-def _filters(orientations: int, radius: int, wavelength: float, width: float) -> Filters:
+def _filters(orientations: int, radius: int, wavelength: float, width: float) -> _Filters:
     side = 2 * radius + 1
     even = np.zeros((orientations, side, side))
     odd = np.zeros_like(even)
@@ -325,7 +325,7 @@ def _filters(orientations: int, radius: int, wavelength: float, width: float) ->
         banded[:, shift : shift + side, 0, :, shift] = even.transpose(1, 2, 0)
         banded[:, shift : shift + side, 1, :, shift] = odd.transpose(1, 2, 0)
     flat = banded.reshape(side * (side + RUN - 1), -1)
-    return Filters(radius, *(a.astype(np.float32) for a in (even, odd, flat)))
+    return _Filters(radius, *(a.astype(np.float32) for a in (even, odd, flat)))
 
 
 def _wavelet(angle: float, radius: int, wavelength: float, width: float) -> tuple[Float64, Float64]:
@@ -473,7 +473,7 @@ class Axes:
     axes: Int64
 
 
-class Pictures(PictureMap):
+class Pictures(_PictureMap):
     """φ = h/‖h‖ for h = Aᵀ(r − m), r the roots of a picture's sums over their typical sizes.
 
     Sums, A, m and rounded r are integers, so features depend on the record alone. Rounding of sines
@@ -482,11 +482,11 @@ class Pictures(PictureMap):
     name = "pictures"
     least = 4
 
-    def raster_of(self, colours: int, rows: int, columns: int) -> Raster:
+    def raster_of(self, colours: int, rows: int, columns: int) -> _Raster:
         """Choose by size: windows of side 8, or 4 below 16 pixels; a third scale from 32 pixels."""
         side = min(rows, columns)
         pool, scales = 8 if side >= 16 else 4, 3 if side >= 32 else 2
-        return Raster(colours, rows, columns, pool, ORIENTATIONS, scales)
+        return _Raster(colours, rows, columns, pool, ORIENTATIONS, scales)
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         """Return the dimension, or its default. Raises DataError for unsupported values."""
@@ -496,13 +496,11 @@ class Pictures(PictureMap):
         if asked is not None and asked > most:
             shape = [raster.rows, raster.columns]
             shape = shape if raster.colours == 1 else [raster.colours, *shape]
-            raise DataError(
-                f"pictures of shape {shape} have {most} features, not {asked}",
-                fix=f"set dimension to at most {most}",
-            )
+            what = f"pictures of shape {shape} have {most} features, not {asked}"
+            raise DataError(what, fix=f"set dimension to at most {most}")
         return min(usual, most) if asked is None else asked
 
-    def _different(self, raster: Raster) -> int:
+    def _different(self, raster: _Raster) -> int:
         """Return the number of values, or with `mirror` of pairs of values that mirror swaps."""
         if not self.parameters.mirror:
             return raster.values
@@ -511,10 +509,10 @@ class Pictures(PictureMap):
     def prepare(self, input_shape: tuple[int, ...]) -> None:
         self._axes(self.raster(input_shape), self.output_dim(input_shape))
 
-    def _axes(self, raster: Raster, dimension: int) -> Axes:
+    def _axes(self, raster: _Raster, dimension: int) -> Axes:
         return axes_of(raster, dimension, self.parameters.mirror)
 
-    def features(self, levels: Float32, raster: Raster, dimension: int) -> Float64:
+    def features(self, levels: Float32, raster: _Raster, dimension: int) -> Float64:
         common = self._axes(raster, dimension)
         steps = roots(pooled(levels, raster), common.units) - common.middle
         return unit_rows(exact_matmul(steps, common.axes).astype(np.float64))
@@ -547,7 +545,7 @@ _OPPONENTS = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float32)
 _PARTS = np.array([3, 1, 2], np.float32)
 
 
-def pooled(levels: Float32, raster: Raster) -> Float64:
+def pooled(levels: Float32, raster: _Raster) -> Float64:
     """Return integers (n, channels, windows) of pictures (n, colours, rows, columns)."""
     if raster.colours == COLOURS:
         red, green, blue = levels[:, 0], levels[:, 1], levels[:, 2]
@@ -566,7 +564,7 @@ def roots(sums: Float64, units: Float64) -> Int64:
 
 
 @lru_cache(maxsize=4)
-def axes_of(raster: Raster, dimension: int, mirror: bool = False) -> Axes:
+def axes_of(raster: _Raster, dimension: int, mirror: bool = False) -> Axes:
     pictures = procedural_pictures(DRAWN, (raster.colours, raster.rows, raster.columns))
     sums = np.concatenate(
         [pooled(pictures[k : k + BLOCK_RECORDS], raster) for k in range(0, DRAWN, BLOCK_RECORDS)]

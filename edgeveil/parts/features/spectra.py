@@ -37,7 +37,7 @@ class SpectraParameters(MapParameters):
     """Divides the raw values, which are then clipped to [-1, 1]."""
 
 
-class Spectra:
+class _Spectra:
     """φ = h/‖h‖, h the roots of the moduli of a discrete Fourier transform along the first axis.
 
     Exact: values in steps of 2**-16 times waves in steps of 2**-12, at most 4,096 of them, stay
@@ -55,10 +55,8 @@ class Spectra:
     def _form(self, input_shape: tuple[int, ...]) -> tuple[int, int]:
         length, channels = input_shape[0], math.prod(input_shape[1:])
         if not 2 <= length <= LONGEST:
-            raise DataError(
-                f"spectra takes windows of 2 to {LONGEST} readings, not {length}",
-                fix="use records of shape [readings] or [readings, channels]",
-            )
+            what = f"spectra takes windows of 2 to {LONGEST} readings, not {length}"
+            raise DataError(what, fix="use records of shape [readings] or [readings, channels]")
         return length, channels
 
     @flushed()
@@ -107,7 +105,7 @@ def waves(length: int) -> Int64:
 
 PART = FeaturePart(
     parameters=SpectraParameters,
-    build=lambda parameters, _: Spectra(parameters),
+    build=lambda parameters, _: _Spectra(parameters),
     source="Cooley, Lewis and Welch 1967; Harris 1978 (windows)",
     needs="windows of readings, or flat records of one channel",
     example="features: [{name: spectra}]",

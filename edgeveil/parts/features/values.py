@@ -23,7 +23,7 @@ from edgeveil.parts.features.feature_map import (
     unit_rows,
     usable,
 )
-from edgeveil.parts.part import SOME_NAMES_KEY, omit_if_default, only_for
+from edgeveil.parts.part import omittable, only_for, some_names
 from edgeveil.privacy.grid import Int64, exact_matmul
 from edgeveil.subnormals import flushed
 
@@ -37,19 +37,17 @@ class IdentityParameters(MapParameters):
     """Divides the raw values: the largest that a value can be."""
     shift: float = Field(default=0.0, ge=-1e6, le=1e6, allow_inf_nan=False)
     """Added to the scaled values; `random` then clips them to [-1, 1]."""
-    ranges: tuple[tuple[float, float], ...] = Field(
-        default=(), max_length=65536, examples=[[[17, 90], [0, 1]]], exclude_if=omit_if_default(())
+    ranges: tuple[tuple[float, float], ...] = omittable(
+        (), max_length=65536, examples=[[[17, 90], [0, 1]]]
     )
     """Of `identity`, instead of both: the public range of each value of a record, in order. Values
     are clipped to it and scaled to [-1, 1]; a job with `data.schema` needs none."""
-    norm: Literal["unit", "bounded"] = Field(default="unit", exclude_if=omit_if_default("unit"))
+    norm: Literal["unit", "bounded"] = omittable("unit")
     """Of `identity`; `unit`: each record is scaled to norm 1 and loses its magnitude. `bounded`:
     values are clipped to [-1, 1] and divided by one constant, which keeps it."""
-    dimension: Annotated[int, Field(ge=1, le=1 << 14), only_for(random=512)] = Field(
-        **SOME_NAMES_KEY
-    )
+    dimension: Annotated[int, Field(ge=1, le=1 << 14), only_for(random=512)] = some_names()
     """Of `random`: number of features; 512 by default."""
-    seed: Annotated[int, Field(ge=0, lt=1 << 63), only_for(random=0)] = Field(**SOME_NAMES_KEY)
+    seed: Annotated[int, Field(ge=0, lt=1 << 63), only_for(random=0)] = some_names()
     """Of `random`: seed of the projection, public, and the same matrix on every machine; 0 by
     default."""
 
@@ -76,11 +74,8 @@ class Identity:
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         size, ranges = math.prod(input_shape), self.parameters.ranges
         if ranges and len(ranges) != size:
-            raise DataError(
-                f"has {len(ranges)} ranges, a record has {size} values",
-                where="features",
-                fix="write one for each",
-            )
+            what = f"has {len(ranges)} ranges, a record has {size} values"
+            raise DataError(what, where="features", fix="write one for each")
         return size
 
     @flushed()
@@ -146,7 +141,7 @@ def projection(seed: int, values: int, dimension: int) -> Int64:
     return matrix
 
 
-class RandomRelu:
+class _RandomRelu:
     """φ(x) = h/‖h‖ for h = max(0, Wᵀu), u = x/input_scale + shift clipped to [-1, 1].
 
     Exact: u in steps of 2**-20, |W| <= 32 and 2**24 values give a product below 2**49."""
@@ -159,10 +154,8 @@ class RandomRelu:
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         values, wanted = math.prod(input_shape), self.parameters.dimension
         if values * wanted > LARGEST_MATRIX:
-            raise DataError(
-                f"a random projection of {values} values to {wanted} is too large",
-                fix=f"set dimension to at most {LARGEST_MATRIX // values}",
-            )
+            what = f"a random projection of {values} values to {wanted} is too large"
+            raise DataError(what, fix=f"set dimension to at most {LARGEST_MATRIX // values}")
         return wanted
 
     @flushed()
@@ -206,7 +199,7 @@ PARTS = (
         name="random",
         summary="ReLU of a public random projection of the values.",
         parameters=IdentityParameters,
-        build=lambda parameters, _: RandomRelu(parameters),
+        build=lambda parameters, _: _RandomRelu(parameters),
         source="Rahimi and Recht 2008; Cho and Saul 2009",
         example="features: [{name: random, dimension: 512}]",
     ),

@@ -80,9 +80,10 @@ class Custom:
         with _CALLS, torch.random.fork_rng():
             torch.manual_seed(seed)
             module = module_of(network)
-            names = {name: network.saved_name(name) for name in start}
-            weights = {names[n]: torch.tensor(a) for n, a in start.items()}
-            module.load_state_dict(module.state_dict() | weights)  # constants stay as they are
+            own, state = isinstance(network, PythonNetwork), module.state_dict()
+            names = {name: network.saved_name(name) if own else name for name in start}
+            for name, array in start.items():
+                state[names[name]].copy_(torch.tensor(array))  # the module's own tensors
             given = _shapes(module.to(processor))
             x = torch.as_tensor(records.x / np.float32(network.input_scale)).to(processor)
             data = TensorDataset(x, torch.as_tensor(records.y).to(processor))

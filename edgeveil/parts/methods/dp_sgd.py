@@ -30,7 +30,7 @@ from edgeveil.parts.methods.optimizers import (
     local_refusals,
 )
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.part import SOME_NAMES_KEY, only_for
+from edgeveil.parts.part import only_for, some_names
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update
 from edgeveil.parts.update import trainer_part
@@ -66,18 +66,19 @@ def record_gradients(network: Network, parameters: LocalTraining | None = None) 
     """Return a function to the gradients (n, …) of n records' losses, the network's by default."""
     from torch.func import grad, vmap
 
-    loss = network.loss if parameters is None else parameters.loss_of(network)
-    return vmap(grad(_alone(loss)), in_dims=(None, 0, 0))
+    return vmap(grad(_alone(network, parameters)), in_dims=(None, 0, 0))
 
 
-def record_losses(network: Network) -> Losses:
+def record_losses(network: Network, parameters: LocalTraining | None = None) -> Losses:
     """Return a function to the losses (n,) of n records, each alone for any model."""
     from torch.func import vmap
 
-    return vmap(_alone(network.loss), in_dims=(None, 0, 0))
+    return vmap(_alone(network, parameters), in_dims=(None, 0, 0))
 
 
-def _alone(mean_loss: Losses) -> Losses:
+def _alone(network: Network, parameters: LocalTraining | None) -> Losses:
+    mean_loss = network.loss if parameters is None else parameters.loss_of(network)
+
     def loss(weights: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return mean_loss(weights, x[None], y[None])
 
@@ -145,13 +146,11 @@ class DpSgdParameters(LocalTraining):
     """C: the L2 norm that one record's gradient is clipped to."""
     learning_rate: float = Field(default=0.5, gt=0, le=100)
     """Step size, for a gradient that is the sample's mean."""
-    search: Annotated[Literal["random", "adaptive"], only_for(pso_dp_sgd="random")] = Field(
-        **SOME_NAMES_KEY
-    )
+    search: Annotated[Literal["random", "adaptive"], only_for(pso_dp_sgd="random")] = some_names()
     """Of `pso_dp_sgd`; `random`, the default: particles move by inertia and pulls. `adaptive`: each
     continues from its own best."""
-    selection: Annotated[Literal["priced", "unpriced"], only_for(pso_dp_sgd="priced")] = Field(
-        **SOME_NAMES_KEY
+    selection: Annotated[Literal["priced", "unpriced"], only_for(pso_dp_sgd="priced")] = (
+        some_names()
     )
     """Of `pso_dp_sgd`; `priced`, the default: the best chosen by noised losses, proven. `unpriced`:
     by exact ones, claimed."""

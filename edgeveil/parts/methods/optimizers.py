@@ -7,7 +7,7 @@ in every round, as the weights do."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -15,20 +15,12 @@ from pydantic import Field
 from edgeveil.config.policy import FUNCTION
 from edgeveil.parts.method_context import MethodContext, MethodParameters, network_of
 from edgeveil.parts.models.network import Classes, Network
-from edgeveil.parts.part import (
-    SOME_NAMES_KEY,
-    PartBlock,
-    import_function,
-    omit_if_default,
-    only_for,
-)
+from edgeveil.parts.part import PartBlock, import_function, omittable, only_for, some_names
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.server_optimizers import ScheduleParameters
 
 if TYPE_CHECKING:
     import torch
-
-    from edgeveil.privacy.sampler import RandomBytes
 
     Loss = Callable[..., torch.Tensor]  # as `Network.loss`
 
@@ -42,13 +34,9 @@ class OptimizerParameters(PartBlock):
     """`sgd`: with `train.momentum`. `adam`; `adamw`: with weight decay apart from the gradient."""
     weight_decay: float = Field(default=0.0, ge=0, le=100)
     """λ: pull of every weight to 0. `sgd`, `adam`: λ·w is added to the gradient."""
-    beta_1: Annotated[float, Field(ge=0, lt=1), only_for(adam=0.9, adamw=0.9)] = Field(
-        **SOME_NAMES_KEY
-    )
+    beta_1: Annotated[float, Field(ge=0, lt=1), only_for(adam=0.9, adamw=0.9)] = some_names()
     """Share of the mean gradient that a step keeps, for `adam` and `adamw`; 0.9 by default."""
-    beta_2: Annotated[float, Field(ge=0, lt=1), only_for(adam=0.999, adamw=0.999)] = Field(
-        **SOME_NAMES_KEY
-    )
+    beta_2: Annotated[float, Field(ge=0, lt=1), only_for(adam=0.999, adamw=0.999)] = some_names()
     """The same for the mean squared gradient; 0.999 by default."""
 
 
@@ -56,28 +44,20 @@ class LocalTraining(MethodParameters):
     """Keys of local training that methods share; each was added later than the methods."""
 
     learning_rate: float
-    optimizer: OptimizerParameters = Field(
-        default=OptimizerParameters(),
-        exclude_if=omit_if_default(OptimizerParameters()),
-        examples=[{"name": "adamw", "weight_decay": 0.01}],
+    optimizer: OptimizerParameters = omittable(
+        OptimizerParameters(), examples=[{"name": "adamw", "weight_decay": 0.01}]
     )
     """The local optimiser."""
-    schedule: ScheduleParameters | None = Field(
-        default=None, exclude_if=omit_if_default(None), examples=[{"name": "cosine"}]
-    )
+    schedule: ScheduleParameters | None = omittable(None, examples=[{"name": "cosine"}])
     """Learning rate by round; null: the same in all."""
-    class_weights: tuple[Annotated[float, Field(ge=0, le=1e6)], ...] | None = Field(
-        default=None, exclude_if=omit_if_default(None), examples=[[1, 5]]
+    class_weights: tuple[Annotated[float, Field(ge=0, le=1e6)], ...] | None = omittable(
+        None, examples=[[1, 5]]
     )
     """Factor of a record's loss by its class, one per class, chosen from public knowledge."""
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1, exclude_if=omit_if_default(0.0))
+    label_smoothing: float = omittable(0.0, ge=0, lt=1)
     """Share of the target probability that is spread over all classes."""
-    loss: str | None = Field(
-        default=None,
-        pattern=FUNCTION,
-        max_length=256,
-        exclude_if=omit_if_default(None),
-        examples=["mypackage.losses:focal"],
+    loss: str | None = omittable(
+        None, pattern=FUNCTION, max_length=256, examples=["mypackage.losses:focal"]
     )
     """`module:function` of (outputs, labels) to a batch's mean loss; null: cross-entropy. Installed
     on the devices and allowed by their owners (`policy.allowed_python_models`)."""
@@ -92,30 +72,18 @@ class LocalTraining(MethodParameters):
 
     def loss_of(self, network: Network) -> Loss:
         """Return the mean loss of records (n, …) with labels (n,): the network's by default."""
-        if self.loss is not None:
-            own = import_function(self.loss, "train.loss")
-            return lambda weights, x, y, training=None: own(network.logits(weights, x, training), y)
-        if self.class_weights is None and not self.label_smoothing:
-            return network.loss
         smoothing, factors = self.label_smoothing, self.class_weights
+        if self.loss is None and factors is None and not smoothing:
+            return network.loss
 
-        def loss(
-            weights: Mapping[str, torch.Tensor],
-            x: torch.Tensor,
-            y: torch.Tensor,
-            training: RandomBytes | None = None,
-        ) -> torch.Tensor:
-            import torch
+        def weighed(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            from torch.nn.functional import cross_entropy
 
-            logits = network.logits(weights, x, training)
-            each = torch.nn.functional.cross_entropy(
-                logits, y, reduction="none", label_smoothing=smoothing
-            )
-            if factors is not None:
-                each = each * torch.tensor(factors, dtype=each.dtype, device=each.device)[y]
-            return each.mean()
+            each = cross_entropy(logits, y, reduction="none", label_smoothing=smoothing)
+            return (each if factors is None else each * each.new_tensor(factors)[y]).mean()
 
-        return loss
+        loss = weighed if self.loss is None else import_function(self.loss, "train.loss")
+        return lambda weights, x, y, training=None: loss(network.logits(weights, x, training), y)
 
 
 def local_refusals(
@@ -144,14 +112,11 @@ def plain_steps_only(
     """Yield `local_refusals`, and an optimiser whose steps are no sum of gradients."""
     yield from local_refusals(block, context)
     if block.optimizer.name != "sgd":
-        text = (
-            f"'{block.method}' counts plain steps, not those of '{block.optimizer.name}'; use sgd"
-        )
+        text = f"'{block.method}' counts plain steps, and not those of"
+        text += f" '{block.optimizer.name}'; use sgd"
         yield ("train.optimizer", "train.method"), text
     if block.method == "scaffold" and 0 < context.fleet < context.devices:
-        text = (
-            "with a part of the fleet in each round its size is needed; set selection.min_devices"
-        )
+        text = "with a part of the fleet in a round its size is needed; set selection.min_devices"
         yield ("selection.min_devices", "selection.devices"), text
 
 

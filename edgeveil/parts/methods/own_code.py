@@ -67,11 +67,8 @@ def _check_graph(
         check_graph(raw)
         graph = OnnxModel(raw)
     except DataError as error:
-        raise DataError(
-            f"its ONNX graph {error.what}",
-            where="model.function",
-            fix=f"{error.fix}; docs/models.md lists layers that can be used",
-        ) from error
+        fix = f"{error.fix}; docs/models.md lists layers that can be used"
+        raise DataError(f"its ONNX graph {error.what}", where="model.function", fix=fix) from error
     plain = network.merged(weights)
     alone = [graph.probabilities(x[k : k + 1], plain) for k in range(len(x))]
     with torch.no_grad():

@@ -115,10 +115,8 @@ def _read(file: str, folder: Path) -> NDArray[Any]:
 
 def _facts(x: NDArray[Any], records: int) -> dict[str, Any]:
     if x.ndim < 2 or len(x) < records:
-        raise DataError(
-            f"has the shape {list(x.shape)}, for {records} records",
-            fix="name an array x of as many rows, or fewer records",
-        )
+        what = f"has the shape {list(x.shape)}, for {records} records"
+        raise DataError(what, fix="name an array x of as many rows, or fewer records")
     rows = x[:records]
     with np.errstate(invalid="ignore"):
         small = bool(((rows >= 0) & (rows <= 255) & (rows == np.floor(rows))).all())

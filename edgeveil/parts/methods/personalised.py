@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from edgeveil.parts.method_context import MethodContext, network_of
 from edgeveil.parts.methods.optimizers import local_refusals
 from edgeveil.parts.methods.sgd import LocalEpochs, Sgd, SgdParameters
+from edgeveil.parts.models.adapters import AdaptedNetwork
 from edgeveil.parts.round import PERSONAL
 from edgeveil.parts.stage import Task, Update
 from edgeveil.parts.update import trainer_part
@@ -51,10 +52,15 @@ class Ditto(Sgd):
 
 def refusals(block: SgdParameters, context: MethodContext) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from local_refusals(block, context)
-    names, local = [one.name for one in network_of(context).weights], context.local
+    network, local = network_of(context), context.local
+    names = [one.name for one in network.weights]
     if block.method != "ditto" and len(local) in (0, len(names)):
         text = f"names {'all' if local else 'none'} of the model's weights, {', '.join(names)}"
         yield ("train.local", "train.method", "model"), f"{text}; name those that stay"
+    base = network.base.weights if isinstance(network, AdaptedNetwork) else network.weights
+    if not {one.name for one in base}.issuperset(local or names):
+        text = "releases hold merged weights, in which a device's own adapters have no place; name"
+        yield ("model.adapters", "train.local", "train.method"), f"{text} weights of the head only"
 
 
 _part = partial(

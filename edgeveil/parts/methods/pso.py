@@ -35,7 +35,7 @@ from edgeveil.parts.methods.dp_sgd import (
     record_losses,
 )
 from edgeveil.parts.methods.local_steps import chosen_processor
-from edgeveil.parts.methods.optimizers import local_refusals
+from edgeveil.parts.methods.optimizers import LocalTraining, local_refusals
 from edgeveil.parts.methods.sgd import Sgd, SgdParameters
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update, flat, shaped
@@ -139,25 +139,25 @@ class PsoDpFl:
         return self._noise.event
 
     def search(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:
-        origin = flat(task.weights)
+        origin, p = flat(task.weights), self.parameters
         return Swarm(flat(start), task.random_bytes).search(
-            self.parameters.local_epochs,
+            p.local_epochs,
             lambda one: origin + flat(self._epoch.train(task, shaped(task.weights, one))),
-            lambda positions: np.array([mean_loss(task, one) for one in positions]),
+            lambda positions: np.array([mean_loss(task, one, p) for one in positions]),
         )
 
 
-def mean_loss(task: Task, position: NDArray[np.float64]) -> float:
+def mean_loss(task: Task, position: Float64, parameters: LocalTraining) -> float:
     """Return the mean loss of all records (at least one) under weights `position` (d,)."""
     import torch
 
     processor, records = chosen_processor(task.processor), task.records
-    weights, total = on(processor, task, position), 0.0
+    weights, total, loss = on(processor, task, position), 0.0, parameters.loss_of(task.network)
     with torch.no_grad():
         for first in range(0, len(records), BLOCK):
             x = torch.as_tensor(records.x[first : first + BLOCK]).to(processor)
             y = torch.as_tensor(records.y[first : first + BLOCK]).to(processor)
-            total += float(task.network.loss(weights, x, y)) * len(y)
+            total += float(loss(weights, x, y)) * len(y)
     return total / len(records)
 
 
@@ -205,12 +205,12 @@ class PsoDpSgd(DpSgd):
     def _fitness(
         self, task: Task, positions: NDArray[np.float64], sums: NoisedSums
     ) -> NDArray[np.float64]:
-        if self.parameters.selection == "unpriced":
-            some = len(task.records) > 0
-            return np.array([mean_loss(task, place) if some else 0.0 for place in positions])
         p = self.parameters
+        if p.selection == "unpriced":
+            some = len(task.records) > 0
+            return np.array([mean_loss(task, at, p) if some else 0.0 for at in positions])
         norm = LOSS_CLIP / 2 * math.sqrt(PARTICLES)
-        total = sums.draw(losses_under(task, positions, sums.processor), norm)
+        total = sums.draw(losses_under(task, positions, sums.processor, p), norm)
         mean = total / (p.sampling_rate * self.context.nominal_records)
         return np.asarray(mean + LOSS_CLIP / 2, np.float64)
 
@@ -223,12 +223,12 @@ def on(processor: str, task: Task, position: Float64) -> dict[str, torch.Tensor]
 
 
 def losses_under(
-    task: Task, positions: Float64, processor: str
+    task: Task, positions: Float64, processor: str, parameters: LocalTraining
 ) -> Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
     """Return a function to losses (n, N) of N weight vectors in [0, B], less B/2; NaN is B."""
     import torch
 
-    losses = record_losses(task.network)
+    losses = record_losses(task.network, parameters)
     weights = [on(processor, task, position) for position in positions]
 
     def rows(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:

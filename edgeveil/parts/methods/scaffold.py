@@ -3,8 +3,8 @@
 A device keeps c_i, its mean gradient of the last round it answered; c is the cloud's mean of them.
 Each step follows ∇ℓ − c_i + c. The upload is (Δw, Δc_i) by option II of algorithm 1:
 c_i⁺ = c_i − c − Δw/(η·‖a‖₁), where ‖a‖₁ is the number of steps, with momentum the sum of the
-gradients' weights. A device that lost its state starts at c_i = 0; c then stays off by what it had
-reported."""
+gradients' weights. Δw and Δc_i tell that number, and so the record count, which owners must allow.
+A device that lost its state starts at c_i = 0; c then stays off by what it had reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgeveil.parts.method_context import MethodContext, size_of
 from edgeveil.parts.methods.optimizers import gradient_share, plain_steps_only
 from edgeveil.parts.methods.sgd import LocalEpochs, Sgd, SgdParameters
 from edgeveil.parts.round import Array, Tensors
-from edgeveil.parts.stage import Task, Update, flat
+from edgeveil.parts.stage import Task, Update, flat, shaped
 from edgeveil.parts.update import EXTRA, Float64, Server, trainer_part
 
 CONTROL = "control"  # c in the broadcast, c_i in a device's memory: (d,) float32
@@ -47,10 +47,7 @@ class Scaffold(Sgd):
         p, local = self.parameters, LocalEpochs(self.parameters, task)
         common = np.asarray(task.extra[CONTROL], np.float32)
         own = np.asarray(task.memory.get(CONTROL, np.zeros_like(common)), np.float32)
-        weights, shift, at = local.leaves(start), dict[str, NDArray[np.float32]](), 0
-        for name, array in start.items():
-            shift[name] = (common - own)[at : at + array.size].reshape(array.shape)
-            at += array.size
+        weights, shift = local.leaves(start), shaped(start, (common - own).astype(np.float64))
         steps = local.run(weights, p.local_epochs, shift=local.fixed(shift))
         change, after = local.change(weights), own
         if steps.count:
@@ -67,10 +64,11 @@ PART = trainer_part(
     trainer=Scaffold,
     server=ScaffoldServer,
     refuses=plain_steps_only,
+    counts=True,
     source="Karimireddy et al. 2020, alg. 1, option II",
-    needs="model; a device's memory; privacy.accept_unproven; selection.min_devices as the fleet's"
-    " size if not all take part",
-    reveals="each device's update, and the change of its mean gradient",
+    needs="model; a device's memory; privacy.accept_unproven; policy.allow_record_counts;"
+    " selection.min_devices as the fleet's size if not all take part",
+    reveals="each device's update, change of its mean gradient, and so its number of records",
     privacy="none",
     example="train: {method: scaffold, learning_rate: 0.05}",
 )

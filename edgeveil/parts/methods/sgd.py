@@ -24,7 +24,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.methods.optimizers import LocalTraining, Steps, local_refusals
-from edgeveil.parts.part import SOME_NAMES_KEY, omit_if_default, only_for
+from edgeveil.parts.part import omittable, only_for, some_names
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update
 from edgeveil.parts.update import trainer_part
@@ -62,32 +62,26 @@ class SgdParameters(LocalTraining):
     """Step size, for a loss that is a batch's mean."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Share of the last step that is added to the next one, for `optimizer: {name: sgd}`."""
-    gradient_clip: float | None = Field(
-        default=None, gt=0, le=1e6, exclude_if=omit_if_default(None), examples=[1]
-    )
+    gradient_clip: float | None = omittable(None, gt=0, le=1e6, examples=[1])
     """Largest L2 norm of one step's gradient over all weights; null: any. Protects nothing."""
-    mu: Annotated[float, Field(gt=0, le=1000), only_for(fedprox=0.01, ditto=0.1)] = Field(
-        **SOME_NAMES_KEY
-    )
+    mu: Annotated[float, Field(gt=0, le=1000), only_for(fedprox=0.01, ditto=0.1)] = some_names()
     """μ: how strongly `fedprox` holds local weights near the global ones, 0.01 by default, and
     `ditto` (its λ) the device's own, 0.1."""
     local: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=128)], ...],
         Field(max_length=64),
         only_for(fedrep=("output.*",), fedbn=("*norm*",)),
-    ] = Field(**SOME_NAMES_KEY)
+    ] = some_names()
     """Names of the weights that stay on the device, as patterns with `*`: of `fedrep` the head,
     `output.*` by default; of `fedbn` `*norm*`, and any weights of batch normalisations."""
-    head_epochs: Annotated[int, Field(ge=1, le=1000), only_for(fedrep=5)] = Field(**SOME_NAMES_KEY)
+    head_epochs: Annotated[int, Field(ge=1, le=1000), only_for(fedrep=5)] = some_names()
     """Of `fedrep`: passes that train the head, before `local_epochs` of the body; 5 by default."""
-    sensitivity: Annotated[float, Field(gt=0, le=1e6), only_for(output_perturbation=1.0)] = Field(
-        **SOME_NAMES_KEY
+    sensitivity: Annotated[float, Field(gt=0, le=1e6), only_for(output_perturbation=1.0)] = (
+        some_names()
     )
     """Of `output_perturbation`: assumed L2 distance by which one record moves the trained weights;
     nothing enforces it. 1 by default."""
-    clip_norm: Annotated[float, Field(ge=1e-6, le=1e6), only_for(pso_dp_fl=1.0)] = Field(
-        **SOME_NAMES_KEY
-    )
+    clip_norm: Annotated[float, Field(ge=1e-6, le=1e6), only_for(pso_dp_fl=1.0)] = some_names()
     """C of `pso_dp_fl`: the largest L2 norm of an update; 1 by default."""
 
 
@@ -198,11 +192,9 @@ class OutputPerturbation(Sgd):
         mu = mu_for(self.context.epsilon, self.context.delta) / math.sqrt(self._times)
         steps = math.ceil(self._sensitivity / mu * 2.0**BITS)
         if steps > LARGEST_SCALE:
-            raise PrivacyError(
-                "the noise on the trained weights would be larger than any that is drawn",
-                where="privacy.epsilon",
-                fix="raise epsilon or delta, or lower train.sensitivity",
-            )
+            what = "the noise on the trained weights would be larger than any that is drawn"
+            fix = "raise epsilon or delta, or lower train.sensitivity"
+            raise PrivacyError(what, where="privacy.epsilon", fix=fix)
         return steps
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:

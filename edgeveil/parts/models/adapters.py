@@ -21,9 +21,10 @@ from edgeveil.parts.models.layers import Shape, Weight
 from edgeveil.parts.models.network import START_SEED, AdapterParameters, Network
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from edgeveil.parts.features import FeatureMap
+    from edgeveil.parts.models.layers import Tensors
     from edgeveil.privacy.sampler import RandomBytes
 
 A, B = "lora_a", "lora_b"
@@ -73,11 +74,9 @@ class AdaptedNetwork(Network):
         ]
         fewer = tuple(one for one in found if rank * sum(_matrix(one)) < math.prod(one.shape))
         if found and not fewer:
-            raise DataError(
-                f"no weight has more values than its adapter of rank {rank}",
-                where="model.adapters.rank",
-                fix="lower the rank, or train the model whole: leave adapters out",
-            )
+            what = f"no weight has more values than its adapter of rank {rank}"
+            fix = "lower the rank, or train the model whole: leave adapters out"
+            raise DataError(what, where="model.adapters.rank", fix=fix)
         if not fewer:
             raise self._none("targets", patterns)
         return fewer
@@ -145,12 +144,7 @@ class AdaptedNetwork(Network):
                 result[one.name] = self.frozen[one.name]
         return result
 
-    def logits(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        x: torch.Tensor,
-        training: RandomBytes | None = None,
-    ) -> torch.Tensor:
+    def logits(self, weights: Tensors, x: Tensor, training: RandomBytes | None = None) -> Tensor:
         """Return the base's logits with merged weights; gradients reach only adapters and head."""
         frozen = {name: value.to(x.device) for name, value in self._tensors.items()}
         result = frozen | {name: weights[name] for name in self.head}
@@ -160,7 +154,7 @@ class AdaptedNetwork(Network):
         return self.base.logits(result, x, training)
 
     @cached_property
-    def _tensors(self) -> dict[str, torch.Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         """Frozen weights in torch, by `from_numpy`: other tensors would belong to a transform."""
         import torch
 
@@ -179,11 +173,8 @@ class AdaptedNetwork(Network):
 
     def _none(self, key: str, patterns: tuple[str, ...]) -> DataError:
         names = ", ".join(self.saved_name(one.name) for one in self.base.weights)
-        return DataError(
-            f"{', '.join(patterns)} names no weight that could be one of them",
-            where=f"model.adapters.{key}",
-            fix=f"the model has {names}",
-        )
+        what = f"{', '.join(patterns)} names no weight that could be one of them"
+        return DataError(what, where=f"model.adapters.{key}", fix=f"the model has {names}")
 
 
 def _matrix(weight: Weight) -> tuple[int, int]:

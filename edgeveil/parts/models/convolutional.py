@@ -9,6 +9,7 @@ normalisation. `resnet20`: He et al. 2016, section 4.2; `resnet18`: table 1, wit
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from edgeveil.parts.models.layers import (
@@ -28,28 +29,29 @@ from edgeveil.parts.models.layers import (
     Window,
 )
 from edgeveil.parts.models.mlp import NetworkParameters
-from edgeveil.parts.models.network import ModelPart, Network
+from edgeveil.parts.models.network import ModelPart, Network, classifier
+
+Layers = tuple[tuple[str, Layer], ...]
 
 
 def build_cnn(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
     """Build with a padding of 1, so that border values count; the text gives none."""
     window = Window(kernel=3, stride=2, padding=1)
-    layers = (
+    layers: Layers = (
         ("picture", Picture()),
         ("conv1", Conv(32, window)),
         ("relu1", Relu()),
         ("conv2", Conv(64, window)),
         ("relu2", Relu()),
         ("flat", Flatten()),
-        ("output", Dense(classes)),
     )
-    return Network(layers, input_shape, classes, parameters.input_scale)
+    return classifier(layers, parameters, input_shape, classes)
 
 
 def build_lenet(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
     """Build with a first convolution that keeps the size: 28×28 as the original's 32×32."""
     pool = MaxPool(Window(kernel=2, stride=2))
-    layers: tuple[tuple[str, Layer], ...] = (
+    layers: Layers = (
         ("picture", Picture()),
         ("conv1", Conv(6, Window(kernel=5, padding=2))),
         ("relu1", Relu()),
@@ -62,9 +64,8 @@ def build_lenet(parameters: NetworkParameters, input_shape: Shape, classes: int)
         ("relu3", Relu()),
         ("hidden2", Dense(84)),
         ("relu4", Relu()),
-        ("output", Dense(classes)),
     )
-    return Network(layers, input_shape, classes, parameters.input_scale)
+    return classifier(layers, parameters, input_shape, classes)
 
 
 CHANNELS = (64, 192, 384, 256, 256)
@@ -83,54 +84,7 @@ def build_alexnet(parameters: NetworkParameters, input_shape: Shape, classes: in
     layers.append(("flat", Flatten()))
     for number in (6, 7):
         layers += [(f"dense{number}", Dense(DENSE)), (f"relu{number}", Relu())]
-    layers.append(("output", Dense(classes)))
-    return Network(tuple(layers), input_shape, classes, parameters.input_scale)
-
-
-STAGES = (16, 32, 64)  # channels; each stage halves the picture's sides
-BLOCKS = 3  # per stage, of two convolutions each
-GROUPS = 16  # groups of channels normalised together
-
-
-def build_resnet20(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
-    layers: list[tuple[str, Layer]] = [("picture", Picture())]
-    layers += _normalised("0", STAGES[0], Window(3, padding=1))
-    layers.append(("relu0", Relu()))
-    before = STAGES[0]
-    for stage, channels in enumerate(STAGES, start=1):
-        for block in range(1, BLOCKS + 1):
-            stride = 2 if block == 1 and stage > 1 else 1
-            name = f"block{stage}.{block}"
-            block_layers = _block(before, channels, stride)
-            layers += [(name, block_layers), (f"{name}.relu", Relu())]
-            before = channels
-    layers += [("mean", GlobalAveragePool()), ("output", Dense(classes))]
-    return Network(tuple(layers), input_shape, classes, parameters.input_scale)
-
-
-def _block(before: int, channels: int, stride: int) -> Residual:
-    thin = () if before == channels else (("thin", Thin(channels, stride)),)
-    return Residual(_body(channels, stride, GROUPS), Chain(thin))
-
-
-def _body(channels: int, stride: int, groups: int) -> Chain:
-    return Chain(
-        (
-            *_normalised("1", channels, Window(3, stride, padding=1), groups),
-            ("relu", Relu()),
-            *_normalised("2", channels, Window(3, padding=1), groups),
-        )
-    )
-
-
-def _normalised(
-    name: str, channels: int, window: Window, groups: int = GROUPS
-) -> tuple[tuple[str, Layer], ...]:
-    # The shift of the normalisation replaces a bias.
-    return (
-        (f"conv{name}", Conv(channels, window, bias=False)),
-        (f"norm{name}", GroupNorm(groups)),
-    )
+    return classifier(layers, parameters, input_shape, classes)
 
 
 GROUP_CHANNELS = 8  # normalised together, where channels can be multiplied
@@ -148,36 +102,59 @@ def is_large(input_shape: Shape) -> bool:
     return min(input_shape[-2:], default=0) >= LARGE
 
 
+def normalised(
+    name: str, channels: int, window: Window, groups: int = 0, *, depthwise: bool = False
+) -> Layers:
+    """Return a convolution and its normalisation, whose shift replaces a bias."""
+    conv = Conv(channels, window, bias=False, depthwise=depthwise)
+    norm = GroupNorm(groups or channels // GROUP_CHANNELS)
+    return (f"conv{name}", conv), (f"norm{name}", norm)
+
+
+def _stages(
+    widths: Sequence[int], blocks: int, short: Callable[[int, int], Layers], groups: int = 0
+) -> Iterator[tuple[str, Layer]]:
+    """Yield residual blocks of two convolutions; each stage halves the sides of the one before.
+
+    `short` gives the shortcut, by channels and stride, of a block that changes the shape."""
+    before = widths[0]
+    for stage, channels in enumerate(widths, start=1):
+        for block in range(1, blocks + 1):
+            stride = 2 if block == 1 and stage > 1 else 1
+            first = normalised("1", channels, Window(3, stride, padding=1), groups)
+            second = normalised("2", channels, Window(3, padding=1), groups)
+            shortcut = () if before == channels and stride == 1 else short(channels, stride)
+            body, name = Chain((*first, ("relu", Relu()), *second)), f"block{stage}.{block}"
+            yield name, Residual(body, Chain(shortcut))
+            yield f"{name}.relu", Relu()
+            before = channels
+    yield "mean", GlobalAveragePool()
+
+
+STAGES = (16, 32, 64)  # channels of `resnet20`
+GROUPS = 16  # of its channels, normalised together
+
+
+def build_resnet20(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
+    first = normalised("0", STAGES[0], Window(3, padding=1), GROUPS)
+    layers = [("picture", Picture()), *first, ("relu0", Relu())]
+    layers += _stages(STAGES, 3, lambda *thin: (("thin", Thin(*thin)),), GROUPS)
+    return classifier(layers, parameters, input_shape, classes)
+
+
 def build_resnet18(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
     widths = [multiplied(64 << stage, parameters.channel_multiplier) for stage in range(4)]
     large = is_large(input_shape)
-    window = Window(3, 2 if large else 1, padding=1)
-    layers: list[tuple[str, Layer]] = [("picture", Picture())]
-    layers += _normalised("0", widths[0], window, widths[0] // GROUP_CHANNELS)
-    layers.append(("relu0", Relu()))
+    first = normalised("0", widths[0], Window(3, 2 if large else 1, padding=1))
+    layers = [("picture", Picture()), *first, ("relu0", Relu())]
     if large:
         layers.append(("pool0", MaxPool(Window(3, 2, padding=1))))
-    before = widths[0]
-    for stage, channels in enumerate(widths, start=1):
-        groups = channels // GROUP_CHANNELS
-        for block in (1, 2):
-            stride = 2 if block == 1 and stage > 1 else 1
-            same = before == channels and stride == 1
-            short = () if same else _normalised("", channels, Window(1, stride), groups)
-            block_layers = Residual(_body(channels, stride, groups), Chain(short))
-            name = f"block{stage}.{block}"
-            layers += [(name, block_layers), (f"{name}.relu", Relu())]
-            before = channels
-    layers += [("mean", GlobalAveragePool()), ("output", Dense(classes))]
-    return Network(tuple(layers), input_shape, classes, parameters.input_scale)
+    layers += _stages(widths, 2, lambda channels, s: normalised("", channels, Window(1, s)))
+    return classifier(layers, parameters, input_shape, classes)
 
 
 PICTURES = "records of [channels, height, width] or [height, width]"
-_part = partial(
-    ModelPart,
-    parameters=NetworkParameters,
-    needs=PICTURES,
-)
+_part = partial(ModelPart, parameters=NetworkParameters, needs=PICTURES)
 PARTS = (
     _part(
         name="cnn",

@@ -11,9 +11,9 @@ from edgeveil.errors import DataError
 from edgeveil.parts.features.feature_map import NodeList
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
-    Tensors = Mapping[str, torch.Tensor]
+    Tensors = Mapping[str, Tensor]
 
 Shape = tuple[int, ...]
 _INT64 = 7  # TensorProto.DataType
@@ -48,7 +48,7 @@ class Layer:
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         return ()
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
@@ -89,7 +89,7 @@ class Dense(Layer):
             Weight(f"{name}.bias", (self.width,)),
         )
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         import torch
 
         return torch.addmm(weights[f"{name}.bias"], x, weights[f"{name}.weight"])
@@ -103,7 +103,7 @@ class Flatten(Layer):
     def output_shape(self, given: Shape) -> Shape:
         return (math.prod(given),)
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         return x.flatten(1)
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
@@ -112,7 +112,7 @@ class Flatten(Layer):
 
 @dataclass(frozen=True)
 class Relu(Layer):
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         return x.relu()
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
@@ -123,7 +123,7 @@ class Relu(Layer):
 class HardSwish(Layer):
     """x·min(max(x/6 + ½, 0), 1) (Howard et al. 2019, section 5.2)."""
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         from torch.nn.functional import hardswish
 
         return hardswish(x)
@@ -145,7 +145,7 @@ class Picture(Layer):
             raise DataError(f"records of shape {list(given)} are no pictures", fix=_NO_PICTURE)
         return given if len(given) == 3 else (1, *given)
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         return x if x.ndim == 4 else x.unsqueeze(1)
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
@@ -217,7 +217,7 @@ class Conv(Layer):
         filters = Weight(f"{name}.weight", (self.channels, *shape), fan_in=math.prod(shape))
         return (filters, Weight(f"{name}.bias", (self.channels,))) if self.bias else (filters,)
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         from torch.nn.functional import conv2d
 
         bias, w = weights[f"{name}.bias"] if self.bias else None, self.window
@@ -240,7 +240,7 @@ class MaxPool(Layer):
     def output_shape(self, given: Shape) -> Shape:
         return (given[0], *self.window.places(given))
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         from torch.nn.functional import max_pool2d
 
         return max_pool2d(x, self.window.kernel, self.window.stride, self.window.padding)
@@ -254,7 +254,7 @@ class GlobalAveragePool(Layer):
     def output_shape(self, given: Shape) -> Shape:
         return given[:1]
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         return x.mean((-2, -1))
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
@@ -268,13 +268,9 @@ class GroupNorm(Layer):
     groups: int
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
-        channels = given[:1]
-        return (
-            Weight(f"{name}.weight", channels, start=1.0),
-            Weight(f"{name}.bias", channels),
-        )
+        return Weight(f"{name}.weight", given[:1], start=1.0), Weight(f"{name}.bias", given[:1])
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         from torch.nn.functional import group_norm
 
         scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
@@ -310,7 +306,7 @@ class Chain(Layer):
             found += layer.weights(f"{name}.{part}", shape)
         return tuple(found)
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         for part, layer in self.layers:
             x = layer.apply(weights, f"{name}.{part}", x)
         return x
@@ -334,10 +330,9 @@ class Residual(Layer):
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         return self.body.weights(name, given) + self.shortcut.weights(f"{name}.shortcut", given)
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
-        return self.body.apply(weights, name, x) + self.shortcut.apply(
-            weights, f"{name}.shortcut", x
-        )
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
+        short = self.shortcut.apply(weights, f"{name}.shortcut", x)
+        return self.body.apply(weights, name, x) + short
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
         short = self.shortcut.nodes(graph, f"{name}.shortcut", x, given)
@@ -354,7 +349,7 @@ class Thin(Layer):
     def output_shape(self, given: Shape) -> Shape:
         return (self.channels, *(-(-side // self.stride) for side in given[1:]))
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         from torch.nn.functional import pad
 
         more = self.channels - x.shape[-3]

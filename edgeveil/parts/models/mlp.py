@@ -8,8 +8,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from edgeveil.parts.models.layers import Dense, Flatten, Layer, Relu, Shape
-from edgeveil.parts.models.network import ModelParameters, ModelPart, Network, Reconstruction
-from edgeveil.parts.part import SOME_NAMES_KEY, only_for
+from edgeveil.parts.models.network import (
+    ModelParameters,
+    ModelPart,
+    Network,
+    Reconstruction,
+    classifier,
+)
+from edgeveil.parts.part import only_for, some_names
 
 Width = Annotated[int, Field(ge=1, le=8192)]
 
@@ -32,14 +38,14 @@ class NetworkParameters(ModelParameters):
     """Which network; `edgeveil methods` describes each."""
     hidden: Annotated[
         tuple[Width, ...], Field(max_length=8), only_for(mlp=(128,), autoencoder=(64,))
-    ] = Field(**SOME_NAMES_KEY)
+    ] = some_names()
     """Of `mlp`: widths of the hidden layers; (128,) by default. Of `autoencoder`: widths of the
     layers before the narrow one, with ReLU, mirrored after it; (64,) by default."""
-    code: Annotated[Width, only_for(autoencoder=8)] = Field(**SOME_NAMES_KEY)
+    code: Annotated[Width, only_for(autoencoder=8)] = some_names()
     """Of `autoencoder`: width of the narrow layer, which is linear; 8 by default."""
     channel_multiplier: Annotated[
         float, Field(ge=0.1, le=2), only_for(resnet18=0.25, mobilenet_v3_small=0.5)
-    ] = Field(**SOME_NAMES_KEY)
+    ] = some_names()
     """Of `resnet18` (0.25 by default) and `mobilenet_v3_small` (0.5): multiplies the channels of
     the published network, to multiples of 8."""
 
@@ -49,8 +55,7 @@ def build(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Ne
     hidden = (300, 100) if parameters.name == "mlp_300_100" else parameters.hidden
     for number, width in enumerate(hidden, start=1):
         layers += [(f"hidden{number}", Dense(width)), (f"relu{number}", Relu())]
-    layers.append(("output", Dense(classes)))
-    return Network(tuple(layers), input_shape, classes, parameters.input_scale)
+    return classifier(layers, parameters, input_shape, classes)
 
 
 def build_autoencoder(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:

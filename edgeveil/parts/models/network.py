@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    BaseModel,
-    Field,
-    GetJsonSchemaHandler,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import BaseModel, Field, GetJsonSchemaHandler, ValidationInfo, model_validator
 from pydantic_core import CoreSchema
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -31,13 +25,14 @@ from edgeveil.errors import DataError
 from edgeveil.parts.features.feature_map import NodeList
 from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
 from edgeveil.parts.models.heads import THRESHOLD
-from edgeveil.parts.models.layers import Layer, Shape, Weight, placed
-from edgeveil.parts.part import BlockPart, PartBlock, filled_from_file, omit_if_default
+from edgeveil.parts.models.layers import Dense, Layer, Shape, Weight, placed
+from edgeveil.parts.part import BlockPart, PartBlock, filled_from_file, omittable
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from edgeveil.parts.features import FeatureMap
+    from edgeveil.parts.models.layers import Tensors
     from edgeveil.privacy.sampler import RandomBytes
 
 
@@ -51,7 +46,7 @@ class Classes:
     def width(self, classes: int) -> int:
         return classes
 
-    def loss(self, found: torch.Tensor, given: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(self, found: Tensor, given: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of outputs (n, k) for scaled inputs (n, ...), labels y (n,)."""
         from torch.nn.functional import cross_entropy
 
@@ -71,7 +66,7 @@ class Reconstruction:
     def width(self, classes: int) -> int:
         return 1
 
-    def loss(self, found: torch.Tensor, given: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(self, found: Tensor, given: Tensor, y: Tensor) -> Tensor:
         return (found - given.flatten(1)).square().mean()
 
     def nodes(self, graph: NodeList, found: str, given: str, shape: Shape) -> None:
@@ -130,11 +125,9 @@ class Network:
     def pretrained(self, optional: Iterable[str] = ()) -> dict[str, NDArray[np.float32]]:
         """Return the state_dict's weights without `optional` ones. Raises DataError."""
         if self.packed is None:
-            raise DataError(
-                "the weights that the job names are not here",
-                where="model.state_dict",
-                fix="submit the job file again with edgeveil job submit",
-            )
+            what = "the weights that the job names are not here"
+            fix = "submit the job file again with edgeveil job submit"
+            raise DataError(what, where="model.state_dict", fix=fix)
         saved = {self.saved_name(one.name): one for one in self.weights}
         wanted = {name: one.shape[::-1] if one.turned else one.shape for name, one in saved.items()}
         found = fitted(wanted, unpacked(self.packed), map(self.saved_name, optional))
@@ -171,12 +164,7 @@ class Network:
     def merged(self, weights: Mapping[str, NDArray[np.generic]]) -> Mapping[str, Any]:
         return weights
 
-    def logits(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        x: torch.Tensor,
-        training: RandomBytes | None = None,
-    ) -> torch.Tensor:
+    def logits(self, weights: Tensors, x: Tensor, training: RandomBytes | None = None) -> Tensor:
         """Return logits (n, classes) of x (n, *input_shape).
 
         A pure function of each record, for torch.func, unless `training` gives random bytes: then
@@ -187,12 +175,8 @@ class Network:
         return x
 
     def loss(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        x: torch.Tensor,
-        y: torch.Tensor,
-        training: RandomBytes | None = None,
-    ) -> torch.Tensor:
+        self, weights: Tensors, x: Tensor, y: Tensor, training: RandomBytes | None = None
+    ) -> Tensor:
         return self.goal.loss(self.logits(weights, x, training), x / self.input_scale, y)
 
     def graph(self, front: tuple[FeatureMap, Shape] | None = None) -> bytes:
@@ -214,6 +198,14 @@ class Network:
         inputs |= dict.fromkeys(self.goal.inputs, (1,))
         outputs = {self.goal.output: ("N", self.goal.width(self.classes))}
         return parts.model("network", inputs, outputs)
+
+
+def classifier(
+    layers: Iterable[tuple[str, Layer]], parameters: ModelParameters, shape: Shape, classes: int
+) -> Network:
+    """Return the network of these layers and a dense one for the classes, `output`."""
+    whole = (*layers, ("output", Dense(classes)))
+    return Network(whole, shape, classes, parameters.input_scale)
 
 
 class StateDictFile(PartBlock):
@@ -270,14 +262,10 @@ class ModelParameters(PartBlock):
     name: str
     input_scale: float = Field(default=1.0, ge=1e-30, le=1e30, allow_inf_nan=False, examples=[255])
     """Divides the raw values: the largest that a value can be."""
-    state_dict: StateDictFile | None = Field(
-        default=None, exclude_if=omit_if_default(None), examples=["pretrained.safetensors"]
-    )
+    state_dict: StateDictFile | None = omittable(None, examples=["pretrained.safetensors"])
     """The first weights: path of a PyTorch state_dict, `.safetensors` or `.pt`, from the job file's
     folder."""
-    adapters: AdapterParameters | None = Field(
-        default=None, exclude_if=omit_if_default(None), examples=[{"rank": 4, "alpha": 8}]
-    )
+    adapters: AdapterParameters | None = omittable(None, examples=[{"rank": 4, "alpha": 8}])
     """Train only low-rank adapters and the head; the other weights of `state_dict` stay fixed."""
 
     @model_validator(mode="after")

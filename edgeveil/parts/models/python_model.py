@@ -28,10 +28,11 @@ from edgeveil.own_process import is_own, run_apart
 from edgeveil.parts.features.feature_map import OPSET, NodeList
 from edgeveil.parts.models.layers import Layer, Shape, Weight, row_nodes
 from edgeveil.parts.models.network import START_SEED, ModelParameters, ModelPart, Network
-from edgeveil.parts.part import as_tuples, import_function, omit_if_default
+from edgeveil.parts.part import as_tuples, import_function, omittable
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from edgeveil.parts.models.layers import Tensors
     from edgeveil.privacy.sampler import RandomBytes
@@ -52,18 +53,12 @@ class PythonParameters(ModelParameters):
 
     name: Literal["python"]
     """Your own torch.nn.Module, installed on the devices and allowed by their owners."""
-    function: str = Field(
-        pattern=FUNCTION,
-        max_length=256,
-        examples=["mypackage.models:Net"],
-    )
+    function: str = Field(pattern=FUNCTION, max_length=256, examples=["mypackage.models:Net"])
     """`module:function` or `module:Class`; called without arguments, it returns the module."""
     weights: tuple[_Named, ...] = Field(default=(), max_length=512)
     """Names and shapes of the module's parameters, then of its `statistics`; filled in where the
     job file is read."""
-    statistics: tuple[Annotated[str, Field(max_length=128)], ...] = Field(
-        default=(), max_length=512, exclude_if=omit_if_default(())
-    )
+    statistics: tuple[Annotated[str, Field(max_length=128)], ...] = omittable((), max_length=512)
     """Names of the running means and variances of batch normalisations among `weights`; filled in
     too."""
 
@@ -108,8 +103,8 @@ class Module(Layer):
         )
 
     def apply(
-        self, weights: Tensors, name: str, x: torch.Tensor, training: RandomBytes | None = None
-    ) -> torch.Tensor:
+        self, weights: Tensors, name: str, x: Tensor, training: RandomBytes | None = None
+    ) -> Tensor:
         from torch.func import functional_call
 
         module = self.loaded()
@@ -117,7 +112,7 @@ class Module(Layer):
         own = {one: value.to(x.device, copy=True) for one, value in module.named_buffers()}
         own |= {one: weights[f"{name}.{one}"] for one, _ in self.parameters.weights}
         with _CALLS, self._mode(module, training):  # devices of one process train concurrently
-            found: torch.Tensor = functional_call(module, own, (x,), strict=True)
+            found: Tensor = functional_call(module, own, (x,), strict=True)
         if found.shape != (len(x), self.classes):
             raise self.refused(f"gives {list(found.shape[1:])} a record, not [{self.classes}]")
         return found
@@ -164,9 +159,7 @@ class PythonNetwork(Network):
             if isinstance(layer, Module):
                 layer.loaded()
 
-    def logits(
-        self, weights: Tensors, x: torch.Tensor, training: RandomBytes | None = None
-    ) -> torch.Tensor:
+    def logits(self, weights: Tensors, x: Tensor, training: RandomBytes | None = None) -> Tensor:
         x = x / self.input_scale
         for name, layer in self.layers:
             if isinstance(layer, Module):
@@ -225,7 +218,7 @@ def loaded(function: str) -> torch.nn.Module:
     return plain_layers(module).eval()
 
 
-def _weights(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+def _weights(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
     """Return the parameters, then the statistics of batch normalisations, by name."""
     from edgeveil.nn import normalises_batches
 
@@ -401,7 +394,7 @@ def _exported(layer: Module, given: Shape) -> bytes:
 
 
 def exported_onnx(
-    module: torch.nn.Module, probe: torch.Tensor, output: str, *, weights_as_inputs: bool
+    module: torch.nn.Module, probe: Tensor, output: str, *, weights_as_inputs: bool
 ) -> bytes:
     """Return the module traced on `probe` (n, …), from `x` to `output`, with a free batch axis."""
     import torch

@@ -12,18 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgeveil.parts.models.convolutional import (
-    GROUP_CHANNELS,
-    PICTURES,
-    is_large,
-    multiplied,
-)
+from edgeveil.parts.models.convolutional import PICTURES, is_large, multiplied, normalised
 from edgeveil.parts.models.layers import (
     Chain,
-    Conv,
     Dense,
     GlobalAveragePool,
-    GroupNorm,
     HardSwish,
     Layer,
     Picture,
@@ -35,10 +28,10 @@ from edgeveil.parts.models.layers import (
     Window,
 )
 from edgeveil.parts.models.mlp import NetworkParameters
-from edgeveil.parts.models.network import ModelPart, Network
+from edgeveil.parts.models.network import ModelPart, Network, classifier
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from edgeveil.parts.features.feature_map import NodeList
     from edgeveil.parts.models.layers import Tensors
@@ -63,7 +56,7 @@ class SqueezeExcite(Layer):
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         return self._inner.weights(name, given)
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         from torch.nn.functional import hardsigmoid
 
         return x * hardsigmoid(self._inner.apply(weights, name, x))[:, :, None, None]
@@ -74,7 +67,7 @@ class SqueezeExcite(Layer):
         return graph.add("Mul", x, graph.add("Unsqueeze", scale, graph.whole(2, 3)))
 
 
-class Bottleneck(NamedTuple):
+class _Bottleneck(NamedTuple):
     """Row of table 2: window, channels inside and after, squeeze, hard swish, stride."""
 
     kernel: int
@@ -86,17 +79,17 @@ class Bottleneck(NamedTuple):
 
 
 BOTTLENECKS = (
-    Bottleneck(3, 16, 16, True, False, 2),
-    Bottleneck(3, 72, 24, False, False, 2),
-    Bottleneck(3, 88, 24, False, False, 1),
-    Bottleneck(5, 96, 40, True, True, 2),
-    Bottleneck(5, 240, 40, True, True, 1),
-    Bottleneck(5, 240, 40, True, True, 1),
-    Bottleneck(5, 120, 48, True, True, 1),
-    Bottleneck(5, 144, 48, True, True, 1),
-    Bottleneck(5, 288, 96, True, True, 2),
-    Bottleneck(5, 576, 96, True, True, 1),
-    Bottleneck(5, 576, 96, True, True, 1),
+    _Bottleneck(3, 16, 16, True, False, 2),
+    _Bottleneck(3, 72, 24, False, False, 2),
+    _Bottleneck(3, 88, 24, False, False, 1),
+    _Bottleneck(5, 96, 40, True, True, 2),
+    _Bottleneck(5, 240, 40, True, True, 1),
+    _Bottleneck(5, 240, 40, True, True, 1),
+    _Bottleneck(5, 120, 48, True, True, 1),
+    _Bottleneck(5, 144, 48, True, True, 1),
+    _Bottleneck(5, 288, 96, True, True, 2),
+    _Bottleneck(5, 576, 96, True, True, 1),
+    _Bottleneck(5, 576, 96, True, True, 1),
 )
 FIRST, LAST, DENSE = 16, 576, 1024  # channels of the first and last convolution; units after it
 
@@ -107,36 +100,29 @@ def build_mobilenet(parameters: NetworkParameters, input_shape: Shape, classes: 
 
     before = wide(FIRST)
     first = Window(3, 2 if is_large(input_shape) else 1, padding=1)
-    layers = [("picture", Picture()), *_normalised("0", before, first), ("swish0", HardSwish())]
+    layers = [("picture", Picture()), *normalised("0", before, first), ("swish0", HardSwish())]
     for number, row in enumerate(BOTTLENECKS, start=1):
         inner, after = wide(row.inner), wide(row.channels)
         body = Chain(tuple(_bottleneck(row, before, inner, after)))
         same = row.stride == 1 and before == after
         layers.append((f"block{number}", Residual(body) if same else body))
         before = after
-    layers += [*_normalised("9", wide(LAST), Window(1)), ("swish9", HardSwish())]
+    layers += [*normalised("9", wide(LAST), Window(1)), ("swish9", HardSwish())]
     layers += [("mean", GlobalAveragePool()), ("dense", Dense(wide(DENSE))), ("swish", HardSwish())]
-    layers.append(("output", Dense(classes)))
-    return Network(tuple(layers), input_shape, classes, parameters.input_scale)
+    return classifier(layers, parameters, input_shape, classes)
 
 
-def _bottleneck(row: Bottleneck, before: int, inner: int, after: int) -> Named:
+def _bottleneck(row: _Bottleneck, before: int, inner: int, after: int) -> Named:
     active = HardSwish() if row.swish else Relu()
     if inner != before:
-        yield from _normalised("1", inner, Window(1))
+        yield from normalised("1", inner, Window(1))
         yield "active1", active
     window = Window(row.kernel, row.stride, padding=row.kernel // 2)
-    yield from _normalised("2", inner, window, depthwise=True)
+    yield from normalised("2", inner, window, depthwise=True)
     yield "active2", active
     if row.squeezes:
         yield "squeeze", SqueezeExcite(inner, multiplied(inner, 0.25))
-    yield from _normalised("3", after, Window(1))
-
-
-def _normalised(name: str, channels: int, window: Window, *, depthwise: bool = False) -> Named:
-    # The shift of the normalisation replaces a bias.
-    yield f"conv{name}", Conv(channels, window, bias=False, depthwise=depthwise)
-    yield f"norm{name}", GroupNorm(channels // GROUP_CHANNELS)
+    yield from normalised("3", after, Window(1))
 
 
 KEYWORD_CHANNELS, KEYWORD_BLOCKS = 64, 4
@@ -145,15 +131,15 @@ KEYWORD_WINDOW: Sides = (4, 10)  # bands and frames of the first convolution
 
 def build_ds_cnn(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
     first = Window(KEYWORD_WINDOW, stride=2, padding=(1, 4))
-    layers = [("picture", Picture()), *_normalised("0", KEYWORD_CHANNELS, first), ("relu0", Relu())]
+    layers = [("picture", Picture()), *normalised("0", KEYWORD_CHANNELS, first), ("relu0", Relu())]
     for number in range(1, KEYWORD_BLOCKS + 1):
         around = Window(3, padding=1)
-        layers += _normalised(f"{number}.depth", KEYWORD_CHANNELS, around, depthwise=True)
+        layers += normalised(f"{number}.depth", KEYWORD_CHANNELS, around, depthwise=True)
         layers.append((f"relu{number}.depth", Relu()))
-        layers += _normalised(f"{number}.point", KEYWORD_CHANNELS, Window(1))
+        layers += normalised(f"{number}.point", KEYWORD_CHANNELS, Window(1))
         layers.append((f"relu{number}.point", Relu()))
-    layers += [("mean", GlobalAveragePool()), ("output", Dense(classes))]
-    return Network(tuple(layers), input_shape, classes, parameters.input_scale)
+    layers.append(("mean", GlobalAveragePool()))
+    return classifier(layers, parameters, input_shape, classes)
 
 
 PARTS = (

@@ -31,11 +31,11 @@ from edgeveil.parts.models.layers import (
     Window,
     row_nodes,
 )
-from edgeveil.parts.models.network import ModelParameters, ModelPart, Network
-from edgeveil.parts.part import SOME_NAMES_KEY, only_for
+from edgeveil.parts.models.network import ModelParameters, ModelPart, Network, classifier
+from edgeveil.parts.part import only_for, some_names
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from edgeveil.parts.features.feature_map import NodeList
     from edgeveil.parts.models.layers import Tensors
@@ -55,25 +55,21 @@ class SequenceParameters(ModelParameters):
     numbers count as the last. 0: records of numbers."""
     width: int = Field(default=32, ge=8, le=1024, multiple_of=8)
     """Values of each time step after every layer, that of the tokens' table included."""
-    depth: Annotated[int, Field(ge=1, le=16), only_for(gru=1, tcn=3, transformer=2)] = Field(
-        **SOME_NAMES_KEY
-    )
+    depth: Annotated[int, Field(ge=1, le=16), only_for(gru=1, tcn=3, transformer=2)] = some_names()
     """Layers over time; of `gru` 1, of `tcn` 3, of `transformer` 2 by default."""
 
 
-class TimeBlock(Protocol):
+class _TimeBlock(Protocol):
     """A layer over time (n, length, width); `mask` (n, length, 1) is 0 at padding, or None."""
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]: ...
 
-    def apply(
-        self, weights: Tensors, name: str, x: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor: ...
+    def apply(self, weights: Tensors, name: str, x: Tensor, mask: Tensor | None) -> Tensor: ...
 
     def nodes(self, graph: NodeList, name: str, x: str, mask: str | None, given: Shape) -> str: ...
 
 
-def _linear(weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+def _linear(weights: Tensors, name: str, x: Tensor) -> Tensor:
     return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
@@ -99,7 +95,7 @@ class LayerNorm(Layer):
         one = given[-1:]
         return Weight(f"{name}.weight", one, start=1.0), Weight(f"{name}.bias", one)
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         from torch.nn.functional import layer_norm
 
         scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
@@ -119,17 +115,15 @@ class OverTime(Layer):
 
     tokens: int
     width: int
-    blocks: tuple[tuple[str, TimeBlock], ...]
+    blocks: tuple[tuple[str, _TimeBlock], ...]
     positions: bool = False
 
     def output_shape(self, given: Shape) -> Shape:
         if len(given) not in ((1,) if self.tokens else (1, 2)) or given[0] > LONGEST:
             what = "tokens" if self.tokens else "numbers over time"
             wanted = "[length]" if self.tokens else "[length] or [length, columns]"
-            raise DataError(
-                f"records of shape {list(given)} are no {what}",
-                fix=f"set data.input_shape to {wanted}, with a length of at most {LONGEST}",
-            )
+            fix = f"set data.input_shape to {wanted}, with a length of at most {LONGEST}"
+            raise DataError(f"records of shape {list(given)} are no {what}", fix=fix)
         return (self.width,)
 
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
@@ -145,7 +139,7 @@ class OverTime(Layer):
             found += block.weights(f"{name}.{part}", inner)
         return tuple(found)
 
-    def apply(self, weights: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         mask = None
         if self.tokens:
             from torch.nn.functional import embedding
@@ -186,7 +180,7 @@ class OverTime(Layer):
 
 
 @dataclass(frozen=True)
-class Gru:
+class _Gru:
     """torch.nn.GRU of one layer, with its names of weights.
 
     Its nodes are written out step by step: the time of ONNX Runtime's GRU follows from values."""
@@ -201,9 +195,7 @@ class Gru:
             Weight(f"{name}.bias_hh_l0", (3 * width,)),
         )
 
-    def apply(
-        self, weights: Tensors, name: str, x: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor, mask: Tensor | None) -> Tensor:
         from edgeveil.nn import unrolled
 
         own, biases = (
@@ -227,9 +219,8 @@ class Gru:
         turned = graph.add("Transpose", f"{name}.weight_ih_l0", perm=[1, 0])
         all_given = graph.add("Add", graph.add("MatMul", x, turned), f"{name}.bias_ih_l0")
         gates_given, new_given = part(all_given, 0, 2, 2), part(all_given, 2, 3, 2)
-        (gates_weight, new_weight), (gates_bias, new_bias) = map(
-            split, ("weight_hh_l0", "bias_hh_l0")
-        )
+        gates_weight, new_weight = split("weight_hh_l0")
+        gates_bias, new_bias = split("bias_hh_l0")
         first, second, third, axis = (graph.whole(n) for n in (0, width, 2 * width, 1))
         state = graph.constant(np.zeros((1, width), np.float32))
         outputs = []
@@ -249,7 +240,7 @@ class Gru:
 
 
 @dataclass(frozen=True)
-class TemporalConv:
+class _TemporalConv:
     """Two convolutions of 3 steps, `dilation` apart, and a shortcut (Bai et al. 2018, fig. 1)."""
 
     dilation: int
@@ -264,9 +255,7 @@ class TemporalConv:
     def weights(self, name: str, given: Shape) -> tuple[Weight, ...]:
         return self._inner(given[1]).weights(name, (given[1], 1, given[0]))
 
-    def apply(
-        self, weights: Tensors, name: str, x: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor, mask: Tensor | None) -> Tensor:
         x = x if mask is None else x * mask
         rows = x.transpose(1, 2).unsqueeze(2)
         return self._inner(x.shape[2]).apply(weights, name, rows).squeeze(2).transpose(1, 2)
@@ -301,9 +290,7 @@ class Attention:
             found.append(Weight(f"{name}.{part}.bias", (outside,)))
         return tuple(found)
 
-    def apply(
-        self, weights: Tensors, name: str, x: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def apply(self, weights: Tensors, name: str, x: Tensor, mask: Tensor | None) -> Tensor:
         count, length, width = x.shape
         parts = _linear(weights, f"{name}.qkv", NORM.apply(weights, f"{name}.norm1", x))
         query, key, value = parts.view(count, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
@@ -343,27 +330,21 @@ class Attention:
 def build(parameters: SequenceParameters, input_shape: Shape, classes: int) -> Network:
     p = parameters
     if p.tokens and p.input_scale != 1:
-        raise DataError(
-            f"divides numbers of tokens by {p.input_scale:g}",
-            where="model.input_scale",
-            fix="leave it out",
-        )
+        what = f"divides numbers of tokens by {p.input_scale:g}"
+        raise DataError(what, where="model.input_scale", fix="leave it out")
     if p.name == "gru" and p.depth * input_shape[0] > MOST_STEPS:
-        raise DataError(
-            f"{p.depth} layers over {input_shape[0]} steps are more than {MOST_STEPS} in all",
-            where="model.depth",
-            fix="use shorter records or fewer layers, or tcn or transformer",
-        )
-    made: dict[str, Callable[[int], TimeBlock]] = {
-        "gru": lambda _: Gru(),
-        "tcn": lambda number: TemporalConv(2**number),
+        what = f"{p.depth} layers over {input_shape[0]} steps are more than {MOST_STEPS} in all"
+        fix = "use shorter records or fewer layers, or tcn or transformer"
+        raise DataError(what, where="model.depth", fix=fix)
+    made: dict[str, Callable[[int], _TimeBlock]] = {
+        "gru": lambda _: _Gru(),
+        "tcn": lambda number: _TemporalConv(2**number),
         "transformer": lambda _: Attention(),
     }
     blocks = tuple((f"layer{n + 1}", made[p.name](n)) for n in range(p.depth))
     over = OverTime(p.tokens, p.width, blocks, positions=p.name == "transformer")
     last = (("norm", NORM),) if p.name == "transformer" else ()
-    layers = (("sequence", over), *last, ("output", Dense(classes)))
-    return Network(layers, input_shape, classes, p.input_scale)
+    return classifier((("sequence", over), *last), p, input_shape, classes)
 
 
 _part = partial(

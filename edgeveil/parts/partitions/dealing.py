@@ -53,9 +53,8 @@ def hold_back_share(records: Records, share: float, fold: int = 0) -> tuple[Reco
 
     Other values of `fold` hold other records: five folds of 0.2 hold each record once."""
     if not 0.0 <= share < 1.0:
-        raise DataError(
-            f"must be at least 0 and below 1, got {share}", where="test_share", fix="write 0.2"
-        )
+        what = f"must be at least 0 and below 1, got {share}"
+        raise DataError(what, where="test_share", fix="write 0.2")
     words = record_words(records.places, SPLIT_SEED, RECORD_HELD)[:, 0]
     held = (words >= threshold(fold * share)) & (words < threshold((fold + 1) * share))
     return records.at(~held), records.at(held)
@@ -74,11 +73,9 @@ def deal_own(
     Raises DataError if a rule needs public `classes`, or the noise a range, that is not set."""
     check_dealing(devices, rule)
     if classes is None and needs_classes(rule):
-        raise DataError(
-            "is not set, and the records must not define the classes",
-            where="data.shard.classes",
-            fix="write classes: 10, as the job has it",
-        )
+        what = "is not set, and the records must not define the classes"
+        fix = "write classes: 10, as the job has it"
+        raise DataError(what, where="data.shard.classes", fix=fix)
     place = records.holders
     if place is None:
         words = record_words(records.places, seed, RECORD_DEALT)[:, 0]
@@ -103,11 +100,8 @@ def _disturbed(
     if not len(poor) or classes < 2:
         return records
     if rule.lq_range is None:
-        raise DataError(
-            "is not set, and the range of the values may not follow from the records",
-            where="partition.lq_range",
-            fix="write lq_range: [0, 255]",
-        )
+        what = "is not set, and the range of the values may not follow from the records"
+        raise DataError(what, where="partition.lq_range", fix="write lq_range: [0, 255]")
     low, high = rule.lq_range
     x, y, words = (
         records.x.copy(),

@@ -53,11 +53,8 @@ def load_records(source: str, origin: Origin | None = None) -> Records:
         ) from error
     changed = next((path for path, state in before.items() if after.get(path) != state), None)
     if changed is not None:
-        raise DataError(
-            "was changed while it was read",
-            where=str(changed),
-            fix="do not write to it during a read; write another file and rename it",
-        )
+        fix = "do not write to it during a read; write another file and rename it"
+        raise DataError("was changed while it was read", where=str(changed), fix=fix)
     return records
 
 
@@ -88,11 +85,9 @@ def require_schema(part: SourcePart, schema: DataSchema) -> None:
     if part.by_schema in (kind, "any"):
         return
     readers = " or ".join(name for name in SOURCES if SOURCES[name].by_schema == kind)
-    raise DataError(
-        f"'{part.name}' is not read by a schema with '{kind}'",
-        where="data.source",
-        fix=f"store the records for {readers}, or use a job without data.schema",
-    )
+    what = f"'{part.name}' is not read by a schema with '{kind}'"
+    fix = f"store the records for {readers}, or use a job without data.schema"
+    raise DataError(what, where="data.source", fix=fix)
 
 
 def _state(source: str, origin: Origin) -> dict[Path, tuple[int, int, int]]:

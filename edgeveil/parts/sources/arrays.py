@@ -84,17 +84,14 @@ def npz_array(file: Path, name: str, max_bytes: int = MAX_BYTES) -> NDArray[Any]
         with zipfile.ZipFile(file) as archive:
             members = archive.namelist()
             if f"{name}.npy" not in members:
-                raise DataError(
-                    f"has no array '{name}', only: {', '.join(members[:8]) or 'nothing'}",
-                    where=str(file),
-                    fix=f"save it with numpy.savez(file, {name}=…)",
-                )
+                what = f"has no array '{name}', only: {', '.join(members[:8]) or 'nothing'}"
+                fix = f"save it with numpy.savez(file, {name}=…)"
+                raise DataError(what, where=str(file), fix=fix)
             with archive.open(f"{name}.npy") as member:
                 return _read_npy(member, where, max_bytes)
     except _UNREADABLE as error:
-        raise DataError(
-            f"is not a readable NPZ array: {error}", where=where, fix="save it with numpy.savez"
-        ) from error
+        what = f"is not a readable NPZ array: {error}"
+        raise DataError(what, where=where, fix="save it with numpy.savez") from error
 
 
 def npy_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
@@ -102,9 +99,8 @@ def npy_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
         with file.open("rb") as stream:
             return _read_npy(stream, str(file), max_bytes)
     except (ValueError, OSError, EOFError) as error:
-        raise DataError(
-            f"is not a readable NPY array: {error}", where=str(file), fix="save it with numpy.save"
-        ) from error
+        what = f"is not a readable NPY array: {error}"
+        raise DataError(what, where=str(file), fix="save it with numpy.save") from error
 
 
 def _read_npy(stream: IO[bytes], where: str, max_bytes: int) -> NDArray[Any]:
@@ -146,9 +142,8 @@ def read_python(origin: Origin) -> Records:
     try:
         found = function()
     except OF_OTHERS_CODE as error:  # the owner's code may raise anything
-        raise RecordsError(
-            f"raised {type(error).__name__}: {error}", where=where, fix="correct the function"
-        ) from error
+        what = f"raised {type(error).__name__}: {error}"
+        raise RecordsError(what, where=where, fix="correct the function") from error
     return given_records(found, where, origin.max_bytes)
 
 
@@ -159,11 +154,8 @@ def given_records(found: object, where: str, max_bytes: int = MAX_BYTES) -> Reco
     if not isinstance(found, tuple) or len(found) != 2:
         raise DataError("did not return (x, y)", where=where, fix="return two arrays")
     if any(isinstance(part, list | tuple) for part in found):
-        raise DataError(
-            "returned a list; return two arrays",
-            where=where,
-            fix="return two arrays, numpy.asarray(x, numpy.float32) and numpy.asarray(y)",
-        )
+        fix = "return two arrays, numpy.asarray(x, numpy.float32) and numpy.asarray(y)"
+        raise DataError("returned a list; return two arrays", where=where, fix=fix)
     try:
         x, y = np.asarray(found[0]), np.asarray(found[1])
     except ValueError as error:

@@ -6,40 +6,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.audio import AudioForm, encode_audio
+from edgeveil.data.audio import MOST_PHASES, AudioForm, encode_audio
 from edgeveil.data.encoding import Encoded
 from edgeveil.data.records import MAX_BYTES, Records, require_room
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.images import listed_files, stored_files
-from edgeveil.parts.sources.source import Origin, SourcePart
+from edgeveil.parts.sources.source import Origin, SourcePart, require_library
 
 AUDIO_ENDINGS = frozenset({".wav", ".flac"})
 LARGEST_RATE_HZ, MAX_SAMPLES = 192_000, 1 << 24  # of one recording
 _FORMATS = ("WAV", "WAVEX", "FLAC", "RF64")
 
 
-def read_audio(origin: Origin) -> Records:
-    """Return records x (n, *shape of the schema's `audio`) and classes by the folders' names.
-
-    Recordings of other folders have the label -1. Raises DataError without soundfile, a schema or
-    the folder, or beyond `max_bytes`."""
-    return _read(origin)[0].records
-
-
-def audio_faults(origin: Origin) -> list[str]:
-    """Return `file: fault` for each recording that learning drops, for the owner's console only."""
-    return _read(origin)[1]
-
-
 def _read(origin: Origin) -> tuple[Encoded, list[str]]:
+    """Return records x (n, *shape of the schema's `audio`), classes by folder, and faults.
+
+    Recordings of other folders have the label -1. A fault, `file: why`, is for the owner's console
+    only. Raises DataError without soundfile, a schema or the folder, or beyond `max_bytes`."""
     schema = origin.schema
     if schema is None or schema.audio is None:
         fix = "take a job whose data.schema has audio: {rate_hz: 8000, seconds: 1}"
@@ -79,12 +69,7 @@ def encode_recordings(
     where: str = "the recordings",
 ) -> tuple[NDArray[np.float32], list[Decoded]]:
     """Return recordings as a schema's records, NaN for an unusable one. Raises DataError."""
-    if find_spec("soundfile") is None:
-        raise DataError(
-            "the source 'audio' needs soundfile, which is not installed",
-            where="data.source",
-            fix="pip install 'edgeveil[audio]'",
-        )
+    require_library("soundfile", "audio")
     require_room((len(files), *schema.input_shape), 4, max_bytes, where)
     x = np.full((len(files), *schema.input_shape), np.nan, np.float32)
     form = schema.audio or AudioForm()
@@ -102,6 +87,8 @@ def _into(record: NDArray[np.float32], file: Path | IO[bytes], form: AudioForm) 
                 return Decoded(f"is {opened.format}, not WAV or FLAC")
             if not 1000 <= rate <= LARGEST_RATE_HZ or wanted * channels > MAX_SAMPLES:
                 return Decoded(f"has {rate} Hz and {channels} channels, which is too much")
+            if max(rate, form.rate_hz) // math.gcd(rate, form.rate_hz) > MOST_PHASES:
+                return Decoded(f"has {rate} Hz, in no simple ratio to {form.rate_hz} Hz")
             sound = opened.read(wanted, dtype="float32", always_2d=True)
             cut = opened.frames > math.ceil(form.seconds * rate)
     except Exception as error:  # a decoder may raise anything; no recording may stop the device
@@ -116,9 +103,9 @@ def _into(record: NDArray[np.float32], file: Path | IO[bytes], form: AudioForm) 
 
 PART = SourcePart(
     name="audio",
-    read=read_audio,
+    read=lambda origin: _read(origin)[0].records,
     place="folder",
-    faults=audio_faults,
+    faults=lambda origin: _read(origin)[1],
     tallies=lambda origin, _schema: _read(origin)[0],
     by_schema="audio",
     source="the user's own data",

@@ -30,11 +30,9 @@ def load_digits_split(
 def _all_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            "the source 'digits' needs scikit-learn, which is not installed",
-            where="data.source",
-            fix="install scikit-learn or name a file of your own with source npz, csv or idx",
-        )
+        what = "the source 'digits' needs scikit-learn, which is not installed"
+        fix = "install scikit-learn or name a file of your own with source npz, csv or idx"
+        raise DataError(what, where="data.source", fix=fix)
     # The table is read directly: importing sklearn.datasets takes a second and 100 MB (scipy),
     # too much for a small device. If the file ever moves, the import still finds it.
     table = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"

@@ -164,7 +164,7 @@ def _cut_as(lines: Sequence[str], form: TableForm, known: set[str], where: str) 
         if score > most and not (separator == " " and best is not None):
             best, most = one, score
     column = _stripped(lines, form)[1:]
-    if best is None and column and all(len(row) == 1 and _is_value(row[0]) for row in column):
+    if best is None and all(len(row) == 1 and _is_value(row[0]) for row in column):
         best = form
     if best is None:
         what = "is no table: no sign separates its lines into cells of a steady number"

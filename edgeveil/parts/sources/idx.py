@@ -38,19 +38,16 @@ def idx_array(file: Path, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
         with cast(IO[bytes], gzip.open(file, "rb") if zipped else file.open("rb")) as stream:
             return _read_array(stream, file, max_bytes)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"cannot be read: {error}", where=str(file), fix="copy the file again"
-        ) from error
+        what = f"cannot be read: {error}"
+        raise DataError(what, where=str(file), fix="copy the file again") from error
 
 
 def _read_array(stream: IO[bytes], file: Path, max_bytes: int) -> NDArray[Any]:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES or not 1 <= magic[3] <= 8:
-        raise DataError(
-            f"is no IDX file: it begins with {magic.hex() or 'nothing'}",
-            where=f"{file}, byte 0",
-            fix="name the original file, for example train-images-idx3-ubyte.gz",
-        )
+        what = f"is no IDX file: it begins with {magic.hex() or 'nothing'}"
+        fix = "name the original file, for example train-images-idx3-ubyte.gz"
+        raise DataError(what, where=f"{file}, byte 0", fix=fix)
     dtype, axes = np.dtype(_TYPES[magic[2]]), magic[3]
     header = stream.read(4 * axes)
     if len(header) < 4 * axes:
@@ -61,11 +58,8 @@ def _read_array(stream: IO[bytes], file: Path, max_bytes: int) -> NDArray[Any]:
     content = stream.read(size + 1)
     if len(content) != size:
         have = "more" if len(content) > size else f"only {len(content)}"
-        raise DataError(
-            f"its header declares {size} bytes of data, it has {have}",
-            where=f"{file}, byte {4 + 4 * axes}",
-            fix="copy the file again",
-        )
+        what = f"its header declares {size} bytes of data, it has {have}"
+        raise DataError(what, where=f"{file}, byte {4 + 4 * axes}", fix="copy the file again")
     return np.frombuffer(content, dtype=dtype).reshape(shape)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,7 @@ from edgeveil.data.encoding import digest_rows, stored_digest
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
 from edgeveil.data.schema import DataSchema, PictureForm
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.source import Origin, SourcePart, require_folder
+from edgeveil.parts.sources.source import Origin, SourcePart, require_folder, require_library
 
 if TYPE_CHECKING:
     from edgeveil.config.data import Images
@@ -38,30 +37,20 @@ MAX_PIXELS = 1 << 26  # of one stored picture
 _Labelled = tuple[Path, int]  # a picture and its class
 
 
-def read_images(origin: Origin) -> Records:
-    """Return records x (n, height, width), or (n, 3, height, width) in colour, float32 in 0..255.
+def _read(origin: Origin) -> tuple[Records, list[str]]:
+    """Return x (n, height, width), in colour (n, 3, height, width), float32 in 0..255, and faults.
 
     Classes are numbered by their given names, not by the folders present; pictures of other folders
-    have the label -1. Raises DataError without Pillow, folder or classes, or beyond `max_bytes`."""
-    return _read(origin)[0]
-
-
-def image_faults(origin: Origin) -> list[str]:
-    """Return `file: fault` for each picture that learning drops, for the owner's console only."""
-    return _read(origin)[1]
-
-
-def _read(origin: Origin) -> tuple[Records, list[str]]:
-    _require_pillow()
+    have the label -1. A fault, `file: why`, is for the owner's console only. Raises DataError
+    without Pillow, folder or classes, or beyond `max_bytes`."""
+    require_library("PIL", "images")
     form = origin.images if origin.schema is None else _form_of(origin.schema)
     if form is None:
         raise DataError("is not set", where="data.images", fix="write images: {size: [28, 28]}")
     if form.classes is None:
-        raise DataError(
-            "is not set, and the existing folders must not define the classes",
-            where="data.images.classes",
-            fix="name the classes' folders, class 0 first, such as classes: [cat, dog]",
-        )
+        what = "is not set, and the existing folders must not define the classes"
+        fix = "name the classes' folders, class 0 first, such as classes: [cat, dog]"
+        raise DataError(what, where="data.images.classes", fix=fix)
     listed, places = listed_files(origin.path, form.classes, ENDINGS), None
     if origin.schema is not None:
         places = stored_files(listed)
@@ -80,15 +69,6 @@ def _read(origin: Origin) -> tuple[Records, list[str]]:
     y = np.array([label for _, label in listed], np.int64)
     found = as_records(x, y, str(origin.path))
     return (found if places is None else Records(found.x, found.y, places)), faults
-
-
-def _require_pillow() -> None:
-    if find_spec("PIL") is None:
-        raise DataError(
-            "the source 'images' needs Pillow, which is not installed",
-            where="data.source",
-            fix="pip install 'edgeveil[images]'",
-        )
 
 
 def class_folders(folder: Path | None) -> list[Path]:
@@ -164,7 +144,7 @@ def encode_files(
     files: Sequence[Path | IO[bytes]], schema: DataSchema, max_bytes: int = MAX_BYTES
 ) -> NDArray[np.float32]:
     """Return pictures as a schema's records, NaN for an unreadable one. Raises DataError."""
-    _require_pillow()
+    require_library("PIL", "images")
     form = _form_of(schema)
     require_room((len(files), *schema.input_shape), 4, max_bytes, "the pictures")
     x = np.full((len(files), *schema.input_shape), np.nan, np.float32)
@@ -181,10 +161,10 @@ def files_below(folder: Path, endings: frozenset[str] = ENDINGS) -> list[Path]:
 
 PART = SourcePart(
     name="images",
-    read=read_images,
+    read=lambda origin: _read(origin)[0],
     place="folder",
     reads=("images",),
-    faults=image_faults,
+    faults=lambda origin: _read(origin)[1],
     by_schema="image",
     source="the user's own data",
     needs="a folder for each of images.classes; pip install 'edgeveil[images]'",

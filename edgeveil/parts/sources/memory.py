@@ -336,7 +336,7 @@ def _numbers(name: str, column: Any, where: str, *, total: bool) -> NDArray[np.f
             return np.concatenate([np.empty(0), *map(column_numbers, chunks)])
         kind = str(column.type)
     else:
-        array = np.array([np.nan if one is None else one for one in column])
+        array = _array([np.nan if one is None else one for one in column], where)
         if array.dtype.kind in "biuf":
             return array.astype(np.float64)
         kind = str(array.dtype)

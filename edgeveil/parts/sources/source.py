@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -41,6 +42,13 @@ class Origin:
     max_bytes: int = MAX_BYTES
     given: Given | None = None  # of `memory`
     limit: RecordLimit | None = None  # with a schema; None: all records, or RecordsError
+
+
+def require_library(module: str, source: str) -> None:
+    """Raise DataError unless the library of a source is installed, an extra of its name."""
+    if find_spec(module) is None:
+        what = f"the source '{source}' needs {module}, which is not installed"
+        raise DataError(what, where="data.source", fix=f"pip install 'edgeveil[{source}]'")
 
 
 def require_folder(folder: Path | None, fix: str) -> Path:
@@ -124,11 +132,9 @@ def published_part(
         records = read(files.paths(origin.path, "test"), origin.max_bytes)
         count = len(records) if origin.test_records is None else origin.test_records
         if not 0 <= count <= len(records):
-            raise DataError(
-                f"cannot test on {count} of {len(records)} records",
-                where="test_records",
-                fix=f"choose 0 to {len(records)}, or leave it out for all",
-            )
+            what = f"cannot test on {count} of {len(records)} records"
+            fix = f"choose 0 to {len(records)}, or leave it out for all"
+            raise DataError(what, where="test_records", fix=fix)
         return Records(records.x[:count], records.y[:count])
 
     return SourcePart(

@@ -16,7 +16,6 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from edgeveil.data.table_form import (
     text_rows,
 )
 from edgeveil.errors import DataError, RecordsError
-from edgeveil.parts.sources.source import Origin, SourcePart
+from edgeveil.parts.sources.source import Origin, SourcePart, require_library
 from edgeveil.registry import nearest
 
 _ADD_HEADER = "write a first line that names every column, such as v1,v2,label"
@@ -184,20 +183,15 @@ def csv_rows(file: Path, form: TableForm) -> list[list[str]]:
 def _require_small(file: Path, max_bytes: int) -> None:
     # A cell takes at least two bytes of text and eight in memory.
     if 4 * file.stat().st_size > max_bytes:
-        raise RecordsError(
-            f"is larger than {max_bytes // 4} bytes",
-            where=str(file),
-            fix="store the records as NPZ, or fewer of them",
-        )
+        what = f"is larger than {max_bytes // 4} bytes"
+        raise RecordsError(what, where=str(file), fix="store the records as NPZ, or fewer of them")
 
 
 def _names(cells: Sequence[str], where: str) -> list[str]:
     if any("\ufffd" in cell for cell in cells):
-        raise DataError(
-            "is not readable CSV: it names columns with bytes that are no UTF-8",
-            where=where,
-            fix="save it as UTF-8, or state its encoding, form: {encoding: cp1252}",
-        )
+        what = "is not readable CSV: it names columns with bytes that are no UTF-8"
+        fix = "save it as UTF-8, or state its encoding, form: {encoding: cp1252}"
+        raise DataError(what, where=where, fix=fix)
     return [cell.strip() for cell in cells]
 
 
@@ -205,20 +199,15 @@ def _require_names(cells: list[str], read: Callable[[str], float], where: str) -
     named = [cell for cell in cells if cell]
     distinct = named and len(set(named)) == len(named)
     if not distinct or any(_number(cell, read) is not None for cell in named):
-        raise DataError(
-            "holds no header: one record more or less would change the form of the file",
-            where=where,
-            fix=_ADD_HEADER,
-        )
+        what = "holds no header: one record more or less would change the form of the file"
+        raise DataError(what, where=where, fix=_ADD_HEADER)
 
 
 def _require_no_number(cells: list[str], read: Callable[[str], float], where: str) -> None:
     if any(cell and _number(cell, read) is not None for cell in cells):
-        raise DataError(
-            "should name the columns (data.header) but contains a number: it may be a record",
-            where=where,
-            fix=f"{_SET_HEADER}; no column may be called by a number",
-        )
+        what = "should name the columns (data.header) but contains a number: it may be a record"
+        fix = f"{_SET_HEADER}; no column may be called by a number"
+        raise DataError(what, where=where, fix=fix)
 
 
 def _row(
@@ -256,11 +245,8 @@ def _label_index(columns: list[str], name: str | None, where: str) -> int:
 def read_jsonl(origin: Origin) -> Records:
     """Return records by the origin's schema. Raises DataError without one."""
     if origin.schema is None:
-        raise DataError(
-            "no line of the file names its columns, and the job does not either",
-            where="data.source",
-            fix="take a job whose data.schema names them",
-        )
+        what, fix = "no line of the file names its columns", "take a job whose data.schema does"
+        raise DataError(what, where="data.source", fix=fix)
     return encode_jsonl(origin, origin.schema).records
 
 
@@ -275,11 +261,11 @@ def encode_jsonl(
 
     The columns are the schema's: a line that is no object is dropped."""
     file = require_file(origin.path, "data.path")
-    names = [name for column in schema.columns or () for name in column.names]
-    names.append(schema.label.column or "")
-    encoder = _encoder(origin, schema, names, str(file), labelled=labelled)
+    encoder = _encoder(origin, schema, schema.read_columns, str(file), labelled=labelled)
     for number, line, record in _objects(file):
-        cells = [] if record is None else [cell_text(record.get(name)) for name in names]
+        cells = (
+            [] if record is None else [cell_text(record.get(name)) for name in schema.read_columns]
+        )
         if fault := encoder.add(cells, stored=[line]):
             report(number, fault if cells else "is no JSON object")
     return encoder.encoded()
@@ -432,12 +418,7 @@ def column_texts(column: Any) -> list[str]:
 @contextmanager
 def _opened(file: Path, *, as_typed: bool = False) -> Iterator[Any]:
     """Open a Parquet file, texts as dictionaries unless `as_typed`. Raises DataError."""
-    if find_spec("pyarrow") is None:
-        raise DataError(
-            "the source 'parquet' needs pyarrow, which is not installed",
-            where="data.source",
-            fix="pip install 'edgeveil[parquet]'",
-        )
+    require_library("pyarrow", "parquet")
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -451,11 +432,9 @@ def _opened(file: Path, *, as_typed: bool = False) -> Iterator[Any]:
             with parquet.ParquetFile(file, read_dictionary=texts, **bounds) as unrepeated:
                 yield unrepeated
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise DataError(
-            f"is not readable Parquet: {str(error)[:200]}",
-            where=str(file),
-            fix="write it again, for example with pandas.DataFrame.to_parquet",
-        ) from None
+        what = f"is not readable Parquet: {str(error)[:200]}"
+        fix = "write it again, for example with pandas.DataFrame.to_parquet"
+        raise DataError(what, where=str(file), fix=fix) from None
 
 
 def _once(opened: Any, at: int) -> bool:

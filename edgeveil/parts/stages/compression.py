@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.part import SOME_NAMES_KEY, only_for
+from edgeveil.parts.part import only_for, some_names
 from edgeveil.parts.stage import (
     BaseStage,
     StageParameters,
@@ -35,10 +35,8 @@ class CompressionParameters(StageParameters):
     name: Literal["cast", "upload_top_k", "stc", "download_random"]
     """Which stage; `edgeveil methods` describes each."""
     share: Annotated[
-        float,
-        Field(gt=0, le=1),
-        only_for(upload_top_k=0.1, stc=0.01, download_random=0.5),
-    ] = Field(**SOME_NAMES_KEY)
+        float, Field(gt=0, le=1), only_for(upload_top_k=0.1, stc=0.01, download_random=0.5)
+    ] = some_names()
     """The share of all values that `upload_top_k` keeps (0.1 by default), that `stc` sends (0.01),
     or that `download_random` takes from the global model (0.5)."""
 

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from edgeveil.parts.method_context import size_of
-from edgeveil.parts.part import omit_if_default
+from edgeveil.parts.part import omittable
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import (
     AdaptiveClip,
@@ -61,7 +61,7 @@ class GradientGaussianParameters(StageParameters):
     """Clip the whole update and add Gaussian noise for the job's (ε, δ), per device."""
     clip_norm: float = Field(default=1.0, ge=1e-6, le=1e6)
     """C: the largest L2 norm of an update; with a quantile, that of the first round."""
-    quantile: float | None = Field(default=None, gt=0, lt=1, exclude_if=omit_if_default(None))
+    quantile: float | None = omittable(None, gt=0, lt=1)
     """γ: C follows this quantile of update norms from round to round; null: C is fixed. Needs
     secure sums, which carry one bit per device."""
 

@@ -70,6 +70,13 @@ def test_patience_counts_from_the_best_figure_whose_round_is_released(asked, fig
     assert is_newest(of, states[-1]) == (best == len(figures))
 
 
+def test_a_figure_that_is_no_number_is_none():
+    of = plan(early_stopping={"patience": 1})
+    figures = [np.nan, 3.0, 1.0, np.nan]
+    states, over = played(of, [record(k, loss=one) for k, one in enumerate(figures, start=1)])
+    assert (value(of, states[-1]), any(over)) == (3, False)
+
+
 def test_without_accuracy_the_least_loss_is_best_and_a_threshold_goes_with_its_round():
     of = plan(early_stopping={})
     states, _ = played(of, [record(k, loss=one) for k, one in enumerate([3.0, 1.0, 2.0], start=1)])
@@ -87,7 +94,8 @@ def test_federated_figures_go_before_the_clouds_and_rounds_without_one_count_for
     tests = [record(k, accuracy=a, loss=1.0) for k, a in ((1, 0.1), (3, 0.99))]
     states, over = played(of, [tests[0], evaluated[0], tests[1], evaluated[1]])
     assert over == [False, False, False, True]
-    assert shown(of, states[-1])["early_stopping"]["best_round"] == 2
+    facts = shown(of, states[-1])["early_stopping"]
+    assert (facts["best_round"], facts["judged_by"]) == (2, "federated evaluation")
     noise = record(6, "evaluate", scores={"eval_type": FEDERATED})
     assert shown(of, judged(of, states[1], states[1], noise)) == shown(of, states[1])
 

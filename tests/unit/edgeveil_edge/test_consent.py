@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from edge_kit import FIRST, PLAN, QUADRATIC, Device, Loader, Round, announcement, job
+from edge_kit import FIRST, PLAN, QUADRATIC, Device, Loader, Round, announcement, job, site
 
 from edgeveil.config.policy import Policy
-from edgeveil.errors import ProtocolError, UsageError
+from edgeveil.errors import PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import compile_job
 from edgeveil.parts.features.onnx import sha256_hex
 from edgeveil.parts.models import python_model
@@ -13,7 +13,7 @@ from edgeveil.plugins import code_digest
 from edgeveil.protocol.device import InstallJob
 from edgeveil.protocol.device_round import SealedAnswer
 from edgeveil.protocol.sealed import JobPackage
-from edgeveil_edge.consent import refusals
+from edgeveil_edge.consent import judge, refusals
 from tests.kits.backbone_files import small_backbone
 
 QUOTE = PLAN.quote()
@@ -132,6 +132,30 @@ def test_a_name_that_a_job_gives_to_a_column_is_not_the_file_s():
     assert "#1" in columns_refused(renamed, "#2", "#3")
     assert columns_refused(PLAN, "age")  # without a schema a job reads every column
     assert columns_refused(PLAN, "*") == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "header", "allowed", "refused"),
+    [
+        ("jsonl", None, ("age", "rich"), False),
+        ("jsonl", None, ("#1", "#2"), True),
+        ("parquet", None, ("#1", "#2"), True),
+        ("csv", True, ("#1", "#2"), True),
+        ("csv", False, ("#1", "#2"), False),
+    ],
+)
+def test_columns_are_allowed_by_place_only_where_a_job_names_them(
+    source, header, allowed, refused, tmp_path
+):
+    data = {"name": "bench", "source": source, "path": tmp_path / "a", "header": header}
+    policy = {"allowed_columns": allowed, "min_devices": 1}
+    plan = of_columns("age", header=("age", "rich"))
+    try:
+        judge(site(tmp_path, data=data, policy=policy), plan)
+    except PrivacyError as error:
+        assert refused and error.where == "policy.allowed_columns"
+    else:
+        assert not refused
 
 
 TAKES_SGD = {

@@ -133,7 +133,7 @@ REFUSED = {
     "prose": ("It runs quietly, as ever.\nIt howls\nNo, it leaks, it drips, it stops\n", "table"),
     "one column": ("temp\n20.5\n71.0\n", "column"),
     "one column of words": ("state\nok\nhot\n", "table"),
-    "nothing": ("", "table"),
+    "nothing": ("", "is empty"),
 }
 
 
@@ -289,6 +289,12 @@ def test_a_column_that_no_schema_reads_is_left_out_by_name(name, tmp_path, capsy
     assert not {name for one in drafted.columns for name in one.names} & set(columns)
     for column in columns:
         assert any(f"'{column}' is left out" in note for note in found["notes"])
+
+
+def test_records_without_a_label_such_as_a_total_are_counted(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("temp,state\n1,ok\n2,hot\n3,ok\nTotal,\n")
+    assert main(["check", str(tmp_path / "a.csv"), "--json"]) == 0
+    assert any(note.startswith("1 of 4 records") for note in said(capsys)["files"][0]["notes"])
 
 
 def test_free_text_is_drafted_as_a_column_of_text(tmp_path, capsys):

@@ -258,6 +258,7 @@ def test_what_does_not_fit_is_named_before_anything_runs(why, jobs, tmp_path):
 WRONG_NUMBERS = {
     "texts": (FRAME.assign(b="x"), "'b'"),
     "texts among numbers": (FRAME.astype(object).replace({"b": {0.0: "x"}}), "'b'"),
+    "lists among numbers": ({"a": [1, [2]], "b": [1, 2], "c": [0, 1]}, "no array"),
     "text labels": ((X, np.where(Y, "yes", "no")), "y has type"),
     "another width": ((X[:, :2], Y), "[2]"),
     "no labels": (X, "labels"),

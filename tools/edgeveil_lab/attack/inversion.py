@@ -38,7 +38,7 @@ SMOOTHNESS = 1e-3  # weight of the total variation
 
 
 @dataclass(frozen=True)
-class AttackedHead:
+class _AttackedHead:
     parameters: FmParameters
     features: IdentityParameters
     broadcast: Tensors
@@ -67,10 +67,10 @@ class AttackedHead:
         return summed
 
 
-Method = Callable[[AttackedHead, Float64, int, int], Float64]
+Method = Callable[[_AttackedHead, Float64, int, int], Float64]
 
 
-def cosine(head: AttackedHead, target: Float64, count: int, seed: int) -> Float64:
+def cosine(head: _AttackedHead, target: Float64, count: int, seed: int) -> Float64:
     """Match the direction by signed Adam steps, preferring smooth images; labels as in iDLG."""
     import torch
 
@@ -105,7 +105,7 @@ def likely_labels(target: Float64, count: int) -> list[int]:
 
 
 def matched(
-    head: AttackedHead, target: Float64, count: int, seed: int, *, labelled: bool
+    head: _AttackedHead, target: Float64, count: int, seed: int, *, labelled: bool
 ) -> Float64:
     """Match the sum by L-BFGS on images and soft labels, or `labelled`: on images alone."""
     import torch
@@ -154,7 +154,7 @@ METHODS: dict[str, Method] = {
 """Called with (head, target, count, seed); returns records (count, D) >= 0 of unknown scale."""
 
 
-def _start(count: int, head: AttackedHead, seed: int) -> Tensor:
+def _start(count: int, head: _AttackedHead, seed: int) -> Tensor:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -174,7 +174,7 @@ WINDOW = 7  # of the structural similarity
 
 
 @dataclass(frozen=True)
-class InversionResult:
+class _InversionResult:
     """One attack: `images` (n, side, side) in the order of the originals, and their error."""
 
     records: int
@@ -193,10 +193,10 @@ class Inversion:
     `sigma` (noise of one value) and `signal` (norm of the exact sum) are in units of one record."""
 
     originals: Float64
-    results: tuple[InversionResult, ...]
+    results: tuple[_InversionResult, ...]
     sigma: float
     signal: float
-    guess: InversionResult
+    guess: _InversionResult
 
 
 def why_no_pictures(recording: Recording) -> str:
@@ -260,18 +260,18 @@ def ssim(a: Float64, b: Float64) -> float:
     return float((score / ((mean_a**2 + mean_b**2 + low) * (spread_a + spread_b + high))).mean())
 
 
-def head_of(recording: Recording) -> AttackedHead:
+def head_of(recording: Recording) -> _AttackedHead:
     """Return the public parameters of the first training round of a job with images."""
     features = cast(IdentityParameters, recording.job.features[0])
     side = math.isqrt(math.prod(recording.job.data.input_shape))
     broadcast = recording.broadcast(recording.rounds[0])
     classes, intercept = recording.job.data.classes, recording.device.intercept
-    return AttackedHead(recording.parameters, features, broadcast, classes, side, intercept)
+    return _AttackedHead(recording.parameters, features, broadcast, classes, side, intercept)
 
 
 def _compared(
     originals: Float64, found: Float64, count: int, method: str, noise: bool
-) -> InversionResult:
+) -> _InversionResult:
     cost = np.square(originals[:, None] - found[None]).mean(axis=2)
     _, order = linear_sum_assignment(cost)
     side = math.isqrt(originals.shape[1])
@@ -280,4 +280,4 @@ def _compared(
     mse = float(cost[np.arange(count), order].mean())
     scores = [ssim(a, b) for a, b in zip(whole, ordered, strict=True)]
     psnr = -10 * math.log10(max(mse, 1e-10))
-    return InversionResult(count, method, noise, ordered, mse, psnr, float(np.mean(scores)))
+    return _InversionResult(count, method, noise, ordered, mse, psnr, float(np.mean(scores)))

@@ -134,10 +134,8 @@ def _candidate_scores(
 def informed(name: str, scores: list[CandidateScores]) -> RocCurve:
     """Return the curve of the normalised likelihood ratio, N(μ, 1) for members, else N(0, 1)."""
     sizes_in, sizes_out, scores_in, scores_out = (sum(part) for part in zip(*scores, strict=True))
-    members, others = (
-        scores_in / np.sqrt(sizes_in)[:, None],
-        scores_out / np.sqrt(sizes_out)[:, None],
-    )
+    members = scores_in / np.sqrt(sizes_in)[:, None]
+    others = scores_out / np.sqrt(sizes_out)[:, None]
     return roc(name, True, members.ravel(), others.ravel())
 
 

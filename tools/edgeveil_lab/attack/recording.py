@@ -97,11 +97,8 @@ class Recording:
         try:
             return dict(unpack_tensors(path.read_bytes()))
         except (OSError, EdgeVeilError) as error:
-            raise UsageError(
-                f"cannot be read ({type(error).__name__}); was the job finished?",
-                where=str(path),
-                fix="record the run again",
-            ) from error
+            what = f"cannot be read ({type(error).__name__}); was the job finished?"
+            raise UsageError(what, where=str(path), fix="record the run again") from error
 
 
 def why_not(job: Job) -> str:

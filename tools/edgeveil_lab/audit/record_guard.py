@@ -167,14 +167,14 @@ _DEALINGS: list[dict[str, Any]] = [*({"kind": kind} for kind in PARTITIONS.names
 
 
 @dataclass(frozen=True)
-class FleetAnswers:
+class _FleetAnswers:
     held: Counter[tuple[Any, ...]]  # (device, half, record) of each record
     sums: tuple[tuple[Int64, ...], ...]  # by round and device, in steps
     rows: NDArray[np.float64]  # (devices, slots, classes) of one per-sample upload
     clusters: tuple[Int64, ...]  # sums by cluster of each device, in steps
 
 
-class DealtFleet:
+class _DealtFleet:
     def __init__(self, shape: Sequence[int], noise: str) -> None:
         projection = {"name": "ldp_fpca", "keep": 0.4, "noise": "gaussian"}
         plain = {
@@ -199,7 +199,7 @@ class DealtFleet:
         event = counts_event("clusters", squared, cells, 8.0, DELTA, 1, fine_bits=STEP_BITS)
         self._of_clusters = gaussian_law(event)
 
-    def released(self, data: dict[str, Any], dealing: dict[str, Any]) -> FleetAnswers:
+    def released(self, data: dict[str, Any], dealing: dict[str, Any]) -> _FleetAnswers:
         shard = {"devices": DEVICES, "partition": dealing, "seed": SEED, "classes": CLASSES}
         block = {**data, "name": "own", "test_share": TEST_SHARE, "shard": shard}
         held: Counter[tuple[Any, ...]] = Counter()
@@ -209,9 +209,7 @@ class DealtFleet:
             shard["index"] = index
             site, key = DataSource.model_validate_json(json.dumps(block)), bytes([index]) * 32
             halves = device_records(site, key, evaluation_share=EVALUATION_SHARE)
-            training, evaluation = (
-                of_shape(half, self.plan.job.data.input_shape) for half in halves
-            )
+            training, evaluation = (of_shape(one, self.plan.job.data.input_shape) for one in halves)
             for name, half in (("training", training), ("evaluation", evaluation)):
                 held.update(
                     (index, name, x.tobytes(), int(y)) for x, y in zip(half.x, half.y, strict=True)
@@ -222,9 +220,9 @@ class DealtFleet:
             rows.append(self._session.slot_softmax(evaluation.x, self._weights, slots))
             outputs = self._session.single_outputs(evaluation.x, self._weights, CLASSES)
             clusters.append(self._clusters.of(outputs, evaluation.y))
-        return FleetAnswers(held, tuple(map(tuple, sums)), np.stack(rows), tuple(clusters))
+        return _FleetAnswers(held, tuple(map(tuple, sums)), np.stack(rows), tuple(clusters))
 
-    def true_epsilons(self, one: FleetAnswers, other: FleetAnswers) -> tuple[float, float, float]:
+    def true_epsilons(self, one: _FleetAnswers, other: _FleetAnswers) -> tuple[float, float, float]:
         """Return the true (training, inference, clusters) ε of the fleet for this pair of files.
 
         Devices add noise independently, so their squared L2 norms add up, as do their L1 norms."""
@@ -269,7 +267,7 @@ class DealtFleet:
         }
 
 
-_fleet = cache(DealtFleet)
+_fleet = cache(_DealtFleet)
 
 
 def _epsilon(events: Sequence[Event]) -> float:

@@ -76,10 +76,8 @@ def _plans(guesses: tuple[str, ...]) -> Iterator[Plan]:
         for label in ("<=50K", "income"):
             for named in (None, (guess, label, "more")):
                 header = {"header": named} if named else {}
-                schema: dict[str, Any] = {
-                    "columns": [{"name": guess, "number": [0, 100]}],
-                    **header,
-                }
+                columns = [{"name": guess, "number": [0, 100]}]
+                schema: dict[str, Any] = {"columns": columns, **header}
                 label_of = {"column": label, "classes": ["<=50K", ">50K"]}
                 schema |= {"origin": "public", "label": label_of}
                 data = {"source": "audited", "nominal_records": 3, "schema": schema}

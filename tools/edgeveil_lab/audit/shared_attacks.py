@@ -87,7 +87,7 @@ VICTIM = "attacked"
 
 
 @dataclass(frozen=True)
-class MaskedUpload:
+class _MaskedUpload:
     """A device's upload: masked numbers for the cloud, their sealed seed for the proxy."""
 
     device: str
@@ -95,7 +95,7 @@ class MaskedUpload:
     seed: bytes
 
 
-class MaskedRound:
+class _MaskedRound:
     def __init__(self, plan: Plan, round: PlannedRound) -> None:
         keys = [OpeningKey.generate().public() for _ in range(plan.job.round.min_batch + 1)]
         context, at = (RoundContext.of(plan, round.index), RoundId(bytes(16), round.index, 1))
@@ -105,21 +105,21 @@ class MaskedRound:
         (self.vector,) = sealed.masked_vectors(manifest.at, manifest.groups, manifest.masked)
         self._public = self.key.public().to_bytes()
 
-    def upload(self, device: str, segments: Mapping[str, Array]) -> MaskedUpload:
+    def upload(self, device: str, segments: Mapping[str, Array]) -> _MaskedUpload:
         masks, vector = Masks.of(self.manifest, device, self._public), self.vector
         segment = masks.applied(vector.group, segments[vector.name], self.membership)
-        return MaskedUpload(device, segment, masks.seed_for([vector.group]))
+        return _MaskedUpload(device, segment, masks.seed_for([vector.group]))
 
-    def nothing(self, device: str) -> MaskedUpload:
+    def nothing(self, device: str) -> _MaskedUpload:
         return self.upload(device, {self.vector.name: np.zeros(self.vector.ring.count, np.int64)})
 
-    def seed(self, upload: MaskedUpload) -> MaskSeed:
+    def seed(self, upload: _MaskedUpload) -> MaskSeed:
         return sealed.open_seed(self.key, self.manifest, upload.device, upload.seed)
 
-    def opened(self, upload: MaskedUpload) -> Vector:
+    def opened(self, upload: _MaskedUpload) -> Vector:
         return opened_vector(self.vector, upload.segment)
 
-    def sum_of(self, uploads: Sequence[MaskedUpload], masks: bytes | None = None) -> Float64:
+    def sum_of(self, uploads: Sequence[_MaskedUpload], masks: bytes | None = None) -> Float64:
         """Return the exact sum, unmasked by `masks` (default: computed for these uploads)."""
         total = Vector.zeros(self.vector.ring)
         for upload in uploads:
@@ -148,7 +148,7 @@ class SharedNoiseJob:
         if parameters.method == "fm" and len(self.hostile.rounds) > SECOND:
             self._turn_second_round()
         self.device = fm_attacks.make_device(self.scene)
-        self.rounds = [MaskedRound(plan, round) for round in self.hostile.rounds]
+        self.rounds = [_MaskedRound(plan, round) for round in self.hostile.rounds]
         names = [f"liar {number}" for number in range(self.uploads - self.honest)]
         self.liars = [[one.nothing(name) for name in names] for one in self.rounds]
         self.events = self.hostile.events
@@ -169,10 +169,10 @@ class SharedNoiseJob:
         round, tensors = self.hostile.rounds[k], self.hostile.broadcasts[k]
         return self.device.answer(round, tensors, records, fresh_noise(), "cpu").segments
 
-    def attacked(self, k: int, records: Records) -> MaskedUpload:
+    def attacked(self, k: int, records: Records) -> _MaskedUpload:
         return self.rounds[k].upload(VICTIM, self.segments(k, records))
 
-    def others(self, k: int) -> list[MaskedUpload]:
+    def others(self, k: int) -> list[_MaskedUpload]:
         known, one = self.scene.without, self.rounds[k]
         honest = (f"honest {number}" for number in range(1, self.honest))
         return [*(one.upload(name, self.segments(k, known)) for name in honest), *self.liars[k]]
@@ -397,7 +397,7 @@ def _one_seed() -> AbstractContextManager[object]:
 class AskedProxy:
     """The proxy's machine for sums of masks, just after it has handed a batch over."""
 
-    def __init__(self, round: MaskedRound, uploads: Iterable[MaskedUpload]) -> None:
+    def __init__(self, round: _MaskedRound, uploads: Iterable[_MaskedUpload]) -> None:
         manifest = round.manifest
         seeds = tuple(round.seed(upload) for upload in uploads)
         self._cloud = Signer("cloud", SigningKey.generate())

@@ -122,11 +122,8 @@ def _check(options: LoadOptions) -> None:
             if path is not None:
                 path.open("rb").close()
         except OSError as error:
-            raise UsageError(
-                f"{path} cannot be read ({error.strerror})",
-                where=option_of(key),
-                fix="name a file that you may read",
-            ) from None
+            what, fix = f"{path} cannot be read ({error.strerror})", "name a file that you may read"
+            raise UsageError(what, where=option_of(key), fix=fix) from None
     if options.out is not None:
         with writing(options.out):
             options.out.mkdir(parents=True, exist_ok=True)
@@ -135,11 +132,9 @@ def _check(options: LoadOptions) -> None:
 def check_files(connections: int, limit: int) -> None:
     needed = connections + _SPARE_FILES
     if resource.RLIM_INFINITY != limit < needed:
-        raise UsageError(
-            f"{connections} connections need {needed} open files, {limit} are allowed",
-            where="ulimit -n",
-            fix=f"raise the hard limit (ulimit -Hn {needed}), or play fewer devices",
-        )
+        what = f"{connections} connections need {needed} open files, {limit} are allowed"
+        fix = f"raise the hard limit (ulimit -Hn {needed}), or play fewer devices"
+        raise UsageError(what, where="ulimit -n", fix=fix)
 
 
 def _play(options: LoadOptions, console: Console) -> tuple[dict[str, Any], BaseException | None]:

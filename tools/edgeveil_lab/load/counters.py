@@ -53,7 +53,7 @@ _REMEMBERED = 8  # newest rounds, kept and reported
 
 
 @dataclass
-class RoundCounters:
+class _RoundCounters:
     """Counts of one attempt at one round in this process; times are seconds since 1970."""
 
     first_offer_s: float | None = None
@@ -69,7 +69,7 @@ class RoundCounters:
 
 
 @dataclass
-class OfferedUpload:
+class _OfferedUpload:
     """One upload: its segments' hashes, the time of its first offer, the proxy's answer."""
 
     hashes: tuple[bytes, ...]
@@ -101,13 +101,13 @@ class UploadCounters:
     counted_s: DurationHistogram = field(default_factory=DurationHistogram)
     first_dial_s: float | None = None
     last_up_s: float | None = None
-    rounds: dict[RoundKey, RoundCounters] = field(default_factory=dict)
-    _sent: dict[RoundKey, dict[bytes, OfferedUpload]] = field(default_factory=dict)
+    rounds: dict[RoundKey, _RoundCounters] = field(default_factory=dict)
+    _sent: dict[RoundKey, dict[bytes, _OfferedUpload]] = field(default_factory=dict)
     _committed: dict[RoundKey, set[int]] = field(default_factory=dict)  # pieces that were read
     _accepted: dict[RoundKey, set[bytes]] = field(default_factory=dict)  # of the newest rounds
 
-    def round(self, at: RoundId) -> RoundCounters:
-        return self.rounds.setdefault((at.round, at.attempt), RoundCounters())
+    def round(self, at: RoundId) -> _RoundCounters:
+        return self.rounds.setdefault((at.round, at.attempt), _RoundCounters())
 
     def offer(
         self, at: RoundId, blob: bytes, hashes: tuple[bytes, ...], now_s: float, total: float = 0
@@ -117,7 +117,7 @@ class UploadCounters:
         row.first_offer_s = row.first_offer_s or now_s
         self.offered += 1
         sent = self._sent.setdefault((at.round, at.attempt), {})
-        sent[blob] = OfferedUpload(hashes, now_s, total)
+        sent[blob] = _OfferedUpload(hashes, now_s, total)
 
     def ack(self, at: RoundId, blob: bytes, status: str, reason: str, now_s: float) -> None:
         """Count the proxy's answer; refusing a held upload later is a contradiction."""

@@ -40,7 +40,7 @@ def raise_files_limit() -> int:
     return hard
 
 
-class ClientOwner(Protocol):
+class _ClientOwner(Protocol):
     answered: asyncio.Event
     """Set once the broker has answered, or the connection was lost."""
 
@@ -56,7 +56,7 @@ class BareClient(asyncio.Protocol):
 
     def __init__(
         self,
-        owner: ClientOwner,
+        owner: _ClientOwner,
         login: packets.Login,
         protocol: int,
         topics: tuple[str, ...],
@@ -202,7 +202,7 @@ class Dialler:
             raise dial_fault(error, address) from None
         self._host = str(found[0][4][0])
 
-    async def connect_all(self, devices: Sequence[ClientOwner]) -> None:
+    async def connect_all(self, devices: Sequence[_ClientOwner]) -> None:
         loop, rate = asyncio.get_running_loop(), self._rate_per_s
         began_s = loop.time()
         for number, device in enumerate(devices):
@@ -211,7 +211,7 @@ class Dialler:
             device.connect()
         await asyncio.sleep(_STEP_S)
 
-    def dial(self, device: ClientOwner) -> None:
+    def dial(self, device: _ClientOwner) -> None:
         task = asyncio.create_task(self._connect(device))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
@@ -221,7 +221,7 @@ class Dialler:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    async def _connect(self, device: ClientOwner) -> None:
+    async def _connect(self, device: _ClientOwner) -> None:
         loop, address, context = asyncio.get_running_loop(), self._address, self._context
         place = (self._host, address.port)
         name = address.host if context else None

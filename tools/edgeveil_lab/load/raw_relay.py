@@ -54,7 +54,7 @@ class RawDevice:
 
 
 @dataclass(frozen=True)
-class RawCrowd:
+class _RawCrowd:
     devices: Sequence[RawDevice]
     edge: LinkSettings  # its account is not used
     frames: Sequence[bytes] = field(repr=False)
@@ -94,7 +94,7 @@ def sink(cloud: LinkSettings, counted: Any, pipe: Connection) -> None:
     run_child(lambda: asyncio.run(work()), pipe)
 
 
-def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) -> None:
+def generate(crowd: _RawCrowd, counted: Any, start: Barrier, pipe: Connection) -> None:
     """Connect all devices of `crowd`, then send a round each time `start` opens."""
 
     async def work() -> int:
@@ -129,7 +129,7 @@ def generate(crowd: RawCrowd, counted: Any, start: Barrier, pipe: Connection) ->
 
 
 class _RawPeer:
-    def __init__(self, device: RawDevice, crowd: RawCrowd, dialler: Dialler) -> None:
+    def __init__(self, device: RawDevice, crowd: _RawCrowd, dialler: Dialler) -> None:
         self._device, self._edge, self._dialler = device, crowd.edge, dialler
         self.answered = asyncio.Event()
         self.lost = ""
@@ -166,18 +166,18 @@ STALLED_S = 30.0
 _LOOK_S = 0.002
 
 
-class RawSite(NamedTuple):
+class _RawSite(NamedTuple):
     edge: LinkSettings
     onwards: LinkSettings
     cloud: LinkSettings
 
 
-def raw_site(folder: Path) -> RawSite:
+def raw_site(folder: Path) -> _RawSite:
     """Read the accounts from the site files of a stopped proxy and cloud."""
     proxy = load_as(ProxySite, folder / "proxy.yaml")
     cloud = load_as(CloudSite, folder / "cloud.yaml").broker
     links = ((proxy.edge_broker, "relay"), (proxy.cloud_broker, "relay"), (cloud, "sink"))
-    return RawSite(*(link_settings(at, name, proxy.limits.packet_bytes) for at, name in links))
+    return _RawSite(*(link_settings(at, name, proxy.limits.packet_bytes) for at, name in links))
 
 
 def upload_frames(payload_bytes: int, packet_bytes: int) -> list[bytes]:
@@ -192,7 +192,7 @@ def upload_frames(payload_bytes: int, packet_bytes: int) -> list[bytes]:
 
 
 def run_raw(
-    site: RawSite,
+    site: _RawSite,
     devices: Sequence[RawDevice],
     options: LoadOptions,
     rounds: int,
@@ -211,7 +211,7 @@ def run_raw(
         count = min(options.processes, len(devices))
         start = children.context.Barrier(count + 1)
         for number in range(count):
-            crowd = RawCrowd(devices[number::count], site.edge, frames, rounds, options.qos, count)
+            crowd = _RawCrowd(devices[number::count], site.edge, frames, rounds, options.qos, count)
             children.start(f"generator-{number + 1}", generate, crowd, counted, start)
         _await_ready(children, count)
         watch = ProcessWatch()
@@ -287,11 +287,9 @@ def _rounds(
             if counted.value != seen:
                 seen, moved_s = counted.value, time.monotonic()
             elif time.monotonic() - moved_s > STALLED_S:
-                raise JobFailed(
-                    f"nothing arrives any more, {seen} of {number * round_bytes} bytes did",
-                    where=_WHERE,
-                    fix="run it again on an idle machine: the bare relay resends nothing",
-                )
+                what = f"nothing arrives any more, {seen} of {number * round_bytes} bytes did"
+                fix = "run it again on an idle machine: the bare relay resends nothing"
+                raise JobFailed(what, where=_WHERE, fix=fix)
         seconds.append(time.monotonic() - began_s)
     start.wait(CONNECT_S)
     return seconds

@@ -293,11 +293,9 @@ def running_target(options: LoadOptions) -> tuple[TargetSite, LoadFleet]:
         target = TargetSite(str(options.cloud), token, {"": cell})
         fleet = LoadFleet.load(file)
     if len(fleet.members) < options.devices:
-        raise UsageError(
-            f"holds {len(fleet.members)} devices, {options.devices} are required",
-            where=str(options.fleet or options.site),
-            fix="create a larger one with edgeveil loadtest --make-fleet",
-        )
+        what = f"holds {len(fleet.members)} devices, {options.devices} are required"
+        fix = "create a larger one with edgeveil loadtest --make-fleet"
+        raise UsageError(what, where=str(options.fleet or options.site), fix=fix)
     return target, LoadFleet(fleet.members[: options.devices])
 
 
@@ -312,11 +310,9 @@ def _proxy_page(url: str | None) -> str | None:
     try:
         get_json(url.rstrip("/"), "/status")
     except OSError as error:
-        raise UsageError(
-            f"no proxy answers at {url} ({error})",
-            where="--proxy-http",
-            fix="name http.host and http.port of its site file, or leave the option out",
-        ) from None
+        what = f"no proxy answers at {url} ({error})"
+        fix = "name http.host and http.port of its site file, or leave the option out"
+        raise UsageError(what, where="--proxy-http", fix=fix) from None
     return url.rstrip("/")
 
 

@@ -69,7 +69,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class _Experiment:
     """An experiment's file in `about`, and its trials.
 
     `picture` is `rows`, one line each; `lines`, the figure against `x` by series; `rounds`,
@@ -79,7 +79,7 @@ class Experiment:
     trials: tuple[Trial, ...]
 
 
-def load_experiment(name: str, *, quick: bool = False, folder: Path = FOLDER) -> Experiment:
+def load_experiment(name: str, *, quick: bool = False, folder: Path = FOLDER) -> _Experiment:
     known = experiments(folder)
     if name not in known:
         fix = nearest(name, list(known))
@@ -100,7 +100,7 @@ def load_experiment(name: str, *, quick: bool = False, folder: Path = FOLDER) ->
         job = {"job": row["name"], **job}
         points = tuple(row.get("points", [row]))
         trials.append(Trial(row["name"], row["label"], job, row["privacy"], points))
-    return Experiment({**defaults, **found}, tuple(trials))
+    return _Experiment({**defaults, **found}, tuple(trials))
 
 
 def _swept(row: Row) -> Iterator[Row]:
@@ -300,7 +300,7 @@ def without_files(trials: Sequence[Trial], data: Path | None) -> dict[str, str]:
 
 
 def rows_of(
-    experiment: Experiment, trial: Trial, runs: Sequence[GridRun], full_rounds: int
+    experiment: _Experiment, trial: Trial, runs: Sequence[GridRun], full_rounds: int
 ) -> list[Row]:
     results = [found.content for run in runs if (found := run.done)]
     agreed = experiment.about.get("measure") == "agreement"

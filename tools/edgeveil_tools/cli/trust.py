@@ -135,9 +135,7 @@ def sign(args: argparse.Namespace) -> int:
 
 
 def _answer_change(args: argparse.Namespace, folder: TrustFolder, missing: Missing) -> int:
-    lines = [
-        f"{n}: {count} more signature{'s' * (count > 1)} needed" for n, count in missing.items()
-    ]
+    lines = [f"{n}: {more} more signature{'s' * (more > 1)} needed" for n, more in missing.items()]
     if missing:
         lines.append(f"Copy {folder.folder} to holders of the other keys: edgeveil trust sign DIR")
     else:

@@ -8,14 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeveil.config.data import (
-    MAX_SIDE,
-    DataFiles,
-    DataSource,
-    Images,
-    TableForm,
-    data_mixes,
-)
+from edgeveil.config.data import MAX_SIDE, DataFiles, DataSource, Images, TableForm, data_mixes
 from edgeveil.data.anomaly import NORMAL, learned_from
 from edgeveil.data.check import check_records, schema_problems
 from edgeveil.data.records import Records

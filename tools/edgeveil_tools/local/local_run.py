@@ -276,9 +276,10 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
 def _policy_mixes(plan: Plan, run: LocalRun) -> Iterator[Mix]:
     policy, asked = owners_policy(plan.job, run), plan.job.selection
     data, source = run.data, run.data.source or plan.job.data.source
-    named = bool(guessed_header(source, data.header, data.path, plan.job.data.schema_, data.form))
+    header = guessed_header(source, data.header, data.path, plan.job.data.schema_, data.form)
     fewer = too_few(policy, how_many(asked.devices, run.devices, asked.over_select))
-    for error in (*refusals(policy, plan, trains=True, header=named), *([fewer] if fewer else [])):
+    refused = refusals(policy, plan, trains=True, header=header is not False)
+    for error in (*refused, *([fewer] if fewer else [])):
         yield _refusal(error.where, error.what)
     if policy.require_cover:
         yield _refusal("policy.require_cover", "a local run has no cover traffic")

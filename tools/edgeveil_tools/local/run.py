@@ -224,10 +224,8 @@ def _play(
         for note in notes:
             log.note(f"Records{'' if published else ' (not public)'}: {note}")
         if track:
-            plain = {
-                **loaded.model_dump(mode="json"),
-                "local_run": settings.model_dump(mode="json"),
-            }
+            plain = loaded.model_dump(mode="json")
+            plain["local_run"] = settings.model_dump(mode="json")
             log.tracking = Tracking(track, f"{loaded.job}-seed-{settings.seed}", plain, log.planned)
         failure: EdgeVeilError | KeyboardInterrupt | None = None
         try:

@@ -199,11 +199,8 @@ class RunLog:
         why = why.partition(RESUME)[0]  # impossible: this run's cloud has ended
         why = why.partition(BY_ITSELF)[0].rstrip(" ,;")
         why = f"the job paused: {why}" if self.record.ended == "paused" else why
-        raise JobFailed(
-            f"{why}; the first refusal: {declined}" if declined else why,
-            where=job,
-            fix=f"See the logs in {self._out / 'logs'}",
-        )
+        what = f"{why}; the first refusal: {declined}" if declined else why
+        raise JobFailed(what, where=job, fix=f"See the logs in {self._out / 'logs'}")
 
     @property
     def planned(self) -> dict[str, Any]:

@@ -140,10 +140,8 @@ def _room() -> Found:
             fix = "work in another folder, or set TMPDIR to one that you may write to"
             yield "problem", f"{folder} cannot be written", error.strerror or str(error), fix
             continue
-        full = (
-            "stores, spools and logs of a run may fill it",
-            "free some space, or use another disk",
-        )
+        why = "stores, spools and logs of a run may fill it"
+        full = why, "free some space, or use another disk"
         less = free < _LEAST_DISK_BYTES
         room = f"{folder}: {byte_text(free)} free, may be written"
         yield "problem" if less else "ok", room, *(full if less else ())

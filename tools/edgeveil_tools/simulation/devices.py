@@ -92,7 +92,7 @@ class SimulatedDevices:
         rounds = self._plan.all_rounds
         recalled = (self._plan.recalled(round) for round in rounds)
         self._built_on = {earlier.index for some in recalled for earlier in some}
-        self._shelf = Shelf()
+        self._shelf = _Shelf()
         self._round: tuple[RoundContext, RoundPackage, int]
         self._refused = lru_cache(maxsize=64)(self._refused_of)  # all devices of a role are alike
         name, request = self._plan.job.job, self._plan.request
@@ -191,7 +191,7 @@ class SimulatedDevices:
         return RoundContext.of(self._plan, round).price(trains=role == "train")
 
 
-class Shelf:
+class _Shelf:
     """One round's arrays by group and device, in an unnamed temporary file."""
 
     def __init__(self) -> None:

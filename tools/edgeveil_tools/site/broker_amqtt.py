@@ -85,7 +85,7 @@ class RulesPlugin(BaseTopicPlugin):  # type: ignore[misc]
         return bool(user and topic) and allows(self._rules, str(user), access, str(topic))
 
 
-class WebSocketBytes:
+class _WebSocketBytes:
     """The bytes of a WebSocket as a stream, independent of frames."""
 
     def __init__(self, websocket: ServerConnection) -> None:
@@ -106,7 +106,7 @@ class WebSocketBytes:
         """Ignore the library's call: the socket signals its end itself."""
 
 
-Stream = asyncio.StreamReader | WebSocketBytes
+Stream = asyncio.StreamReader | _WebSocketBytes
 Transport = asyncio.Transport | asyncio.WriteTransport
 
 
@@ -142,7 +142,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
 
     async def ws_connected(self, websocket: ServerConnection, listener_name: str) -> None:
         """Serve a WebSocket without the library's reader, which loops at an early end."""
-        stream, writer = WebSocketBytes(websocket), WebSocketsWriter(websocket)
+        stream, writer = _WebSocketBytes(websocket), WebSocketsWriter(websocket)
         await self._serve(stream, writer, websocket.transport, listener_name)
 
     async def _serve(

@@ -399,10 +399,8 @@ def devices_of(spec: FleetSpec, where: str) -> list[ListedDevice]:
             known = ", ".join(one for one in spec.cell_names if one) or "none"
             fix = f"add it to cells, or use one of them: {known}"
             raise UsageError(f"no cell '{cell[:64]}'", where=f"{place} ({name})", fix=fix)
-        given = {
-            "role": values.get("role") or spec.devices.role,
-            "host": values.get("host") or None,
-        }
+        role = values.get("role") or spec.devices.role
+        given = {"role": role, "host": values.get("host") or None}
         try:
             DataSource.model_validate_json(json.dumps(data), strict=True)
             found[name] = ListedDevice.model_validate(

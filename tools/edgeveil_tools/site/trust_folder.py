@@ -198,9 +198,8 @@ class TrustFolder:
         """Return the root and the delegations that lack signatures, each or None."""
         raw = {path.name: path.read_bytes() for path in (self.folder / "pending").glob("*.json")}
         delegations = raw.pop(_DELEGATIONS, None)
-        return next(iter(raw.values()), None), read_delegations(
-            delegations
-        ) if delegations else None
+        known = read_delegations(delegations) if delegations else None
+        return next(iter(raw.values()), None), known
 
     def secret_keys(self) -> list[SigningKey]:
         files = sorted((self.folder / "keys").glob("*.key"))

@@ -83,6 +83,7 @@ def written(folder):
         ("f.wav", np.zeros((0, 1)), 8000, "PCM_16"),
         ("g.wav", tone(300, 500), 500, "PCM_16"),
         ("h.wav", tone(1e-42, 8000), 8000, "DOUBLE"),
+        ("j.wav", tone(300, 191_999), 191_999, "PCM_16"),  # its filters would take 234 MB
     ):
         (folder / "low").mkdir(parents=True, exist_ok=True)
         soundfile.write(folder / "low" / name, sound, rate, kind)
@@ -103,7 +104,7 @@ def test_no_recording_stops_a_device_and_check_names_the_unusable(tmp_path):
         not sound for sound in usable.values()
     ]
     told = schema_problems(origin.schema, SOURCES["audio"].tallies(origin, origin.schema))
-    assert [line.split(" recordings")[0] for line in told] == ["2 of 10", "1 of 10"]
+    assert [line.split(" recordings")[0] for line in told] == ["2 of 11", "1 of 11"]
 
 
 def test_no_recording_changes_another(tmp_path):

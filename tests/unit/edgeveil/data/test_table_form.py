@@ -98,6 +98,15 @@ def test_a_record_ends_at_its_bound(opened, monkeypatch, tmp_path):
     assert [len(row[0]) for _, row in text_rows(tmp_path / "a", TableForm())] == [1, 100, 1]
 
 
+def test_utf_16_without_its_mark_is_refused_with_the_fix(tmp_path):
+    form = TableForm(encoding="utf-16")
+    (tmp_path / "a").write_bytes("a,b\n1,2\n".encode("utf-16"))
+    assert [row for _, row in text_rows(tmp_path / "a", form)] == [["a", "b"], ["1", "2"]]
+    (tmp_path / "a").write_bytes("a,b\n1,2\n".encode("utf-16-le"))
+    with pytest.raises(DataError):
+        list(text_rows(tmp_path / "a", form))
+
+
 DATES = {
     "origin": "public",
     "label": {"column": "y", "classes": ["0", "1"]},
@@ -138,10 +147,11 @@ def test_dates_become_a_year_in_its_range_and_places_on_circles(tmp_path):
 
 def test_a_key_of_a_json_line_is_a_cell_and_its_other_keys_are_part_of_the_record(tmp_path):
     lines = ['{"at": "2025-01-06", "y": 0}', '{"y": 1, "at": null, "z": 3}', '{"y": 1, "z": 4}']
+    lines[1:1] = [f'{{"at": {sign}1{"0" * 400}, "y": 0}}' for sign in ("", "-")]
     (tmp_path / "a").write_text("\n".join([*lines, "[1]", "{", ""]))
     found = load_records("jsonl", Origin(tmp_path / "a", schema=of_dates()))
-    assert found.y.tolist() == [0, 1, 1, -1, -1]
-    assert np.isnan(found.x).all(axis=1).tolist() == [False, False, False, True, True]
-    assert len(np.unique(found.places, axis=0)) == 5
+    assert found.y.tolist() == [0, 0, 0, 1, 1, -1, -1]
+    assert np.isnan(found.x).all(axis=1).tolist() == [False] * 5 + [True] * 2
+    assert len(np.unique(found.places, axis=0)) == 7
     with pytest.raises(DataError):
         load_records("jsonl", Origin(tmp_path / "a"))

@@ -1,6 +1,7 @@
 """Readings as windows: by hand, each alone from its own readings, in any order of the file."""
 
 import json
+import tracemalloc
 from collections import Counter
 from datetime import UTC, datetime
 
@@ -11,10 +12,10 @@ from edgeveil.config.base import ImpossibleMixError
 from edgeveil.data.check import schema_problems
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import RecordLimit
-from edgeveil.errors import ConfigError
+from edgeveil.errors import ConfigError, RecordsError
 from edgeveil.jobs import load_plan
 from edgeveil.parts.sources import Origin, load_records
-from edgeveil.parts.sources.tables import encode_csv
+from edgeveil.parts.sources.tables import encode_csv, encode_jsonl
 from edgeveil_edge.consent import _columns_refusal
 from edgeveil_edge.inference import _named
 from edgeveil_edge.predict import GivenRecords
@@ -115,6 +116,18 @@ def test_windows_of_least_rank_are_kept(tmp_path):
     np.testing.assert_array_equal(few.x, whole.x[limit.kept(whole.places)])
 
 
+def test_a_window_is_laid_out_only_once_its_size_is_allowed(tmp_path):
+    windows, rows = {**GROUP, "length": 1 << 16}, [(0, at, 1, "ok") for at in range(300)]
+    tracemalloc.start()
+    few = read(tmp_path / "t.csv", windows, rows, RecordLimit(2, bytes(32)))
+    assert few.records.x.shape == (2, 1 << 16, 1)
+    with pytest.raises(RecordsError):
+        origin = Origin(path=tmp_path / "t.csv", header=True, max_bytes=1 << 20)
+        encode_csv(origin, schema(windows))
+    assert tracemalloc.get_traced_memory()[1] < 20e6  # 300 windows take 157 MB
+    tracemalloc.stop()
+
+
 def test_states_of_readings_that_are_normal_or_not(tmp_path):
     rows = [(0, "a", 1, ""), (0.5, "a", 1, "leak"), (1, "a", 1, "ok"), (5, "a", 1, "ok")]
     rows += [(5.5, "a", 1, ""), (9, "a", 1, ""), (9.5, "a", 1, "")]
@@ -138,6 +151,14 @@ def test_parquet_times_are_read_alike(tmp_path):
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     origin = Origin(path=tmp_path / "t.parquet", schema=schema(GRID))
     assert load_records("parquet", origin).x.shape == (2, 4, 1)
+
+
+def test_windows_of_json_lines_are_those_of_the_table(tmp_path):
+    rows = [dict(zip(("t", "g", "v", "state"), row, strict=True)) for row in ROWS]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for windows in (GRID, GROUP):
+        found = encode_jsonl(Origin(path=tmp_path / "t.jsonl"), schema(windows))
+        assert values(found) == values(read(tmp_path / "t.csv", windows, ROWS))
 
 
 def test_a_device_serves_lists_of_named_readings():

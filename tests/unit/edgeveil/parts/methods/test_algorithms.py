@@ -107,6 +107,15 @@ def test_scaffold_is_algorithm_1_with_option_ii(summed):
     np.testing.assert_allclose(fleet.state["control"], c, atol=1e-5)
 
 
+def test_scaffolds_upload_tells_the_number_of_steps_so_owners_are_asked():
+    options = {"batch_size": 1, "learning_rate": 0.05, "local_epochs": 2, "rounds": 1}
+    for one, count in zip(Fleet("scaffold", **options).answers, SIZES, strict=True):
+        moved, control = vector(one.segments), one.segments[EXTRA]
+        steps = np.linalg.norm(moved) / (0.05 * np.linalg.norm(control))
+        assert round(steps) == 2 * count
+    assert METHODS["scaffold"].counts
+
+
 def test_a_part_of_the_fleet_moves_scaffolds_control_by_its_share():
     whole, part = (
         Fleet("scaffold", rounds=1),
@@ -230,6 +239,12 @@ JOB = {
 }
 NOISE = {"update": [{"name": "gradient_gaussian"}], "privacy": {"epsilon": 8}}
 RECORDS = {"name": "fedavg", "weights": "records"}
+ADAPTED = {
+    "name": "mlp",
+    "hidden": [32],
+    "state_dict": {"sha256": "0" * 64},
+    "adapters": {"rank": 2},
+}
 OPTIMISER = {"name": "fedavg", "server_optimizer": {"name": "fedadam"}}
 
 
@@ -248,6 +263,11 @@ OPTIMISER = {"name": "fedavg", "server_optimizer": {"name": "fedadam"}}
         ({"train": {"method": "scaffold"}, "selection": {"devices": 5}}, "selection.min_devices"),
         ({"train": {"method": "fedrep", "local": ["none*"]}}, "train.local"),
         ({"train": {"method": "fedrep", "local": ["*"]}}, "train.local"),
+        ({"train": {"method": "ditto"}, "model": ADAPTED}, "model.adapters"),
+        (
+            {"train": {"method": "fedrep", "local": ["hidden*"]}, "model": ADAPTED},
+            "model.adapters",
+        ),
         (
             {"train": {"method": "ditto"}, "federated_evaluation": {"epsilon": 1}} | NOISE,
             "federated_evaluation",
@@ -265,10 +285,13 @@ def test_what_does_not_fit_is_found_before_anything_is_spent(changes, key):
     assert key in {mix.paths[0] for mix in found.value.mixes}
 
 
-@pytest.mark.parametrize("changes", [{"aggregation": RECORDS}, {"train": {"method": "fednova"}}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"aggregation": RECORDS}, *({"train": {"method": one}} for one in ("fednova", "scaffold"))],
+)
 def test_an_owner_allows_that_uploads_tell_the_number_of_records(changes):
     plan = compile_job(Job.model_validate_json(json.dumps(JOB | changes)))
-    policy = Policy(allowed_methods=("sgd", "fednova"))
+    policy = Policy(allowed_methods=("sgd", "fednova", "scaffold"))
     asked = refusals(policy, plan, trains=True)
     assert [one.where for one in asked] == ["policy.allow_record_counts"]
     assert not list(refusals(policy, plan, trains=False))

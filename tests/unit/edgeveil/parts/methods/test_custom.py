@@ -1,19 +1,24 @@
 """Training functions and losses of the user's own."""
 
 import json
+from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save
 
 from edgeveil.config.policy import AllowedPythonModel, Policy
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.jobs import Job, compile_job
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.python_model import PythonParameters, _weights, loaded
 from edgeveil.plugins import code_digest
 from edgeveil.privacy.events import GaussianEvent
 from edgeveil_edge.consent import refusals
-from tests.kits.softmax_regression import NETWORK, ZERO, answer
+from tests.kits.softmax_regression import CONTEXT, NETWORK, ZERO, answer
 
 FUNCTIONS = """
 import torch
@@ -44,6 +49,9 @@ def dropped(model, loader):
     in_place(model, loader)
     nn.init.normal_(next(model.parameters()))
 
+def net():
+    return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
 def squared(outputs, y):
     return ((outputs - nn.functional.one_hot(y, 2)) ** 2).sum(1).mean()
 """
@@ -72,6 +80,29 @@ def test_a_function_trains_in_place_or_returns_the_module_with_its_settings_and_
     import own_training
 
     assert own_training.CALLS[-1] == (True, 0.2, 1, 2)
+
+
+@pytest.mark.parametrize("adapters", [None, {"rank": 1}])
+def test_it_trains_a_module_of_ones_own_with_batch_normalisation_or_adapters(adapters):
+    loaded.cache_clear()
+    first = {n: a.detach().numpy() for n, a in _weights(loaded("own_training:net"))}
+    packed = save(first)
+    digest = sha256(packed).hexdigest()
+    model = PythonParameters(
+        name="python",
+        function="own_training:net",
+        weights=tuple((name, array.shape) for name, array in first.items()),
+        statistics=("1.running_mean", "1.running_var"),
+        state_dict=adapters and {"sha256": digest},
+        adapters=adapters,
+    )
+    network = build_network(model, (2,), 2, {digest: packed})
+    start = network.initial() if adapters else {f"module.{n}": a for n, a in first.items()}
+    found = trained("in_place", weights=start, context=replace(CONTEXT, network=network)).segments
+    assert set(found) == set(start)
+    moved = {name for name, array in found.items() if np.any(array)}
+    assert "module.3.bias" in moved
+    assert ("module.1.running_mean" in moved) == (adapters is None)
 
 
 def test_chance_is_the_answers_own_and_a_device_without_records_calls_nothing():

@@ -34,7 +34,8 @@ def task(records=ONE, network=NETWORK, weights=ZERO):
 def test_losses_are_cut_and_centred_as_by_hand():
     sure = flat({**ZERO, "output.bias": np.array([0.0, 9.0], np.float32)})
     broken = np.full(6, np.nan)
-    losses = losses_under(task(), np.array([flat(ZERO), sure, broken]), "cpu")
+    block = METHODS["pso_dp_sgd"].made()
+    losses = losses_under(task(), np.array([flat(ZERO), sure, broken]), "cpu", block)
     (rows,) = losses(torch.tensor(ONE.x), torch.tensor(ONE.y))
     np.testing.assert_allclose(rows, [[math.log(2) - 2, 2, 2]], atol=1e-6)
 
@@ -104,7 +105,8 @@ def test_a_loss_follows_from_its_own_record_though_the_model_mixes_batches():
     network = Network((("output", Mixing(2)),), (2,), 2)
     first = flat(network.initial())
     start = {name: np.ones_like(value) for name, value in network.initial().items()}
-    rows = losses_under(task(network=network, weights=start), np.stack([first, 2 * first]), "cpu")
+    positions, block = np.stack([first, 2 * first]), METHODS["pso_dp_sgd"].made()
+    rows = losses_under(task(network=network, weights=start), positions, "cpu", block)
     x, y = torch.ones(16, 2), torch.zeros(16, dtype=torch.int64)
     found = rows(x, y)[0][5]
     x[torch.arange(16) != 5] = 100.0
@@ -152,9 +154,13 @@ def test_the_fitness_is_the_mean_loss_of_all_records():
     weights = {**ZERO, "output.bias": np.array([1.0, 0.0], np.float32)}
     both = Records(np.zeros((2, 2), np.float32), np.array([0, 1]))
     p = np.e / (1 + np.e)
-    assert mean_loss(task(both), flat(weights)) == pytest.approx(
-        -(np.log(p) + np.log(1 - p)) / 2, abs=1e-6
-    )
+    for heavy in (1, 3):  # the loss that training follows chooses the best too
+        block = METHODS["pso_dp_fl"].made(class_weights=(1, heavy))
+        wanted = -(np.log(p) + heavy * np.log(1 - p)) / 2
+        assert mean_loss(task(both), flat(weights), block) == pytest.approx(wanted, abs=1e-6)
+        rows = losses_under(task(both), flat(weights)[None], "cpu", block)
+        found = rows(torch.tensor(both.x), torch.tensor(both.y))[0].numpy() + 2
+        assert found.mean() == pytest.approx(wanted, abs=1e-6)
 
 
 def test_one_particle_that_does_not_move_is_plain_sgd(monkeypatch):

@@ -62,8 +62,8 @@ JOBS = {
     "pictures": (
         pictures,
         {"name": "mobilenet_v3_small", "channel_multiplier": 0.25, "input_scale": 255},
-        {**SGD, "learning_rate": 0.05},
-        3,
+        {**SGD, "learning_rate": 0.02},
+        5,
     ),
 }
 

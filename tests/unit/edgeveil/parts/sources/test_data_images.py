@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgeveil.config.data import Images
-from edgeveil.parts.sources.images import PART, read_images
+from edgeveil.parts.sources.images import PART
 from edgeveil.parts.sources.source import Origin
 
 Image = pytest.importorskip("PIL.Image")
@@ -15,7 +15,7 @@ PETS = ("cat", "dog")
 
 
 def read(folder, form):
-    return read_images(Origin(folder, images=form))
+    return PART.read(Origin(folder, images=form))
 
 
 def put(folder, name, pixels, **options):
