@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import edgeveil
@@ -159,7 +160,9 @@ def python() -> str:
         if name in ("__version__", "errors"):
             continue
         one = getattr(edgeveil, name)
-        lines += [f"::: {one.__module__}.{one.__qualname__}", ""]
+        module = isinstance(one, ModuleType)
+        place = one.__name__ if module else f"{one.__module__}.{one.__qualname__}"
+        lines += [f"::: {place}", ""]
     return "\n".join([*lines, "::: edgeveil.errors", ""])
 
 
