@@ -45,7 +45,9 @@ def judged(
 def _figure(plan: Plan, record: RoundRecord) -> float | None:
     """Return the figure that a round gives, larger if better; None if it gives none."""
     if plan.job.federated_evaluation is None:
-        figure = record.accuracy if record.loss is None or record.accuracy else -record.loss
+        figure = record.accuracy
+        if figure is None and record.loss is not None:
+            figure = -record.loss
         return figure if record.phase == TRAIN else None
     found = as_federated(record.scores) or {}
     name = found.get("leading", "")

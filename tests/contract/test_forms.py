@@ -140,15 +140,20 @@ def idx(folder, rows):
     return {"source": "idx", "path": folder / "records", "labels_path": folder / "labels"}
 
 
-def images(folder, rows):
-    place = folder / "records"
+def files_of(place, rows, ending):
+    """Yield a file for each row in the folder of its class, and a digest that decides on it."""
     for name in ("<=50K", ">50K"):
         (place / name).mkdir(parents=True)
     for row in rows:
         digest = hashlib.sha256(repr(row).encode()).digest()
         below = place / (row[-1] if row and row[-1] in ("<=50K", ">50K") else "others")
         below.mkdir(exist_ok=True)
-        file = below / f"{digest.hex()[:16]}.png"
+        yield below / f"{digest.hex()[:16]}{ending}", digest
+
+
+def images(folder, rows):
+    place = folder / "records"
+    for file, digest in files_of(place, rows, ".png"):
         if digest[0] % 3:
             mode, size = ("L", "RGB", "RGBA", "I;16")[digest[1] % 4], (1 + digest[2] % 9,) * 2
             Image.new(mode, size).save(file)
@@ -160,13 +165,7 @@ def images(folder, rows):
 
 def audio(folder, rows):
     place = folder / "records"
-    for name in ("<=50K", ">50K"):
-        (place / name).mkdir(parents=True)
-    for row in rows:
-        digest = hashlib.sha256(repr(row).encode()).digest()
-        below = place / (row[-1] if row and row[-1] in ("<=50K", ">50K") else "others")
-        below.mkdir(exist_ok=True)
-        file = below / f"{digest.hex()[:16]}.wav"
+    for file, digest in files_of(place, rows, ".wav"):
         if digest[0] % 3:
             # 16-bit integers, or floats, among which are NaN and infinities
             kind, bits = ((1, 16), (3, 32))[digest[1] % 2]
