@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import JobFailed, ProtocolError
-from edgeveil.evaluation.figures import GUESSING, baselines
+from edgeveil.evaluation.figures import GUESSING, METRIC, baselines, own_metric
 from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.jobs.round_context import RoundContext
@@ -213,7 +213,11 @@ def round_record(
         kept[GUESSING] = guesses
     # The training round's event has these figures, except those that depend on a threshold.
     again = round.evaluates and THRESHOLD not in state
-    figures = tested.figures if tested and not again else None
+    figures, asked = tested.figures if tested and not again else None, plan.job.test_metric
+    if tested and figures is not None and asked is not None:
+        labels, outputs = tested.answers
+        own = {METRIC: own_metric(asked, labels=labels, outputs=outputs)}
+        figures, kept = {**figures, **own}, kept | ({} if round.evaluates else own)
     schema = plan.job.data.schema_
     if figures and schema is not None and schema.label.names:  # absent without labels
         figures = {**figures, "classes": list(schema.label.names)}

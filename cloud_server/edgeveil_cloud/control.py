@@ -10,6 +10,7 @@ from typing import Any
 
 from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.errors import DataError
+from edgeveil.evaluation.figures import METRIC, own_metric
 from edgeveil.jobs import Plan, parse_plan
 from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import summands
@@ -81,14 +82,17 @@ class Control:
         """Validate and rehearse a job in seconds, on any thread; raises as `submit`."""
         plan = parse_plan(job_yaml)
         job = plan.job
-        if job.functions and not self._python_models:
-            what = f"the job runs Python code, {job.functions[0]}, which may not run here"
+        own = (*job.functions, job.test_metric or "")
+        if any(own) and not self._python_models:
+            what = f"the job runs Python code, {own[0]}, which may not run here"
             fix = "the operator allows it in the cloud's site file"
             raise DataError(what, where="cloud.allow_python_models", fix=fix)
         kept = {one: self._store.backbone(one) for one in kept_digests(job)}
         found = match_artifacts(kept_digests(job), (graph for graph in kept.values() if graph))
         plan = plan.with_artifacts(found)
         self._host.evaluation.check(plan)
+        if job.test_metric and isinstance(why := own_metric(job.test_metric), str):
+            raise DataError(why, where=METRIC, fix="install the module at the cloud, or correct it")
         if job.digest() != self._rehearsed:
             # Devices rehearse their half before pricing it; here torch would stay in memory.
             rehearse_job(plan, self._host.limits, devices=False)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from edgeveil.evaluation.figures import METRIC
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.round import EVALUATE, TRAIN, Array
@@ -44,6 +45,10 @@ def judged(
 
 def _figure(plan: Plan, record: RoundRecord) -> float | None:
     """Return the figure that a round gives, larger if better; None if it gives none."""
+    asked = plan.job.early_stopping
+    if asked is not None and asked.mode is not None:
+        own = (record.scores or {}).get(METRIC)
+        return None if not isinstance(own, float) else own if asked.mode == "max" else -own
     if plan.job.federated_evaluation is None:
         figure = record.accuracy
         if figure is None and record.loss is not None:

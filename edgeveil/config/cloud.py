@@ -113,7 +113,7 @@ class CloudSite(CloudKeys):
     record_dir: SitePath | None = None
     """Folder for a record of everything the cloud sees of a job, for demonstrations; null: none."""
     allow_python_models: bool = False
-    """Run installed Python code named by a submitted job's `model: {name: python}`."""
+    """Run installed Python code that a submitted job names as model, training or `test_metric`."""
     compute: ComputeAt = ComputeAt()
     """Workers that open batches."""
     releases: ReleaseValidity = ReleaseValidity()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,13 @@ class ModelScore:
     """Result of one model on all records.
 
     `loss`: of classes the mean cross-entropy in nats, at most 88 per record; of a number, without
-    accuracy, the mean squared error of t in [-1, 1]; of anomalies 1 - AUC."""
+    accuracy, the mean squared error of t in [-1, 1]; of anomalies 1 - AUC. `answers`: labels (n,)
+    and outputs (n, classes) or (n,), in the label's unit."""
 
     accuracy: float | None
     loss: float
     figures: Mapping[str, Any]
+    answers: tuple[NDArray[Any], NDArray[Any]] = field(repr=False, compare=False)
 
 
 class HeldOutTest:
@@ -78,16 +80,20 @@ class HeldOutTest:
         if self._output == SCORE:
             figures = anomaly_figures(found[:, 0], self._y, alarms=alarms) or NO_ORDER
             area = figures.get("auc")
-            return ModelScore(None, math.nan if area is None else 1 - area, figures)
+            loss = math.nan if area is None else 1 - area
+            return ModelScore(None, loss, figures, (self._y, found[:, 0]))
         if self._target is not None:
             figures = regression_figures(found[:, 0], self._y, self._target)
             error = figures.get("rmse")
             loss = math.nan if error is None else (error / self._target.half) ** 2
-            return ModelScore(None, loss, figures)
+            known = self._y >= 0
+            answers = self._target.values(self._y[known]), found[known, 0]
+            return ModelScore(None, loss, figures, answers)
         at_label = np.take_along_axis(found, self._y[:, None], axis=1)[:, 0].astype(np.float64)
         losses = -np.log(np.clip(np.where(_finite(found), at_label, 0.0), LEAST, 1.0))
         accuracy, loss = self._right(found) / len(self._y), float(losses.mean())
-        return ModelScore(accuracy, loss, classification_figures(found, self._y))
+        figures = classification_figures(found, self._y)
+        return ModelScore(accuracy, loss, figures, (self._y, found))
 
     def right(self, weights: Mapping[str, NDArray[Any]]) -> int:
         return self._right(self._outputs(weights))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
 from edgeveil.data.anomaly import NORMAL, anomalous
 from edgeveil.data.target import LABELS, TargetRange
+from edgeveil.errors import OF_OTHERS_CODE, DataError
+from edgeveil.own_process import run_apart
 
 MOST_CROSSED = 20  # classes of a reported confusion matrix: events stay small
 BINS = 10  # of confidence
@@ -22,6 +28,8 @@ _UNEVEN = 1.2  # ratio of the largest class to an even share, from which classes
 ACCURACY, RMSE, AUC = "accuracy", "RMSE", "AUC"  # leading figures of jobs
 _LEADS = {RMSE: "rmse", AUC: "average_precision"}  # the figure that identifies each
 NO_ORDER: Mapping[str, Any] = {"auc": None, "average_precision": None}  # without any label
+METRIC = "test_metric"  # key of a job, and of its value, or why there is none, in figures
+METRIC_S, METRIC_BYTES = 60.0, 4 << 30  # most of one call
 SCORE_BINS = (-20.0, 20.0, 80)  # of log2 of a score: from, to, count
 
 
@@ -164,6 +172,39 @@ def alarm_figures(caught: float, missed: float, false: float, silent: float) -> 
     }
 
 
+def own_metric(function: str, **arrays: NDArray[Any]) -> float | str:
+    """Return `module:function` of `labels` and `outputs`, or why it gives no finite number.
+
+    Runs in a separate process. Without arrays the function is only imported."""
+    request = function.encode() + b"\n" + save(arrays)
+    try:
+        reply = run_apart(f"{__name__}:metric_apart", request, METRIC_S, METRIC)
+        (value,) = struct.unpack("<d", reply)
+    except (DataError, ImportError, OSError, struct.error) as error:
+        why = getattr(error, "what", str(error))
+        return f"failed: {why.partition(chr(10))[0][:400]}"
+    return to_digits(value) if math.isfinite(value) else f"failed: {function} returned {value}"
+
+
+def metric_apart(request: bytes) -> bytes:
+    import resource
+
+    function, _, packed = request.partition(b"\n")
+    module, _, name = function.decode().partition(":")
+    arrays, hard = load(packed), resource.getrlimit(resource.RLIMIT_DATA)[1]
+    with suppress(ValueError):  # the machine's own limit is lower
+        resource.setrlimit(resource.RLIMIT_DATA, (METRIC_BYTES, hard))
+    try:
+        metric = getattr(import_module(module), name)
+        value = metric(arrays["labels"], arrays["outputs"]) if arrays else 0.0
+        if np.ndim(value):
+            raise TypeError(f"returned an array of shape {np.shape(value)}, not a number")
+        return struct.pack("<d", float(value))
+    except OF_OTHERS_CODE as error:  # the user's code may raise anything
+        what = f"{function.decode()}: {type(error).__name__}: {error}"
+        raise DataError(what) from error
+
+
 def leading(row: Mapping[str, Any]) -> tuple[str, float | None]:
     """Return name and value of a round's leading figure: RMSE, AUC or accuracy."""
     figures = row.get("figures") or {}
@@ -220,7 +261,9 @@ def leading_text(name: str, value: float | None, figures: Mapping[str, Any] | No
         return "unknown"
     baseline = baseline_text(name, value, figures)
     shown = f"{value:.4g}" if name == RMSE else f"{value:.3f}"
-    return f"{shown} ({baseline})" if baseline else shown
+    shown = f"{shown} ({baseline})" if baseline else shown
+    own = (figures or {}).get(METRIC)
+    return shown if own is None else f"{shown}, test metric {own}"
 
 
 def _part(some: float, whole: float) -> float | None:

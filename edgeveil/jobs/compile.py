@@ -104,6 +104,10 @@ def _privacy(job: Job) -> Iterator[Mix]:
         text = "early stopping follows the devices' figures, which come after the last round; set"
         at = ("federated_evaluation.every_rounds", "early_stopping", "federated_evaluation")
         yield Mix(at, f"{text} for example 1")
+    mode = job.early_stopping.mode if job.early_stopping is not None else None
+    if mode is not None and (job.test_metric is None or federated is not None):
+        text = "needs test_metric, and no federated_evaluation: your metric has no price on devices"
+        yield Mix(("early_stopping.mode", "federated_evaluation"), text)
     closes_s = job.round.deadline_s
     if job.round.time_budget_s >= closes_s:
         text = f"the round closes after {number(closes_s)} s; set at most {number(closes_s / 2)}"

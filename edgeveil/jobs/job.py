@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from edgeveil.config.base import DEPENDS_ON_ANOTHER, Block, Seconds
+from edgeveil.config.policy import FUNCTION
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
@@ -251,6 +252,8 @@ class EarlyStopping(Block):
     """Difference from the best figure that counts as better."""
     release: Literal["best", "last"] = "best"
     """The round whose model is released: that of the best figure, or the last one."""
+    mode: Literal["max", "min"] | None = omittable(None, examples=["max"])
+    """Judge by `test_metric`, whose largest or smallest value is best; null: as above."""
 
 
 class Job(Block):
@@ -295,6 +298,12 @@ class Job(Block):
         None, examples=[{"epsilon": 1}]
     )
     """Figures on the devices' own evaluation records, noised; null: only the cloud's test."""
+    test_metric: str | None = omittable(
+        None, pattern=FUNCTION, max_length=256, examples=["mypackage.metrics:macro_recall"]
+    )
+    """`module:function` of (labels (n,), probabilities (n, classes)) to a number, run by the cloud
+    on its test records (`cloud.allow_python_models`), not by devices; null: none. Without classes
+    of (labels (n,), values or scores (n,))."""
     early_stopping: EarlyStopping | None = omittable(None, examples=[{"patience": 5}])
     """End early, and release the best round's model; null: all rounds, and the last one's."""
     release: ReleaseRollout = omittable(ReleaseRollout())

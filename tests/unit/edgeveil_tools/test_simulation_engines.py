@@ -71,7 +71,8 @@ CASES = {
     "stopped early": {
         "train": {"rounds": 4},
         "unsupervised": {"every_rounds": 0},
-        "early_stopping": {"patience": 1, "min_delta": 0.9},
+        "test_metric": "sklearn.metrics:log_loss",
+        "early_stopping": {"patience": 1, "min_delta": 9, "mode": "min"},
     },
     "drawn and spent": {
         "train": {"rounds": 3},
@@ -107,6 +108,10 @@ def test_rounds_alone_give_the_model_and_the_events_of_all_parties(tmp_path, nam
         assert stopped == facts | {"judged_by": "cloud's test"}
         assert [row["round"] for row in result["rounds"]] == [1, 2]
         assert result["final"]["accuracy"] == result["rounds"][0]["accuracy"]
+        assert (
+            result["final"]["figures"]["test_metric"]
+            == result["rounds"][0]["figures"]["test_metric"]
+        )
     if name == "drawn and spent":
         assert sum(data.get("declined", 0) for _, data in alone) > 0
 

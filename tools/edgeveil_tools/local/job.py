@@ -274,6 +274,7 @@ def site_of(job: Job, run: LocalRun, folder: Path, record_dir: Path | None = Non
         classes=dealt_classes(job, data),
         seed=run.seed,
         policy=owners_policy(job, run),
+        own_metric=job.test_metric is not None,
         min_batch_floor=min(3, job.round.min_batch),
         record_dir=record_dir,
     )

@@ -101,6 +101,7 @@ class SiteSpec:
     seed: int = 7
     cells: Mapping[str, CellPorts] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
+    own_metric: bool = False  # which the cloud runs
     min_batch_floor: int = 3
     upload_bytes: int = 0
     record_dir: Path | None = None  # absolute; for the cloud's recording
@@ -173,7 +174,7 @@ class SiteSpec:
             **pinned,
             "http": {"host": self.host, "port": self.ports.cloud_http},
             "test_data": self._data(),
-            "allow_python_models": bool(self.policy.allowed_python_models),
+            "allow_python_models": self.own_metric or bool(self.policy.allowed_python_models),
             **self._blobs("blobs", self.ports.cloud_blobs, serves=True),
             "limits": self._limits(CloudLimits(), spool_bytes=self._batch_bytes),
             "record_dir": None if self.record_dir is None else str(self.record_dir),
