@@ -29,7 +29,7 @@ ACCURACY, RMSE, AUC = "accuracy", "RMSE", "AUC"  # leading figures of jobs
 _LEADS = {RMSE: "rmse", AUC: "average_precision"}  # the figure that identifies each
 NO_ORDER: Mapping[str, Any] = {"auc": None, "average_precision": None}  # without any label
 METRIC = "test_metric"  # key of a job, and of its value, or why there is none, in figures
-METRIC_S, METRIC_BYTES = 60.0, 4 << 30  # most of one call
+METRIC_S, METRIC_BYTES = 120.0, 4 << 30  # most of one call
 SCORE_BINS = (-20.0, 20.0, 80)  # of log2 of a score: from, to, count
 
 
