@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
@@ -187,8 +188,6 @@ def own_metric(function: str, **arrays: NDArray[Any]) -> float | str:
 
 
 def metric_apart(request: bytes) -> bytes:
-    import resource
-
     function, _, packed = request.partition(b"\n")
     module, _, name = function.decode().partition(":")
     arrays, hard = load(packed), resource.getrlimit(resource.RLIMIT_DATA)[1]

@@ -4,7 +4,7 @@ A device keeps c_i, its mean gradient of the last round it answered; c is the cl
 Each step follows ∇ℓ − c_i + c. The upload is (Δw, Δc_i) by option II of algorithm 1:
 c_i⁺ = c_i − c − Δw/(η·‖a‖₁), where ‖a‖₁ is the number of steps, with momentum the sum of the
 gradients' weights. Δw and Δc_i tell that number, and so the record count, which owners must allow.
-A device that lost its state starts at c_i = 0; c then stays off by what it had reported."""
+c stays off by what a device reported that lost its state (c_i = 0), and by a Δc_i not counted."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from safetensors.numpy import load
 from edgeveil.config.base import ImpossibleMixError
 from edgeveil.config.policy import Policy
 from edgeveil.errors import JobFailed
+from edgeveil.evaluation.figures import METRIC
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.protocol.effects import CloudAddress
@@ -99,6 +100,22 @@ def test_federated_figures_go_before_the_clouds_and_rounds_without_one_count_for
     assert (facts["best_round"], facts["judged_by"]) == (2, "federated evaluation")
     noise = record(6, "evaluate", scores={"eval_type": FEDERATED})
     assert shown(of, judged(of, states[1], states[1], noise)) == shown(of, states[1])
+
+
+@pytest.mark.parametrize(("mode", "best", "ends"), [("max", 2, 4), ("min", 3, 5)])
+def test_an_own_metric_has_a_direction_and_may_be_absent_in_a_round(mode, best, ends):
+    of = plan(test_metric="m:f", early_stopping={"mode": mode, "patience": 2})
+    own = enumerate([5.0, 9.0, 1.0, "failed: m:f", 5.0, 5.0], start=1)
+    states, over = played(of, [record(k, accuracy=k / 9, scores={METRIC: one}) for k, one in own])
+    assert (value(of, states[-1]), over.index(True)) == (best, ends)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"test_metric": "m:f", "federated_evaluation": {"epsilon": 8, "every_rounds": 1}}]
+)
+def test_a_direction_needs_a_metric_which_never_is_one_of_devices(more):
+    with pytest.raises(ImpossibleMixError, match="no price on devices"):
+        plan(early_stopping={"mode": "max"}, **more)
 
 
 def test_a_job_that_does_not_ask_keeps_its_state_and_one_without_figures_is_refused():

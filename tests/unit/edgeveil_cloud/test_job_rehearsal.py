@@ -188,6 +188,21 @@ def test_code_of_a_job_runs_where_the_clouds_operator_allows_it_alone(tmp_path, 
     assert caught.value.where == "cloud.allow_python_models"
 
 
+def test_a_metric_runs_where_the_clouds_operator_allows_it_and_owners_need_not(tmp_path):
+    plain, store = yaml.safe_load((JOBS / "digits_fedavg.yaml").read_text()), store_in(tmp_path)
+    for name, allowed, where in (
+        ("sklearn.metrics:log_loss", False, "cloud.allow_python_models"),
+        ("absent:f", True, "test_metric"),
+    ):
+        with pytest.raises(DataError) as caught:
+            job = yaml.safe_dump(plain | {"test_metric": name})
+            idle_control(store, python_models=allowed).submit(job)
+        assert caught.value.where == where and not store.jobs()
+    job = parse_plan(yaml.safe_dump(plain | {"test_metric": "sklearn.metrics:log_loss"})).job
+    assert not job.functions  # which owners allow
+    assert idle_control(store, python_models=True).submit(job.canonical().decode())
+
+
 @pytest.mark.parametrize(
     ("limits", "why"),
     [
