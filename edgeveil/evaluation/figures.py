@@ -200,8 +200,7 @@ def metric_apart(request: bytes) -> bytes:
             raise TypeError(f"returned an array of shape {np.shape(value)}, not a number")
         return struct.pack("<d", float(value))
     except OF_OTHERS_CODE as error:  # the user's code may raise anything
-        what = f"{function.decode()}: {type(error).__name__}: {error}"
-        raise DataError(what) from error
+        raise DataError(f"{function.decode()}: {type(error).__name__}: {error}") from error
 
 
 def leading(row: Mapping[str, Any]) -> tuple[str, float | None]:
