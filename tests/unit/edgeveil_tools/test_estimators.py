@@ -1,6 +1,8 @@
 """`FederatedClassifier` and `FederatedRegressor`: checks of scikit-learn, fleets, ranges, jobs."""
 
+import gc
 import pickle
+import tempfile
 import warnings
 
 import numpy as np
@@ -18,6 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import edgeveil
 from edgeveil import FederatedClassifier, FederatedRegressor
 from edgeveil.errors import ConfigError
+from edgeveil_tools.local.children import scratch
 from tests.unit.edgeveil_tools.test_in_memory import BY_NAME, SCHEMA, people
 
 # docs/python.md lists them with their reason
@@ -62,6 +65,16 @@ def test_a_classifier_learns_scores_and_survives_clone_and_pickle():
     with pytest.raises(NotFittedError):
         fresh.predict(X)
     assert fresh.fit(X, Y).model_ == found.model_  # the same seed
+
+
+def test_a_fit_leaves_no_file_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    other_run = scratch(keep=False, parent=tmp_path)
+    with other_run, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        FederatedClassifier(epsilon=None, **PUBLIC).fit(X, Y)
+        gc.collect()
+    assert not [one for one in seen if one.category is ResourceWarning]
 
 
 def test_the_price_is_that_of_the_parameters_and_the_seed_decides_the_noise():
