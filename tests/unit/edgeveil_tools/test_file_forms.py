@@ -181,24 +181,31 @@ def values(schema, x):
     return found
 
 
+def played(file, folder, capsys):
+    """Check the file, draft, check and run its job; returns the job's file and the notes."""
+    assert main(["check", str(file), "--json"]) == 0
+    (drafted,) = said(capsys)["files"]
+    assert main(["init", "--from", str(file), "--out", str(folder / "job"), "--json"]) == 0
+    assert said(capsys)["notes"] == drafted["notes"]
+    job_file = folder / "job" / "job.yaml"
+    text = job_file.read_text().replace("own_records", "public").replace("rounds: 10", "rounds: 1")
+    job_file.write_text(text.replace("devices: 20", "devices: 5"))
+    assert main(["check", str(job_file), "--json"]) == 0
+    run = ["run", str(job_file), "--simulate", "--workers", "0", "--out", str(folder / "out")]
+    assert main([*run, "--json", "-q"]) == 0
+    assert said(capsys)["status"] == "completed"
+    return job_file, drafted["notes"]
+
+
 @pytest.mark.parametrize("name", READ)
 def test_a_table_is_read_alike_by_every_command_and_device(name, tmp_path, capsys):
     content, form, columns = READ[name]
     file = written(tmp_path, name, content)
-    assert main(["check", str(file), "--json"]) == 0
-    (drafted,) = said(capsys)["files"]
-    assert main(["init", "--from", str(file), "--out", str(tmp_path / "job"), "--json"]) == 0
-    assert said(capsys)["notes"] == drafted["notes"]
-    notes = " ".join(drafted["notes"])
-    assert all(key in notes for key in form or ())
-    job_file = tmp_path / "job" / "job.yaml"
-    text = job_file.read_text().replace("origin: own_records", "origin: public")
-    job_file.write_text(text)
-    stated = yaml.safe_load(text)["local_run"]["data"]
+    job_file, notes = played(file, tmp_path, capsys)
+    assert all(key in " ".join(notes) for key in form or ())
+    stated = yaml.safe_load(job_file.read_text())["local_run"]["data"]
     assert stated.get("form", {}) == (form or {})
     assert stated.get("header") == (None if form is None else True)
-    assert main(["check", str(job_file), "--json"]) == 0
-    capsys.readouterr()
 
     job, run = local_job(job_file, Overrides())
     schema = job.data.schema_
@@ -208,8 +215,8 @@ def test_a_table_is_read_alike_by_every_command_and_device(name, tmp_path, capsy
     assert set(found) == set(columns)
     for column, wanted in columns.items():
         assert found[column] == pytest.approx(wanted, rel=1e-5)
-    played = np.concatenate([dealt(job, run)[0].x, held(job, run).x])
-    assert sorted(played.tolist()) == sorted(x.tolist())
+    of_run = np.concatenate([dealt(job, run)[0].x, held(job, run).x])
+    assert sorted(of_run.tolist()) == sorted(x.tolist())
 
     (tmp_path / "model.onnx").write_bytes(model_of(schema))
     states = [row[2] for row in ROWS]
