@@ -39,11 +39,13 @@ _WHY = {
 }
 _FROM_FEATHER = "write it as Parquet: pandas.read_feather(FILE).to_parquet('records.parquet')"
 _FROM_JSON = "write one object a line: in pandas to_json(FILE, orient='records', lines=True)"
-_ARFF_FILE = ("ARFF", "write what follows @data as CSV, under a line of the attributes' names")
+_FROM_EXCEL = "save its sheet as CSV: pandas.read_excel(FILE).to_csv('records.csv', index=False)"
+_FROM_ARFF = "pandas.DataFrame(scipy.io.arff.loadarff(FILE)[0]).to_parquet('records.parquet')"
+_ARFF_FILE = ("ARFF", f"write it as Parquet: {_FROM_ARFF}")
 # Beginnings of files, in lower case, and how to get a table from them.
 _OTHERS = {
-    b"pk\x03\x04": ("an Excel workbook, or another ZIP archive", "save its sheet as CSV"),
-    b"\xd0\xcf\x11\xe0": ("an Excel workbook of 1997 to 2003", "save its sheet as CSV"),
+    b"pk\x03\x04": ("an Excel workbook, or another ZIP archive", _FROM_EXCEL),
+    b"\xd0\xcf\x11\xe0": ("an Excel workbook of 1997 to 2003", _FROM_EXCEL),
     b"arrow1": ("Feather", _FROM_FEATHER),
     b"fea1": ("Feather", _FROM_FEATHER),
     b"\x1f\x8b": ("compressed by gzip", "unpack it with gunzip"),

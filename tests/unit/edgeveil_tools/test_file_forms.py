@@ -1,11 +1,15 @@
 """Files as people have them: every command and device reads one alike, or refuses its kind."""
 
+import csv
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
+import scipy.io.arff
 import yaml
 from PIL import Image
 from pyarrow import feather, parquet
@@ -272,6 +276,24 @@ def test_what_is_no_table_is_refused_by_its_kind_and_nothing_is_drafted(
     assert not (tmp_path / "out").exists()
 
 
+ARFF = """@relation box
+@attribute temp numeric
+@attribute load numeric
+@attribute state {ok, hot}
+@data
+"""
+
+
+@pytest.mark.parametrize("name", ["Feather", "ARFF"])
+def test_the_way_out_that_a_refusal_names_makes_a_table(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = written(tmp_path, name, None if name == "Feather" else ARFF + cut(names=()))
+    assert main(["check", str(file)]) != 0
+    (way,) = re.findall(r"(pandas\..*\))", capsys.readouterr().out)
+    eval(way, {"pandas": pd, "scipy": scipy, "FILE": file})
+    played(tmp_path / "records.parquet", tmp_path, capsys)
+
+
 LEFT_OUT = {
     "units": ("temp,load,turns,state\n20.5 C,31 %,1,ok\n71.0 C,88 %,2,hot\n", ["temp", "load"]),
     "prices": ("temp,fee,state\n1,$3.50,ok\n2,$ 4,hot\n", ["fee"]),
@@ -298,15 +320,47 @@ def test_a_column_that_no_schema_reads_is_left_out_by_name(name, tmp_path, capsy
         assert any(f"'{column}' is left out" in note for note in found["notes"])
 
 
-def test_records_without_a_label_such_as_a_total_are_counted(tmp_path, capsys):
-    (tmp_path / "a.csv").write_text("temp,state\n1,ok\n2,hot\n3,ok\nTotal,\n")
-    assert main(["check", str(tmp_path / "a.csv"), "--json"]) == 0
-    assert any(note.startswith("1 of 4 records") for note in said(capsys)["files"][0]["notes"])
+def rows_of(content, schema):
+    """The cells of each record by name, of the columns that the schema reads."""
+    lines = list(csv.reader(content.splitlines()))
+    names = schema.header or lines.pop(0)
+    read = {name for one in schema.columns for name in one.names}
+    rows = [dict(zip(names, line, strict=True)) for line in lines]
+    return [{name: cell for name, cell in row.items() if name in read} for row in rows]
+
+
+SECOND = cut().replace("\n", "\nC,%,\n", 1)
+REVIEWS = "text,mood\nit runs quietly,good\nit howls and leaks,bad\nno trouble at all,good\n"
+FIRST_PERSON = "young,left,low,no\nold,right,high,yes\nyoung,right,low,no\nold,left,high,yes\n"
+# content, and a word of the notes
+NOTED = {
+    **{name: (text, f"'{columns[0]}' is left out") for name, (text, columns) in LEFT_OUT.items()},
+    "a total": ("temp,state\n1,ok\n2,hot\n3,ok\nTotal,\n", "1 of 4 records have no label"),
+    "free text": (REVIEWS + "it is loud and hot,bad\n", "label 'mood'"),
+    "a first person": (FIRST_PERSON, "header false"),
+    "units below the header": (SECOND, "a second one"),
+    "a header again": (cut() + cut(), "repeat the header"),
+    "a far value": (cut() + cut(names=()) * 5 + "1e9,0.5,ok\n", "'temp' has a wide range"),
+}
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_of_what_is_noted_a_device_serves_what_predict_says(name, tmp_path, capsys):
+    text, note = NOTED[name]
+    (tmp_path / "a.csv").write_text(text)
+    job_file, notes = played(tmp_path / "a.csv", tmp_path, capsys)
+    assert any(note in one for one in notes)
+    schema, model = local_job(job_file, Overrides())[0].data.schema_, tmp_path / "out/model.onnx"
+    assert not {"C", "state", "temp"} & {*schema.label.names, *(schema.columns[0].category or ())}
+    assert main(["predict", str(model), str(tmp_path / "a.csv"), "--json"]) == 0
+    told = said(capsys)
+    answer = served_by(model, schema).predict(posted(records=rows_of(text, schema)))
+    assert answer.plain() == told["predictions"]
+    assert list(answer.unread) == told["unread"]
 
 
 def test_free_text_is_drafted_as_a_column_of_text(tmp_path, capsys):
-    text = "text,mood\nthe pump runs quietly,good\nit howls and leaks,bad\nno trouble at all,good\n"
-    (tmp_path / "a.csv").write_text(text + "it is loud and hot,bad\n")
+    (tmp_path / "a.csv").write_text(REVIEWS + "it is loud and hot,bad\n")
     assert main(["check", str(tmp_path / "a.csv"), "--json"]) == 0
     drafted = yaml.safe_load(said(capsys)["files"][0]["draft"])["data"]["schema"]
     assert drafted["columns"] == [{"name": "text", "text": {}}]
@@ -317,9 +371,6 @@ def test_where_no_column_is_left_nothing_is_drafted(tmp_path):
     (tmp_path / "a.csv").write_text("temp,load,state\n20.5 C,31 %,ok\n71.0 C,88 %,hot\n")
     assert main(["init", "--from", str(tmp_path / "a.csv"), "--out", str(tmp_path / "a")]) == 4
     assert not (tmp_path / "a").exists()
-
-
-FIRST_PERSON = "young,left,low,no\nold,right,high,yes\nyoung,right,low,no\nold,left,high,yes\n"
 
 
 @pytest.mark.parametrize("lead", ["", "p1,"])
