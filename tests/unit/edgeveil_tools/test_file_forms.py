@@ -294,32 +294,6 @@ def test_the_way_out_that_a_refusal_names_makes_a_table(name, tmp_path, capsys, 
     played(tmp_path / "records.parquet", tmp_path, capsys)
 
 
-LEFT_OUT = {
-    "units": ("temp,load,turns,state\n20.5 C,31 %,1,ok\n71.0 C,88 %,2,hot\n", ["temp", "load"]),
-    "prices": ("temp,fee,state\n1,$3.50,ok\n2,$ 4,hot\n", ["fee"]),
-    "names": (
-        "who,temp,state\n" + "".join(f"p{n},{n},{('ok', 'hot')[n % 2]}\n" for n in range(40)),
-        ["who"],
-    ),
-    "an index of pandas": ("Unnamed: 0,temp,state\n0,1,ok\n1,2,hot\n", ["Unnamed: 0"]),
-    "nothing given": ("temp,none,state\n1,,ok\n2,,hot\n", ["none"]),
-}
-
-
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_column_that_no_schema_reads_is_left_out_by_name(name, tmp_path, capsys):
-    text, columns = LEFT_OUT[name]
-    (tmp_path / "a.csv").write_text(text)
-    assert main(["check", str(tmp_path / "a.csv"), "--json"]) == 0
-    (found,) = said(capsys)["files"]
-    drafted = DataSchema.model_validate_json(
-        json.dumps(yaml.safe_load(found["draft"])["data"]["schema"])
-    )
-    assert not {name for one in drafted.columns for name in one.names} & set(columns)
-    for column in columns:
-        assert any(f"'{column}' is left out" in note for note in found["notes"])
-
-
 def rows_of(content, schema):
     """The cells of each record by name, of the columns that the schema reads."""
     lines = list(csv.reader(content.splitlines()))
@@ -329,42 +303,49 @@ def rows_of(content, schema):
     return [{name: cell for name, cell in row.items() if name in read} for row in rows]
 
 
-SECOND = cut().replace("\n", "\nC,%,\n", 1)
-REVIEWS = "text,mood\nit runs quietly,good\nit howls and leaks,bad\nno trouble at all,good\n"
+REVIEWS = "text,mood\nit runs quietly,good\nit howls and leaks,bad\nit is loud and hot,bad\n"
 FIRST_PERSON = "young,left,low,no\nold,right,high,yes\nyoung,right,low,no\nold,left,high,yes\n"
-# content, and a word of the notes
+WHO = "who,temp,state\n" + "".join(f"p{n},{n},{('ok', 'hot')[n % 2]}\n" for n in range(40))
+NUMBER, NUMBERS = {"temp": "number"}, {"temp": "number", "load": "number"}
+# content, a word of the notes, and the kinds of the columns that are read
 NOTED = {
-    **{name: (text, f"'{columns[0]}' is left out") for name, (text, columns) in LEFT_OUT.items()},
-    "a total": ("temp,state\n1,ok\n2,hot\n3,ok\nTotal,\n", "1 of 4 records have no label"),
-    "free text": (REVIEWS + "it is loud and hot,bad\n", "label 'mood'"),
-    "a first person": (FIRST_PERSON, "header false"),
-    "units below the header": (SECOND, "a second one"),
-    "a header again": (cut() + cut(), "repeat the header"),
-    "a far value": (cut() + cut(names=()) * 5 + "1e9,0.5,ok\n", "'temp' has a wide range"),
+    "units": (
+        "temp,load,turns,state\n20.5 C,31 %,1,ok\n71.0 C,88 %,2,hot\n",
+        "'load' is left out",
+        {"turns": "number"},
+    ),
+    "prices": ("temp,fee,state\n1,$3.50,ok\n2,$ 4,hot\n", "'fee' is left out", NUMBER),
+    "names": (WHO, "'who' is left out", NUMBER),
+    "pandas": ("Unnamed: 0,temp,state\n0,1,ok\n1,2,hot\n", "'Unnamed: 0' is left out", NUMBER),
+    "nothing given": ("temp,none,state\n1,,ok\n2,,hot\n", "'none' is left out", NUMBER),
+    "a total": ("temp,state\n1,ok\n2,hot\n3,ok\nTotal,\n", "1 of 4 records", NUMBER),
+    "free text": (REVIEWS, "label 'mood'", {"text": "text"}),
+    "a first person": (FIRST_PERSON, "header false", dict.fromkeys(["v1", "v2", "v3"], "category")),
+    "units below the header": (cut().replace("\n", "\nC,%,\n", 1), "a second one", NUMBERS),
+    "a header again": (cut() + cut(), "repeat the header", NUMBERS),
+    "a far value": (cut() + cut(names=()) * 5 + "1e9,0.5,ok\n", "'temp' has a wide", NUMBERS),
 }
 
 
 @pytest.mark.parametrize("name", NOTED)
-def test_of_what_is_noted_a_device_serves_what_predict_says(name, tmp_path, capsys):
-    text, note = NOTED[name]
+def test_a_draft_notes_what_is_odd_and_a_device_serves_what_predict_says(name, tmp_path, capsys):
+    text, note, kinds = NOTED[name]
     (tmp_path / "a.csv").write_text(text)
     job_file, notes = played(tmp_path / "a.csv", tmp_path, capsys)
     assert any(note in one for one in notes)
     schema, model = local_job(job_file, Overrides())[0].data.schema_, tmp_path / "out/model.onnx"
-    assert not {"C", "state", "temp"} & {*schema.label.names, *(schema.columns[0].category or ())}
+    assert len(schema.label.names) == 2
+    assert kinds == {
+        name: kind
+        for one in schema.columns
+        for kind in ("number", "category", "text")
+        for name in one.names * (getattr(one, kind) is not None)
+    }
     assert main(["predict", str(model), str(tmp_path / "a.csv"), "--json"]) == 0
     told = said(capsys)
     answer = served_by(model, schema).predict(posted(records=rows_of(text, schema)))
     assert answer.plain() == told["predictions"]
     assert list(answer.unread) == told["unread"]
-
-
-def test_free_text_is_drafted_as_a_column_of_text(tmp_path, capsys):
-    (tmp_path / "a.csv").write_text(REVIEWS + "it is loud and hot,bad\n")
-    assert main(["check", str(tmp_path / "a.csv"), "--json"]) == 0
-    drafted = yaml.safe_load(said(capsys)["files"][0]["draft"])["data"]["schema"]
-    assert drafted["columns"] == [{"name": "text", "text": {}}]
-    assert drafted["label"] == {"column": "mood", "classes": ["bad", "good"]}
 
 
 def test_where_no_column_is_left_nothing_is_drafted(tmp_path):

@@ -1,0 +1,56 @@
+"""What an optimiser remembers, at the cloud and on devices, outlives a restart of either."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from edgeveil.config.policy import Policy
+from tests.kits.fleet import Fleet, small_job
+
+pytestmark = pytest.mark.slow
+
+OWNERS = Policy(
+    allowed_methods=("scaffold",),
+    accept_unprotected=True,
+    accept_unproven=True,
+    allow_record_counts=True,
+    min_devices=3,
+)
+JOB = small_job(
+    features=(),
+    model={"name": "mlp", "hidden": (), "input_scale": 16.0},
+    # one batch a pass: nothing is left to chance
+    train={"method": "scaffold", "rounds": 3, "batch_size": 4096, "local_epochs": 2},
+    aggregation={"name": "fedavg", "server_optimizer": {"name": "fedadam"}},
+    privacy={"accept_unproven": True},
+    encrypt={"privacy_eval_type": "NOT_ENCRYPT"},
+    unsupervised={"eval_type": "NOT_EVAL"},
+)
+
+
+def restarted(fleet, job):
+    """Start the cloud and a device anew, with the content of their folders."""
+    fleet.net.run(lambda: len(fleet.store.rounds(job)) == 1)
+    for runner in (fleet.cloud.runner, fleet.devices[0].runner):
+        runner.up = False
+    fleet.start_cloud()
+    fleet.devices[0] = fleet.start_device(1)
+    for runner in (fleet.cloud.runner, fleet.devices[0].runner):
+        fleet.net.connect(runner)
+    fleet.cloud.control.start(fleet.store.job(job))
+
+
+def learned(folder, between=lambda _fleet, _job: None):
+    fleet = Fleet(folder, 3, policy=OWNERS)
+    job = fleet.submit(JOB)
+    between(fleet, job)
+    assert fleet.finish(job) == "completed", fleet.store.job(job).reason
+    assert len(fleet.store.rounds(job)) == 3
+    weights = load(fleet.store.release(job).safetensors)
+    fleet.close()
+    return np.concatenate([weights[name].ravel() for name in sorted(weights)])
+
+
+def test_a_restart_of_cloud_and_device_changes_nothing_that_is_learned(tmp_path):
+    whole, again = learned(tmp_path / "whole"), learned(tmp_path / "again", restarted)
+    np.testing.assert_allclose(again, whole, atol=1e-5)
