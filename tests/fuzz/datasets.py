@@ -60,12 +60,10 @@ def _parquet_seeds():
 
 
 def _hf(data):
-    folder = scratch() / "saved"
-    folder.mkdir(exist_ok=True)
-    (folder / STATE).write_text('{"_data_files": [{"filename": "a.arrow"}]}')
-    (folder / "a.arrow").write_bytes(data[1:])
+    as_file(STATE, b'{"_data_files": [{"filename": "records.arrow"}]}')
+    as_file("records.arrow", data[1:])
     column = (None, "label")[data[0] % 2 if data else 0]
-    sound(read_hf(Origin(path=folder, label_column=column, max_bytes=MAX_BYTES)))
+    sound(read_hf(Origin(path=scratch(), label_column=column, max_bytes=MAX_BYTES)))
 
 
 def _hf_seeds():

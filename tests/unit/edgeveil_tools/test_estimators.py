@@ -155,36 +155,18 @@ def test_a_job_of_ones_own_reads_texts_and_gaps_by_name(job):
     assert cheaper.result_.content["devices"] == 4
 
 
-class PlayedCloud:
-    """A cloud whose devices hold `records`: a submitted job is simulated."""
-
-    def __init__(self, records):
-        self.records, self.jobs = records, []
-
-    def submit(self, job):
-        self.jobs.append(edgeveil.simulate(job, data=self.records, report=False, workers=0))
-        return f"job-{len(self.jobs)}"
-
-    def wait(self, job):
-        return {"id": job, "status": "completed"}
-
-    def model(self, job):
-        return self.jobs[int(job.partition("-")[2]) - 1].model.read_bytes()
-
-
-def test_over_a_cloud_the_records_stay_on_its_devices(job):
-    frame = people().dropna(subset="rich")
-    found = FederatedClassifier(cloud=PlayedCloud(frame), job=job)
-    with pytest.raises(ValueError, match="stay on devices"):
-        found.fit(frame.drop(columns="rich"), frame["rich"])
-    found.fit()
-    assert found.job_id_ == "job-1" and found.classes_.tolist() == ["no", "yes"]
-    assert set(found.predict(frame.drop(columns="rich"))) <= {"no", "yes"}
-    with pytest.raises(ValueError, match="pass a job"):
-        FederatedClassifier(cloud=PlayedCloud(frame)).fit()
-
-
+QUICKSTART = "configs/jobs/quickstart.yaml"
 REFUSED = {
+    "records beside a cloud": (
+        lambda: FederatedClassifier(cloud=edgeveil.Cloud, job=QUICKSTART).fit(X, Y),
+        ValueError,
+        "stay on devices",
+    ),
+    "a cloud without a job": (
+        lambda: FederatedClassifier(cloud=edgeveil.Cloud).fit(),
+        ValueError,
+        "pass a job",
+    ),
     "no labels": (lambda: FederatedClassifier().fit(X), ValueError, "y to be passed"),
     "one class": (lambda: FederatedClassifier().fit(X, Y * 0), ValueError, "class"),
     "fewer records than devices": (

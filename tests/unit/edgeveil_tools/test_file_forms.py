@@ -276,12 +276,8 @@ def test_what_is_no_table_is_refused_by_its_kind_and_nothing_is_drafted(
     assert not (tmp_path / "out").exists()
 
 
-ARFF = """@relation box
-@attribute temp numeric
-@attribute load numeric
-@attribute state {ok, hot}
-@data
-"""
+ARFF = "@relation box\n@attribute temp numeric\n@attribute load numeric\n"
+ARFF += "@attribute state {ok, hot}\n@data\n"
 
 
 @pytest.mark.parametrize("name", ["Feather", "ARFF"])
@@ -306,6 +302,8 @@ def rows_of(content, schema):
 REVIEWS = "text,mood\nit runs quietly,good\nit howls and leaks,bad\nit is loud and hot,bad\n"
 FIRST_PERSON = "young,left,low,no\nold,right,high,yes\nyoung,right,low,no\nold,left,high,yes\n"
 WHO = "who,temp,state\n" + "".join(f"p{n},{n},{('ok', 'hot')[n % 2]}\n" for n in range(40))
+NUMBERED = "".join(f"p{n},{row}\n" for n, row in enumerate(FIRST_PERSON.splitlines()))
+MANY = dict.fromkeys(["v1", "v2", "v3", "v4"], "category")
 NUMBER, NUMBERS = {"temp": "number"}, {"temp": "number", "load": "number"}
 # content, a word of the notes, and the kinds of the columns that are read
 NOTED = {
@@ -321,6 +319,7 @@ NOTED = {
     "a total": ("temp,state\n1,ok\n2,hot\n3,ok\nTotal,\n", "1 of 4 records", NUMBER),
     "free text": (REVIEWS, "label 'mood'", {"text": "text"}),
     "a first person": (FIRST_PERSON, "header false", dict.fromkeys(["v1", "v2", "v3"], "category")),
+    "a first person with a number": (NUMBERED, "header false", MANY),
     "units below the header": (cut().replace("\n", "\nC,%,\n", 1), "a second one", NUMBERS),
     "a header again": (cut() + cut(), "repeat the header", NUMBERS),
     "a far value": (cut() + cut(names=()) * 5 + "1e9,0.5,ok\n", "'temp' has a wide", NUMBERS),
@@ -352,19 +351,6 @@ def test_where_no_column_is_left_nothing_is_drafted(tmp_path):
     (tmp_path / "a.csv").write_text("temp,load,state\n20.5 C,31 %,ok\n71.0 C,88 %,hot\n")
     assert main(["init", "--from", str(tmp_path / "a.csv"), "--out", str(tmp_path / "a")]) == 4
     assert not (tmp_path / "a").exists()
-
-
-@pytest.mark.parametrize("lead", ["", "p1,"])
-def test_the_first_person_of_a_table_without_a_header_is_a_record(lead, tmp_path, capsys):
-    rows = FIRST_PERSON.splitlines()
-    (tmp_path / "a.csv").write_text(
-        "".join(f"{lead and f'p{n},'}{row}\n" for n, row in enumerate(rows))
-    )
-    assert main(["init", "--from", str(tmp_path / "a.csv"), "--out", str(tmp_path / "a")]) == 0
-    plain = yaml.safe_load((tmp_path / "a" / "job.yaml").read_text())
-    assert plain["local_run"]["data"]["header"] is False
-    assert "young" not in plain["data"]["schema"]["header"]
-    assert len(plain["data"]["schema"]["header"]) == 4 + bool(lead)
 
 
 def test_predictions_count_what_they_could_not_read_or_clipped(plain_job, tmp_path, capsys):
