@@ -178,16 +178,16 @@ def test_each_holder_trains_on_its_own_records_alone(jobs):
 
 
 def test_a_loss_that_is_nan_at_one_holder_is_named_and_costs_its_own_answers_alone(tmp_path):
-    changes = {"model": {"name": "mlp"}, "train": {"method": "sgd", "rounds": 2}, "features": []}
-    job = {**OF_NUMBERS, **changes, "privacy": {"accept_unproven": True}}
+    job = OF_NUMBERS | {"model": {"name": "mlp"}, "train": {"method": "sgd", "rounds": 2}}
+    job |= {"features": [], "privacy": {"accept_unproven": True}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    options = {"fleet": np.arange(len(X)) % 3, "test_data": (X, Y), "accept_unprotected": True}
-    models, logs = [], []
+    fleet, models, logs = np.arange(len(X)) % 3, [], []
+    how = {"fleet": fleet, "test_data": (X, Y), "accept_unprotected": True, **QUICK}
     for value in (3e38, np.nan):  # NaN: no record of this holder is learned from
-        x = np.where(options["fleet"][:, None] == 0, np.float32(value), X)
-        run = edgeveil.simulate(tmp_path / "job.yaml", data=(x, Y), **options, **QUICK)
+        x = np.where(fleet[:, None] == 0, np.float32(value), X)
+        run = edgeveil.simulate(tmp_path / "job.yaml", data=(x, Y), **how)
         models.append(run.model.read_bytes())
-        logs.append((run.folder / "logs" / "simulation.log").read_text().count("not finite"))
+        logs.append((run.folder / "logs/simulation.log").read_text().count("not finite"))
     assert models[0] == models[1] and logs == [2, 0]
 
 
