@@ -121,7 +121,7 @@ def _number(value: object) -> float:
 def number_in_text(text: str) -> float:
     """Convert a text as a numeric column or array would, else NaN."""
     with suppress(ValueError):
-        number = complex(text)  # NumPy's text form of a complex number
+        number = complex(text.replace("_", "?"))  # Python reads 1_000 as a number
         return number.real if number.imag == 0 else math.nan
     return {"true": 1.0, "false": 0.0}.get(text.strip().lower(), math.nan)
 

@@ -77,7 +77,7 @@ def _until_full(line: str, more: Iterator[tuple[int, str]]) -> Iterator[str]:
 
 def number_in(cell: str) -> float:
     try:
-        return float(cell)
+        return float(cell.replace("_", "?"))  # Python reads 1_000 as a number
     except ValueError:
         return math.nan
 

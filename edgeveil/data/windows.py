@@ -151,7 +151,7 @@ class WindowRows:
 def seconds_in(cell: str) -> float:
     """Return a time as seconds since 1970, NaN if unreadable or out of range."""
     try:
-        found = float(cell)
+        found = float(cell.replace("_", "?"))  # Python reads 1_000 as a number
     except ValueError:
         try:
             moment = datetime.fromisoformat(cell)

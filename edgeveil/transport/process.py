@@ -43,6 +43,7 @@ class OwnFolder:
             self._path = state_dir / LOCK_FILE
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self._lock.close()
             what = "another process uses this state folder"
             fix = "end that process, or give this one a state_dir of its own"
             raise UsageError(what, where=str(state_dir), fix=fix) from None

@@ -5,11 +5,16 @@ import signal
 import subprocess
 
 import numpy as np
+import pandas as pd
 import pytest
+import yaml
 
+from edgeveil import FederatedClassifier, FederatedRegressor
+from edgeveil.config.data import DataSource
 from edgeveil_edge.predict import predict
 from tests.kits.commands import edgeveil
-from tests.kits.live_site import LiveSite, wait_for
+from tests.kits.live_site import LiveSite, site_job, wait_for
+from tests.kits.people import NAMES, SCHEMA, people, write_people
 
 pytestmark = pytest.mark.slow
 
@@ -87,3 +92,28 @@ def test_two_jobs_run_at_once_and_go_on_when_cloud_and_proxy_are_killed(tmp_path
         shown += watching.communicate(timeout=30)[0]
         assert watching.returncode == 0
         assert "round 20" in shown and shown.endswith(f"{jobs[0]}: completed\n")
+
+
+def test_estimators_learn_on_the_devices_of_a_site(tmp_path):
+    file = write_people(tmp_path / "people.csv")
+    source = DataSource(name="people", source="csv", path=file, header=True)
+    whole = pd.DataFrame(people(), columns=NAMES)
+    job = yaml.safe_load(site_job(5, rounds=2)) | {"features": [{"name": "identity"}]}
+    job |= {"unsupervised": {"eval_type": "NOT_EVAL"}}
+    of_hours = {"label": {"column": "hours", "number": [0, 80]}, "columns": SCHEMA["columns"][:2]}
+    with LiveSite(tmp_path, source=source) as live:
+        live.start_all()
+
+        def fitted(kind, schema):
+            data = {"source": "people", "nominal_records": 80, "schema": schema}
+            (tmp_path / "job.yaml").write_text(yaml.safe_dump({**job, "data": data}))
+            return kind(job=tmp_path / "job.yaml", cloud=live.client).fit()
+
+        found = fitted(FederatedClassifier, SCHEMA)
+        assert live.client.job(found.job_id_)["status"] == "completed"
+        assert found.model_ == live.client.model(found.job_id_)
+        assert found.classes_.tolist() == ["low", "high"]
+        assert found.score(whole, whole["income"]) > 0.75
+        number = fitted(FederatedRegressor, {**SCHEMA, **of_hours})
+        hours = number.predict(whole.drop(columns="hours"))
+        assert hours.shape == (len(whole),) and 0 <= hours.min() <= hours.max() <= 80

@@ -10,7 +10,10 @@ from itertools import product
 
 import numpy as np
 
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
+from edgeveil.parts.sources.audio import PART as RECORDINGS
+from edgeveil.parts.sources.hf import STATE, read_hf
 from edgeveil.parts.sources.idx import read_cifar10, read_cifar100
 from edgeveil.parts.sources.images import PART
 from edgeveil.parts.sources.source import Origin
@@ -56,6 +59,47 @@ def _parquet_seeds():
         yield bytes((number,)) + made.getvalue()
 
 
+def _hf(data):
+    as_file(STATE, b'{"_data_files": [{"filename": "records.arrow"}]}')
+    as_file("records.arrow", data[1:])
+    column = (None, "label")[data[0] % 2 if data else 0]
+    sound(read_hf(Origin(path=scratch(), label_column=column, max_bytes=MAX_BYTES)))
+
+
+def _hf_seeds():
+    import pyarrow as pa
+
+    texts = pa.array(["1", None, "x"]).dictionary_encode()
+    table = pa.table({"a": texts, "b": [[1], None, [2, 3]], "label": [0, 1, None]})
+    made = io.BytesIO()
+    with pa.ipc.new_stream(made, table.schema) as stream:
+        stream.write_table(table)
+    yield b"\1" + made.getvalue()
+
+
+_AUDIO = '{"origin": "public", "label": {"classes": ["a"]}, "audio": {"seconds": 0.05}}'
+
+
+def _recording(data):
+    folder, schema = scratch() / "sounds", DataSchema.model_validate_json(_AUDIO)
+    (folder / "a").mkdir(parents=True, exist_ok=True)
+    (folder / "a" / "one.flac").write_bytes(data)
+    records = RECORDINGS.read(Origin(path=folder, schema=schema, max_bytes=MAX_BYTES))
+    demand(records.y.tolist() == [0], "one recording, one record")
+    told = RECORDINGS.faults(Origin(path=folder, schema=schema))
+    demand(np.isfinite(records.x).all() != bool(told), "what is dropped is told")
+
+
+def _recording_seeds():
+    import soundfile
+
+    wave = np.sin(np.arange(400) / 3) / 2
+    for rate, kind, code in ((8000, "FLAC", "PCM_16"), (11025, "WAV", "FLOAT")):
+        made = io.BytesIO()
+        soundfile.write(made, wave, rate, code, format=kind)
+        yield made.getvalue()
+
+
 @dataclass(frozen=True)
 class _Form:
     size: tuple[int, int] = (4, 4)
@@ -94,6 +138,8 @@ def _picture_seeds():
 
 TARGETS = {
     "cifar": Target(_cifar, _cifar_seeds, (DataError,), 4096),
+    "hf": Target(_hf, _hf_seeds, (DataError,), 4096),
+    "recording": Target(_recording, _recording_seeds, (DataError,), 4096, (b"fLaC", b"fmt ")),
     "parquet": Target(_parquet, _parquet_seeds, (DataError,), 4096, (b"PAR1",)),
     "picture": Target(
         _picture, _picture_seeds, (DataError,), 2048, (b"IHDR", b"PLTE", b"\xff\xd8")

@@ -9,7 +9,7 @@ MODULES = {
     "sealed": ("stream", "stanzas", "broadcast", "segment", "enrolment", "key_file", "ledger"),
     "trusted": ("delegations", "devices"),
     "files": ("idx", "csv", "npz", "users"),
-    "datasets": ("cifar", "parquet", "picture"),
+    "datasets": ("cifar", "hf", "parquet", "picture", "recording"),
     "graphs": ("onnx_wire", "graph_check", "backbone"),
     "machines": ("device", "proxy", "cloud"),
     "batches": ("batch", "spool"),

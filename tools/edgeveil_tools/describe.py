@@ -21,7 +21,7 @@ from edgeveil.config.explain import number
 from edgeveil.data.table_form import date_in, number_reader
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.audio import AUDIO_ENDINGS
-from edgeveil.parts.sources.guess import MOSTLY, Guess, guess, mostly
+from edgeveil.parts.sources.guess import MOSTLY, Guess, guess, mostly, without_units
 from edgeveil.parts.sources.images import FORMATS, class_folders, files_below
 from edgeveil.parts.sources.tables import csv_rows, jsonl_rows, parquet_rows
 
@@ -29,6 +29,7 @@ OF_NUMBER = "in place of classes"  # a draft's remark on a numeric label
 _MISSING = ("?", "NA", "N/A", "NaN", "nan", "null", "None", "-")
 _LABELS = ("label", "class", "target", "y", "outcome", "diagnosis", "income")
 _FEW = 10  # different texts of a label
+_WIDER = 10.0  # times the range of most values: worth a note
 _LIST = 64  # different texts that make a category; more make a name or a remark
 _USUAL = 100  # records of a device
 _WIDTH = 100
@@ -93,14 +94,25 @@ class _Look:
             return f"{len(self.texts)} different texts"
         return ""
 
+    @cached_property
+    def _numbers(self) -> list[float]:
+        read = number_reader(self.form)
+        return sorted(n for text in self.texts.elements() if math.isfinite(n := read(text)))
+
     @property
     def span(self) -> tuple[float, float]:
-        read = number_reader(self.form)
-        found = [value for text in self.texts if math.isfinite(value := read(text))]
-        low, high = min(found, default=0.0), max(found, default=1.0)
-        step = _step(high - low)
-        low, high = math.floor(low / step) * step, math.ceil(high / step) * step
-        return (low, high) if low < high else (low, low + step)
+        found = self._numbers or [0.0, 1.0]
+        return _around(found[0], found[-1])
+
+    @property
+    def why_wide(self) -> str:
+        """Why a range without its few lowest and highest values is much narrower, or ""."""
+        found = self._numbers
+        few = max(1, len(found) // 100)
+        most = found[few:-few] if len(found) > _FEW else found
+        if not most or not 0 < most[-1] - most[0] < (found[-1] - found[0]) / _WIDER:
+            return ""
+        return f"{len(most)} of {len(found)} values are within {_ends(_around(most[0], most[-1]))}"
 
 
 def describe(path: Path, label: str | None = None, devices: int | None = None) -> Draft:
@@ -123,7 +135,7 @@ def _rows(path: Path, read_as: Guess) -> tuple[list[str], list[list[str]]]:
         return (parquet_rows if read_as.source == "parquet" else jsonl_rows)(path)
     rows = csv_rows(path, read_as.form)
     if read_as.header:
-        return rows[0], rows[1:]
+        return rows[0], without_units(rows)[1:]
     width = Counter(map(len, rows)).most_common(1)[0][0]
     return [f"v{at}" for at in range(1, width + 1)], rows
 
@@ -132,7 +144,7 @@ def _of_table(
     path: Path, read_as: Guess, label: str | None, devices: int | None, notes: list[str]
 ) -> Iterator[str]:
     names, every = _rows(path, read_as)
-    rows = [row for row in every if len(row) == len(names)]
+    rows = [row for row in every if len(row) == len(names) and row != names]
     index = [name for name in names if _ROW_INDEX.fullmatch(name)]
     notes += [f"'{name}' is left out: it looks like a row index of pandas" for name in index]
     counts = Counter(filter(None, names))
@@ -140,7 +152,8 @@ def _of_table(
     if not (rows and once):
         raise DataError("holds no records", where=str(path), fix="name a file with some")
     if len(rows) < len(every):
-        notes.append(f"{len(every) - len(rows)} lines have another number of cells: left out")
+        why = "have another number of cells, or repeat the header: left out"
+        notes.append(f"{len(every) - len(rows)} lines {why}")
     looks = [_look(names[at], [row[at].strip() for row in rows], read_as.form) for at in once]
     chosen = _label(path, looks, label)
     if label is None:
@@ -151,6 +164,8 @@ def _of_table(
     unread = {look.name: look.why_unread for look in others if not look.numeric and not look.dated}
     notes += [f"'{name}' is left out: {why}" for name, why in unread.items() if why]
     others = [look for look in others if not unread.get(look.name)]
+    wide = {look.name: look.why_wide for look in (*others, chosen) if look.numeric}
+    notes += [f"'{name}' has a wide range, but {why}" for name, why in wide.items() if why]
     if not others:
         why = "; ".join(note for note in notes if "left out" in note)
         what = f"has no column that can be read{why and f': {why}'}"
@@ -286,6 +301,13 @@ def _head(path: Path, records: int, devices: int | None) -> Iterator[str]:
     yield f"  nominal_records: {nominal}   # public: about as many as each device has"
     yield "  schema:"
     yield "    origin: own_records   # refused in a job"
+
+
+def _around(low: float, high: float) -> tuple[float, float]:
+    """Return a range of round ends."""
+    step = _step(high - low)
+    low, high = math.floor(low / step) * step, math.ceil(high / step) * step
+    return (low, high) if low < high else (low, low + step)
 
 
 def _step(width: float) -> float:

@@ -39,11 +39,13 @@ _WHY = {
 }
 _FROM_FEATHER = "write it as Parquet: pandas.read_feather(FILE).to_parquet('records.parquet')"
 _FROM_JSON = "write one object a line: in pandas to_json(FILE, orient='records', lines=True)"
-_ARFF_FILE = ("ARFF", "write what follows @data as CSV, under a line of the attributes' names")
+_FROM_EXCEL = "save its sheet as CSV: pandas.read_excel(FILE).to_csv('records.csv', index=False)"
+_FROM_ARFF = "pandas.DataFrame(scipy.io.arff.loadarff(FILE)[0]).to_parquet('records.parquet')"
+_ARFF_FILE = ("ARFF", f"write it as Parquet: {_FROM_ARFF}")
 # Beginnings of files, in lower case, and how to get a table from them.
 _OTHERS = {
-    b"pk\x03\x04": ("an Excel workbook, or another ZIP archive", "save its sheet as CSV"),
-    b"\xd0\xcf\x11\xe0": ("an Excel workbook of 1997 to 2003", "save its sheet as CSV"),
+    b"pk\x03\x04": ("an Excel workbook, or another ZIP archive", _FROM_EXCEL),
+    b"\xd0\xcf\x11\xe0": ("an Excel workbook of 1997 to 2003", _FROM_EXCEL),
     b"arrow1": ("Feather", _FROM_FEATHER),
     b"fea1": ("Feather", _FROM_FEATHER),
     b"\x1f\x8b": ("compressed by gzip", "unpack it with gunzip"),
@@ -108,6 +110,8 @@ def guess(
         raise DataError(what, where=str(file), fix="name every column in the first line")
     if header:
         notes += _unread(rows[0])
+        if len(without_units(rows)) < len(rows):
+            notes.append("below the header is a second one, such as units: delete that line")
     return Guess("csv", form, header, schema, tuple(notes))
 
 
@@ -169,7 +173,7 @@ def _cut_as(lines: Sequence[str], form: TableForm, known: set[str], where: str) 
     if best is None:
         what = "is no table: no sign separates its lines into cells of a steady number"
         raise DataError(what, where=where, fix="write CSV, one record a line")
-    return _with_signs(_stripped(lines, best), best)
+    return _with_signs(without_units(_stripped(lines, best)), best)
 
 
 def _below_preamble(lines: Sequence[str], form: TableForm, known: set[str]) -> TableForm:
@@ -231,6 +235,18 @@ def _with_signs(rows: list[list[str]], form: TableForm) -> TableForm:
     orders: list[Any] = ["iso", "day_first", "month_first"]
     dated = [sum(mostly(column, _dates(one)) for column in columns) for one in orders]
     return best.model_copy(update={"dates": orders[dated.index(max(dated))]})
+
+
+def without_units(rows: list[list[str]]) -> list[list[str]]:
+    """Return rows without a second header: texts above numbers, none of which recurs below."""
+    below = [row for row in rows[2:_ROWS] if len(row) == len(rows[0])]
+    if not below or len(rows[1]) != len(rows[0]):
+        return rows
+    columns = [Counter(filter(None, column)) for column in zip(*below, strict=True)]
+    named = [(cell, texts) for cell, texts in zip(rows[1], columns, strict=True) if cell]
+    texts_alone = not any(_is_value(cell) or cell in texts for cell, texts in named)
+    above_numbers = any(mostly(texts, _is_value) for _, texts in named)
+    return rows[:1] + rows[2:] if texts_alone and above_numbers else rows
 
 
 def _columns_read(columns: Sequence[Counter[str]], form: TableForm) -> int:

@@ -217,7 +217,7 @@ def _row(
     missing = float("nan")
     if len(cells) != width:
         return [missing] * len(named), f"{len(cells)} columns, the first line has {width}"
-    if read is number_in and len(named) == width:
+    if read is number_in and len(named) == width and "_" not in "".join(cells):
         with suppress(ValueError):
             return list(map(float, cells)), ""  # the common case
     row, fault = [_number(cells[at], read) for at in named], ""

@@ -1,6 +1,8 @@
 """`FederatedClassifier` and `FederatedRegressor`: checks of scikit-learn, fleets, ranges, jobs."""
 
+import gc
 import pickle
+import tempfile
 import warnings
 
 import numpy as np
@@ -18,6 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 import edgeveil
 from edgeveil import FederatedClassifier, FederatedRegressor
 from edgeveil.errors import ConfigError
+from edgeveil_tools.local.children import scratch
 from tests.unit.edgeveil_tools.test_in_memory import BY_NAME, SCHEMA, people
 
 # docs/python.md lists them with their reason
@@ -62,6 +65,16 @@ def test_a_classifier_learns_scores_and_survives_clone_and_pickle():
     with pytest.raises(NotFittedError):
         fresh.predict(X)
     assert fresh.fit(X, Y).model_ == found.model_  # the same seed
+
+
+def test_a_fit_leaves_no_file_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    other_run = scratch(keep=False, parent=tmp_path)
+    with other_run, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        FederatedClassifier(epsilon=None, **PUBLIC).fit(X, Y)
+        gc.collect()
+    assert not [one for one in seen if one.category is ResourceWarning]
 
 
 def test_the_price_is_that_of_the_parameters_and_the_seed_decides_the_noise():
@@ -142,36 +155,18 @@ def test_a_job_of_ones_own_reads_texts_and_gaps_by_name(job):
     assert cheaper.result_.content["devices"] == 4
 
 
-class PlayedCloud:
-    """A cloud whose devices hold `records`: a submitted job is simulated."""
-
-    def __init__(self, records):
-        self.records, self.jobs = records, []
-
-    def submit(self, job):
-        self.jobs.append(edgeveil.simulate(job, data=self.records, report=False, workers=0))
-        return f"job-{len(self.jobs)}"
-
-    def wait(self, job):
-        return {"id": job, "status": "completed"}
-
-    def model(self, job):
-        return self.jobs[int(job.partition("-")[2]) - 1].model.read_bytes()
-
-
-def test_over_a_cloud_the_records_stay_on_its_devices(job):
-    frame = people().dropna(subset="rich")
-    found = FederatedClassifier(cloud=PlayedCloud(frame), job=job)
-    with pytest.raises(ValueError, match="stay on devices"):
-        found.fit(frame.drop(columns="rich"), frame["rich"])
-    found.fit()
-    assert found.job_id_ == "job-1" and found.classes_.tolist() == ["no", "yes"]
-    assert set(found.predict(frame.drop(columns="rich"))) <= {"no", "yes"}
-    with pytest.raises(ValueError, match="pass a job"):
-        FederatedClassifier(cloud=PlayedCloud(frame)).fit()
-
-
+QUICKSTART = "configs/jobs/quickstart.yaml"
 REFUSED = {
+    "records beside a cloud": (
+        lambda: FederatedClassifier(cloud=edgeveil.Cloud, job=QUICKSTART).fit(X, Y),
+        ValueError,
+        "stay on devices",
+    ),
+    "a cloud without a job": (
+        lambda: FederatedClassifier(cloud=edgeveil.Cloud).fit(),
+        ValueError,
+        "pass a job",
+    ),
     "no labels": (lambda: FederatedClassifier().fit(X), ValueError, "y to be passed"),
     "one class": (lambda: FederatedClassifier().fit(X, Y * 0), ValueError, "class"),
     "fewer records than devices": (

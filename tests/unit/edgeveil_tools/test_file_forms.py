@@ -1,11 +1,14 @@
 """Files as people have them: every command and device reads one alike, or refuses its kind."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
+import scipy.io.arff
 import yaml
 from PIL import Image
 from pyarrow import feather, parquet
@@ -181,24 +184,31 @@ def values(schema, x):
     return found
 
 
+def played(file, folder, capsys):
+    """Check the file, draft, check and run its job; returns the job's file and the notes."""
+    assert main(["check", str(file), "--json"]) == 0
+    (drafted,) = said(capsys)["files"]
+    assert main(["init", "--from", str(file), "--out", str(folder / "job"), "--json"]) == 0
+    assert said(capsys)["notes"] == drafted["notes"]
+    job_file = folder / "job" / "job.yaml"
+    text = job_file.read_text().replace("own_records", "public").replace("rounds: 10", "rounds: 1")
+    job_file.write_text(text.replace("devices: 20", "devices: 5"))
+    assert main(["check", str(job_file), "--json"]) == 0
+    run = ["run", str(job_file), "--simulate", "--workers", "0", "--out", str(folder / "out")]
+    assert main([*run, "--json", "-q"]) == 0
+    assert said(capsys)["status"] == "completed"
+    return job_file, drafted["notes"]
+
+
 @pytest.mark.parametrize("name", READ)
 def test_a_table_is_read_alike_by_every_command_and_device(name, tmp_path, capsys):
     content, form, columns = READ[name]
     file = written(tmp_path, name, content)
-    assert main(["check", str(file), "--json"]) == 0
-    (drafted,) = said(capsys)["files"]
-    assert main(["init", "--from", str(file), "--out", str(tmp_path / "job"), "--json"]) == 0
-    assert said(capsys)["notes"] == drafted["notes"]
-    notes = " ".join(drafted["notes"])
-    assert all(key in notes for key in form or ())
-    job_file = tmp_path / "job" / "job.yaml"
-    text = job_file.read_text().replace("origin: own_records", "origin: public")
-    job_file.write_text(text)
-    stated = yaml.safe_load(text)["local_run"]["data"]
+    job_file, notes = played(file, tmp_path, capsys)
+    assert all(key in " ".join(notes) for key in form or ())
+    stated = yaml.safe_load(job_file.read_text())["local_run"]["data"]
     assert stated.get("form", {}) == (form or {})
     assert stated.get("header") == (None if form is None else True)
-    assert main(["check", str(job_file), "--json"]) == 0
-    capsys.readouterr()
 
     job, run = local_job(job_file, Overrides())
     schema = job.data.schema_
@@ -208,8 +218,8 @@ def test_a_table_is_read_alike_by_every_command_and_device(name, tmp_path, capsy
     assert set(found) == set(columns)
     for column, wanted in columns.items():
         assert found[column] == pytest.approx(wanted, rel=1e-5)
-    played = np.concatenate([dealt(job, run)[0].x, held(job, run).x])
-    assert sorted(played.tolist()) == sorted(x.tolist())
+    of_run = np.concatenate([dealt(job, run)[0].x, held(job, run).x])
+    assert sorted(of_run.tolist()) == sorted(x.tolist())
 
     (tmp_path / "model.onnx").write_bytes(model_of(schema))
     states = [row[2] for row in ROWS]
@@ -261,71 +271,74 @@ def test_what_is_no_table_is_refused_by_its_kind_and_nothing_is_drafted(
     ):
         assert main(command) != 0, command
         shown = capsys.readouterr()
-        assert kind in shown.out + shown.err, command
+        assert kind in shown.out + shown.err and "ok (records)" not in shown.out, command
     assert not (tmp_path / "out").exists()
 
 
-LEFT_OUT = {
-    "units": ("temp,load,turns,state\n20.5 C,31 %,1,ok\n71.0 C,88 %,2,hot\n", ["temp", "load"]),
-    "prices": ("temp,fee,state\n1,$3.50,ok\n2,$ 4,hot\n", ["fee"]),
-    "names": (
-        "who,temp,state\n" + "".join(f"p{n},{n},{('ok', 'hot')[n % 2]}\n" for n in range(40)),
-        ["who"],
+ARFF = "@relation box\n@attribute temp numeric\n@attribute load numeric\n"
+ARFF += "@attribute state {ok, hot}\n@data\n"
+
+
+@pytest.mark.parametrize("name", ["Feather", "ARFF"])
+def test_the_way_out_that_a_refusal_names_makes_a_table(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = written(tmp_path, name, None if name == "Feather" else ARFF + cut(names=()))
+    assert main(["check", str(file)]) != 0
+    (way,) = re.findall(r"(pandas\..*\))", capsys.readouterr().out)
+    eval(way, {"pandas": pd, "scipy": scipy, "FILE": file})
+    played(tmp_path / "records.parquet", tmp_path, capsys)
+
+
+REVIEWS = "text,mood\nit runs quietly,good\nit howls and leaks,bad\nit is loud and hot,bad\n"
+FIRST_PERSON = "young,left,low,no\nold,right,high,yes\nyoung,right,low,no\nold,left,high,yes\n"
+WHO = "who,temp,state\n" + "".join(f"p{n},{n},{('ok', 'hot')[n % 2]}\n" for n in range(40))
+NUMBERED = "".join(f"p{n},{row}\n" for n, row in enumerate(FIRST_PERSON.splitlines()))
+MANY = dict.fromkeys(["v1", "v2", "v3", "v4"], "category")
+NUMBER, NUMBERS = {"temp": "number"}, {"temp": "number", "load": "number"}
+# content, a word of the notes, and the kinds of the columns that are read
+NOTED = {
+    "units": (
+        "temp,load,turns,state\n20.5 C,31 %,1,ok\n71.0 C,88 %,2,hot\n",
+        "'load' is left out",
+        {"turns": "number"},
     ),
-    "an index of pandas": ("Unnamed: 0,temp,state\n0,1,ok\n1,2,hot\n", ["Unnamed: 0"]),
-    "nothing given": ("temp,none,state\n1,,ok\n2,,hot\n", ["none"]),
+    "prices": ("temp,fee,state\n1,$3.50,ok\n2,$ 4,hot\n", "'fee' is left out", NUMBER),
+    "names": (WHO, "'who' is left out", NUMBER),
+    "pandas": ("Unnamed: 0,temp,state\n0,1,ok\n1,2,hot\n", "'Unnamed: 0' is left out", NUMBER),
+    "nothing given": ("temp,none,state\n1,,ok\n2,,hot\n", "'none' is left out", NUMBER),
+    "a total": ("temp,state\n" + "1,ok\n2,hot\n" * 10 + "Total,\n", "1 of 21 records", NUMBER),
+    "free text": (REVIEWS, "label 'mood'", {"text": "text"}),
+    "a first person": (FIRST_PERSON, "header false", dict.fromkeys(["v1", "v2", "v3"], "category")),
+    "a first person with a number": (NUMBERED, "header false", MANY),
+    "units below the header": (cut().replace("\n", "\nC,%,\n", 1), "a second one", NUMBERS),
+    "a header again": (cut() + cut(), "repeat the header", NUMBERS),
+    "a far value": (cut() + cut(names=()) * 5 + "1e9,0.5,ok\n", "'temp' has a wide", NUMBERS),
 }
 
 
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_column_that_no_schema_reads_is_left_out_by_name(name, tmp_path, capsys):
-    text, columns = LEFT_OUT[name]
+@pytest.mark.parametrize("name", NOTED)
+def test_a_draft_notes_what_is_odd_and_a_device_serves_what_predict_says(name, tmp_path, capsys):
+    text, note, kinds = NOTED[name]
     (tmp_path / "a.csv").write_text(text)
-    assert main(["check", str(tmp_path / "a.csv"), "--json"]) == 0
-    (found,) = said(capsys)["files"]
-    drafted = DataSchema.model_validate_json(
-        json.dumps(yaml.safe_load(found["draft"])["data"]["schema"])
-    )
-    assert not {name for one in drafted.columns for name in one.names} & set(columns)
-    for column in columns:
-        assert any(f"'{column}' is left out" in note for note in found["notes"])
-
-
-def test_records_without_a_label_such_as_a_total_are_counted(tmp_path, capsys):
-    (tmp_path / "a.csv").write_text("temp,state\n1,ok\n2,hot\n3,ok\nTotal,\n")
-    assert main(["check", str(tmp_path / "a.csv"), "--json"]) == 0
-    assert any(note.startswith("1 of 4 records") for note in said(capsys)["files"][0]["notes"])
-
-
-def test_free_text_is_drafted_as_a_column_of_text(tmp_path, capsys):
-    text = "text,mood\nthe pump runs quietly,good\nit howls and leaks,bad\nno trouble at all,good\n"
-    (tmp_path / "a.csv").write_text(text + "it is loud and hot,bad\n")
-    assert main(["check", str(tmp_path / "a.csv"), "--json"]) == 0
-    drafted = yaml.safe_load(said(capsys)["files"][0]["draft"])["data"]["schema"]
-    assert drafted["columns"] == [{"name": "text", "text": {}}]
-    assert drafted["label"] == {"column": "mood", "classes": ["bad", "good"]}
+    job_file, notes = played(tmp_path / "a.csv", tmp_path, capsys)
+    assert any(note in one for one in notes)
+    schema, model = local_job(job_file, Overrides())[0].data.schema_, tmp_path / "out/model.onnx"
+    assert len(schema.label.names) == 2
+    found = [(name, one) for one in schema.columns for name in one.names]
+    assert [name for name, one in found if getattr(one, kinds[name]) is not None] == list(kinds)
+    assert main(["predict", str(model), str(tmp_path / "a.csv"), "--json"]) == 0
+    told = said(capsys)
+    of_file = {"names": schema.header, "dtype": str, "keep_default_na": False}
+    records = pd.read_csv(tmp_path / "a.csv", **of_file)[list(kinds)].to_dict("records")
+    answer = served_by(model, schema).predict(posted(records=records))
+    assert answer.plain() == told["predictions"]
+    assert list(answer.unread) == told["unread"]
 
 
 def test_where_no_column_is_left_nothing_is_drafted(tmp_path):
     (tmp_path / "a.csv").write_text("temp,load,state\n20.5 C,31 %,ok\n71.0 C,88 %,hot\n")
     assert main(["init", "--from", str(tmp_path / "a.csv"), "--out", str(tmp_path / "a")]) == 4
     assert not (tmp_path / "a").exists()
-
-
-FIRST_PERSON = "young,left,low,no\nold,right,high,yes\nyoung,right,low,no\nold,left,high,yes\n"
-
-
-@pytest.mark.parametrize("lead", ["", "p1,"])
-def test_the_first_person_of_a_table_without_a_header_is_a_record(lead, tmp_path, capsys):
-    rows = FIRST_PERSON.splitlines()
-    (tmp_path / "a.csv").write_text(
-        "".join(f"{lead and f'p{n},'}{row}\n" for n, row in enumerate(rows))
-    )
-    assert main(["init", "--from", str(tmp_path / "a.csv"), "--out", str(tmp_path / "a")]) == 0
-    plain = yaml.safe_load((tmp_path / "a" / "job.yaml").read_text())
-    assert plain["local_run"]["data"]["header"] is False
-    assert "young" not in plain["data"]["schema"]["header"]
-    assert len(plain["data"]["schema"]["header"]) == 4 + bool(lead)
 
 
 def test_predictions_count_what_they_could_not_read_or_clipped(plain_job, tmp_path, capsys):

@@ -177,6 +177,20 @@ def test_each_holder_trains_on_its_own_records_alone(jobs):
         assert records.x[share].tobytes() == X[fleet == number].tobytes()
 
 
+def test_a_loss_that_is_nan_at_one_holder_is_named_and_costs_its_own_answers_alone(tmp_path):
+    job = OF_NUMBERS | {"model": {"name": "mlp"}, "train": {"method": "sgd", "rounds": 2}}
+    job |= {"features": [], "privacy": {"accept_unproven": True}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    fleet, models, logs = np.arange(len(X)) % 3, [], []
+    how = {"fleet": fleet, "test_data": (X, Y), "accept_unprotected": True, **QUICK}
+    for value in (3e38, np.nan):  # NaN: no record of this holder is learned from
+        x = np.where(fleet[:, None] == 0, np.float32(value), X)
+        run = edgeveil.simulate(tmp_path / "job.yaml", data=(x, Y), **how)
+        models.append(run.model.read_bytes())
+        logs.append((run.folder / "logs/simulation.log").read_text().count("not finite"))
+    assert models[0] == models[1] and logs == [2, 0]
+
+
 def test_hugging_face_class_numbers_and_pictures_are_read_by_a_schema():
     names = ["cat", "dog"]
     features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -196,7 +197,8 @@ class _Shelf:
 
     def __init__(self) -> None:
         self._places = dict[tuple[int, int], tuple[int, np.dtype[Any], tuple[int, ...]]]()
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the shelf
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
 
     def clear(self) -> None:
         self._places.clear()

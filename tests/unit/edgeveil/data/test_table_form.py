@@ -25,6 +25,8 @@ from edgeveil.parts.sources.tables import json_object
     [
         ({}, "1.5", 1.5),
         ({}, "1,5", None),
+        ({}, "1_000", None),
+        ({"thousands": ","}, "1_000", None),
         ({"decimal": ","}, "1,5", 1.5),
         ({"decimal": ","}, "-,5e2", -50),
         ({"decimal": ","}, "1.5", None),

@@ -61,7 +61,7 @@ ROWS = [
     ("4.0", "a", 9, "ok"),  # alone in its window
     ("-1", "b", -3, "ok"),
     ("-0.5", "b", -1, "strange"),
-    ("soon", "b", 5, "ok"),
+    ("1_0", "b", 5, "ok"),
 ]
 
 

@@ -13,6 +13,7 @@ from edgeveil.config.policy import AllowedPythonModel, Policy
 from edgeveil.data.records import Records
 from edgeveil.errors import DataError
 from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.rehearsal import rehearse_device
 from edgeveil.parts.models import build_network
 from edgeveil.parts.models.python_model import PythonParameters, _weights, loaded
 from edgeveil.plugins import code_digest
@@ -123,6 +124,11 @@ def test_another_architecture_or_no_model_is_named(function):
     with pytest.raises(DataError) as found:
         trained(function)
     assert found.value.where == "train.function"
+    train = {"method": "custom", "function": f"own_training:{function}"}
+    job = Job.model_validate(JOB | {"train": train, "privacy": {"accept_unproven": True}})
+    with pytest.raises(DataError, match=r"train\.function"):  # before anything is priced
+        plan = compile_job(job)
+        rehearse_device(plan, plan.graph(), trains=True, records=3, processor="cpu")
 
 
 def test_a_loss_of_ones_own_is_the_one_that_is_followed():

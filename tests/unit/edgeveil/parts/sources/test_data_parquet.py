@@ -41,7 +41,7 @@ def test_numbers_of_every_kind_and_gaps_that_drop_their_own_record_alone(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "column", [["a", "2.5"], [[1.0], [2.0]], [b"x", b"y"], [datetime.date(2020, 1, 1)] * 2]
+    "column", [["1_000", "2.5"], [[1.0], [2.0]], [b"x", b"y"], [datetime.date(2020, 1, 1)] * 2]
 )
 def test_a_column_of_no_numbers_drops_what_is_none_and_is_named_to_the_owner(tmp_path, column):
     file = write(tmp_path, odd=column, kind=[0, 1])
