@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -51,21 +52,23 @@ def read_token(path: Path) -> str:
 class ExpiringSecrets(Generic[T]):
     """Random secrets in memory that expire, at most `most`, stored as digests."""
 
-    def __init__(self, lasts_s: float, most: int) -> None:
-        self._lasts_s, self._most = lasts_s, most
+    def __init__(
+        self, lasts_s: float, most: int, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._lasts_s, self._most, self._now_s = lasts_s, most, now_s
         self._held: dict[bytes, tuple[T, float]] = {}
 
     def add(self, value: T) -> str:
         while len(self._held) >= self._most:
             del self._held[next(iter(self._held))]
         made = secrets.token_urlsafe(32)
-        self._held[secret_digest(made)] = value, time.monotonic() + self._lasts_s
+        self._held[secret_digest(made)] = value, self._now_s() + self._lasts_s
         return made
 
     def get(self, secret: str) -> T | None:
         """Return the secret's value; None if expired or unknown."""
         value, ends_s = self._held.get(secret_digest(secret), (None, 0.0))
-        return value if time.monotonic() < ends_s else None
+        return value if self._now_s() < ends_s else None
 
     def drop(self, secret: str) -> None:
         self._held.pop(secret_digest(secret), None)
