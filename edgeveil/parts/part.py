@@ -49,7 +49,7 @@ def only_for(**defaults: Any) -> WrapValidator:
         if name in defaults:
             value = defaults[name] if value is None else value
             return inner(as_tuples(value))
-        if value is not None and value is not ...:
+        if name is not None and value is not None and value is not ...:
             raise ValueError(f"unknown key here, it belongs to {' and '.join(defaults)}")
         return ...
 
