@@ -23,6 +23,7 @@ from typing import Any
 from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import ADMIN_ACTION
 from edgeveil.errors import CryptoError, EdgeVeilError
+from edgeveil.storage import json_object
 
 AUDIT_FILE = "audit.jsonl"
 NEW_KEY = "new_key"
@@ -39,15 +40,8 @@ class AuditLogError(EdgeVeilError):
 class AuditLog:
     """The log at `path`, signed with `key`; `succeeds`: a new key may follow the last line's."""
 
-    def __init__(
-        self,
-        path: Path,
-        key: SigningKey,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        *,
-        succeeds: bool = False,
-    ) -> None:
-        self._path, self._key, self._now, self._succeeds = path, key, now, succeeds
+    def __init__(self, path: Path, key: SigningKey, *, succeeds: bool = False) -> None:
+        self._path, self._key, self._succeeds = path, key, succeeds
 
     def append(self, action: str, what: Mapping[str, Any]) -> None:
         """Add a line durably. Raises OSError, and AuditLogError if the last line is damaged."""
@@ -79,7 +73,7 @@ class AuditLog:
     ) -> bytes:
         entry = {
             "number": before["number"] + 1 if before else 1,
-            "time": f"{self._now():%Y-%m-%dT%H:%M:%SZ}",
+            "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             "action": action,
             "what": dict(what),
             "before": hashlib.sha256(last).hexdigest(),
@@ -167,12 +161,9 @@ def _payload(entry: Mapping[str, Any]) -> bytes:
 def _entry(line: bytes, where: str) -> dict[str, Any]:
     kinds: dict[str, type] = {"number": int, "what": dict}
     kinds |= dict.fromkeys(("time", "action", "before", "key", "signature"), str)
-    try:
-        found = json.loads(line) if len(line) <= _LINE_BYTES else None
-    except (ValueError, RecursionError):
-        found = None
+    found = json_object(line) if len(line) <= _LINE_BYTES else None
     if (
-        not isinstance(found, dict)
+        found is None
         or set(found) != set(kinds)
         or any(type(found[key]) is not kind for key, kind in kinds.items())
     ):

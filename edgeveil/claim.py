@@ -19,6 +19,7 @@ from edgeveil.crypto.keys import SigningKey, VerifyKey, sign, verify
 from edgeveil.crypto.labels import CLAIM, CLAIM_ANSWER, CLAIM_KEY, context
 from edgeveil.enrolment import Enrolment, EnrolmentError
 from edgeveil.errors import CryptoError, EdgeVeilError
+from edgeveil.storage import json_object
 
 USER = "claim"  # broker user of every box without a certificate of its own
 MESSAGE_BYTES = 8192
@@ -157,10 +158,7 @@ def _asked(enrolment: Enrolment, tls_key: bytes) -> bytes:
 def _object(raw: bytes, keys: set[str]) -> dict[str, Any]:
     if len(raw) > MESSAGE_BYTES:
         raise ClaimError(f"is over {MESSAGE_BYTES} bytes")
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or set(found) != keys or found["format"] != _FORMAT:
+    found = json_object(raw)
+    if found is None or set(found) != keys or found["format"] != _FORMAT:
         raise ClaimError("is no message about a claim")
     return found

@@ -1,15 +1,10 @@
-"""Tables of names; the name in a table is the name in the YAML."""
+"""Names of parts, which are the names in the YAML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Generic, TypeVar
-
-from edgeveil.errors import UsageError
-
-T = TypeVar("T")
+from typing import Any
 
 
 def known_names(family: str) -> list[str]:
@@ -35,26 +30,3 @@ def nearest(name: str, known: list[str]) -> str:
     if close:
         return f"did you mean '{names[close[0]]}'?"
     return f"known: {', '.join(sorted({*known}))}"
-
-
-class Table(Generic[T]):
-    """A fixed mapping from names to implementations of one family."""
-
-    def __init__(self, family: str, entries: dict[str, T]) -> None:
-        self.family, self._entries = family, dict(entries)
-
-    def __getitem__(self, name: str) -> T:
-        try:
-            return self._entries[name]
-        except KeyError:
-            what = f"unknown {self.family} '{name}'"
-            raise UsageError(what, fix=nearest(name, self.names())) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def names(self) -> list[str]:
-        return list(self._entries)

@@ -7,6 +7,7 @@ names the file and the fix.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import sqlite3
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from edgeveil.errors import EdgeVeilError
 
@@ -309,6 +311,24 @@ def read_private(path: Path, what: str, error: type[EdgeVeilError], most_bytes: 
             text = f"other users of this machine may read this {what}"
             raise error(text, where=str(path), fix=f"chmod 600 {path}")
         return file.read(most_bytes)
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """Return the object of a JSON text, None for anything else. No text raises."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def file_stamp(path: Path | None) -> tuple[int, int]:
+    """Return time and size: a file that is emptied and rewritten may keep its time."""
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        found = None
+    return (found.st_mtime_ns, found.st_size) if found else (0, 0)
 
 
 def sync_folder(folder: Path) -> None:

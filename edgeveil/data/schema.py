@@ -274,11 +274,9 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
 
 def _labels(label: Label, at: str) -> Iterator[Mix]:
     names = [n for one in label.classes for n in ((one,) if isinstance(one, str) else one)]
-    if (twice := _twice(names)) is not None:
-        yield Mix((f"{at}.label.classes",), f"'{twice}' occurs twice; name each class once")
-    if (twice := _twice([*label.normal, *label.anomalous])) is not None:
-        keys = (f"{at}.label.normal", f"{at}.label.anomalous")
-        yield Mix(keys, f"'{twice}' occurs twice; list each label once")
+    yield from _twice(names, "name each class once", f"{at}.label.classes")
+    keys = (f"{at}.label.normal", f"{at}.label.anomalous")
+    yield from _twice([*label.normal, *label.anomalous], "list each label once", *keys)
     if label.anomalous and not label.normal:
         text = "needs label.normal, which is missing; add for example normal: [ok]"
         yield Mix((f"{at}.label.anomalous", f"{at}.label"), text)
@@ -300,9 +298,8 @@ def _labels(label: Label, at: str) -> Iterator[Mix]:
 
 def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator[Mix]:
     named = [name for one in columns for name in one.names]
-    twice, label = _twice(named), schema.label.column
-    if twice is not None:
-        yield Mix((f"{at}.columns",), f"'{twice}' occurs twice; name each column once")
+    label = schema.label.column
+    yield from _twice(named, "name each column once", f"{at}.columns")
     if schema.windows is not None:
         for key, text in faults(schema.windows, [*named, *(() if label is None else (label,))]):
             yield Mix((f"{at}.windows.{key}", f"{at}.windows"), text)
@@ -316,8 +313,7 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
         yield from _column(column, schema.missing, f"{at}.columns.{index}")
     if schema.header is None:
         return
-    if (again := _twice(schema.header)) is not None:
-        yield Mix((f"{at}.header",), f"'{again}' occurs twice; give each column its own name")
+    yield from _twice(schema.header, "give each column its own name", f"{at}.header")
     needed = label if label is not None and not schema.anomaly else None
     ordering = () if schema.windows is None else schema.windows.columns
     wanted, there = (*named, *ordering, *([needed] if needed else ())), set(schema.header)
@@ -342,8 +338,7 @@ def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
         yield Mix((f"{at}.years", f"{at}.date", at), text)
     elif column.years is not None and column.years[0] >= column.years[1]:
         yield _not_a_range(column.years, f"{at}.years")
-    if (twice := _twice(column.date)) is not None:
-        yield Mix((f"{at}.date",), f"'{twice}' occurs twice; name each part once")
+    yield from _twice(column.date, "name each part once", f"{at}.date")
     if column.text is not None:
         if not (column.text.words or column.text.characters):
             yield Mix((f"{at}.text",), "counts nothing; set words: 2, or characters: [3, 5]")
@@ -354,11 +349,9 @@ def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
         if (column.tokens.buckets is None) == (not column.tokens.vocabulary):
             text = "needs either buckets or a vocabulary; write buckets: 4096, or file: vocab.txt"
             yield Mix((f"{at}.tokens",), text)
-        if (twice := _twice(column.tokens.vocabulary)) is not None:
-            yield Mix((f"{at}.tokens.vocabulary",), f"'{twice}' occurs twice; name each once")
+        yield from _twice(column.tokens.vocabulary, "name each once", f"{at}.tokens.vocabulary")
     if column.category is not None:
-        if (twice := _twice(column.category)) is not None:
-            yield Mix((f"{at}.category",), f"'{twice}' occurs twice; name each once")
+        yield from _twice(column.category, "name each once", f"{at}.category")
         for name in column.category:
             if name in missing or not name.strip():
                 text = f"'{name}' means a missing value, which has a place already"
@@ -381,6 +374,8 @@ def _not_a_range(given: tuple[float, float], at: str) -> Mix:
     return Mix((at,), text)
 
 
-def _twice(names: Sequence[str]) -> str | None:
+def _twice(names: Sequence[str], fix: str, *keys: str) -> Iterator[Mix]:
+    """Yield the first of the `names` at these keys that occurs more than once."""
     counts = Counter(names)
-    return next((name for name in names if counts[name] > 1), None)
+    for name in [name for name in names if counts[name] > 1][:1]:
+        yield Mix(keys, f"'{name}' occurs twice; {fix}")

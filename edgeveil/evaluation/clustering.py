@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.errors import DataError
-from edgeveil.registry import Table
 
 NOT_EVAL = "NOT_EVAL"
 MEAN = "MEAN_SOFTMAX"
@@ -43,7 +42,7 @@ def cluster_scores(
 
     Only the first `wanted` uploads count, and of those the finite ones. Fewer than 3 rows, a single
     cluster or only clusters of one have no score. Raises DataError for a wrong shape."""
-    scored = EVALUATIONS[eval_type]
+    scored = eval_type in SCORED
     if uploads.ndim not in (2, 3) or 0 in uploads.shape[1:] or wanted < 1:
         what = f"cannot cluster shape {uploads.shape}, {wanted} wanted"
         fix = "pass vectors of shape (uploads, classes), at least one"
@@ -87,17 +86,8 @@ def _score(
     return (score, "") if math.isfinite(score) else (None, "the score is not finite")
 
 
-# True for cluster scores (Rousseeuw 1987; Caliński, Harabasz 1974; Davies, Bouldin 1979).
-EVALUATIONS: Table[bool] = Table(
-    "eval_type",
-    {
-        NOT_EVAL: False,
-        MEAN: False,
-        SILHOUETTE: True,
-        "CALINSKI_HARABASZ_SCORE": True,
-        "DAVIES_BOULDIN_SCORE": True,
-    },
-)
+# Cluster scores (Rousseeuw 1987; Caliński, Harabasz 1974; Davies, Bouldin 1979).
+SCORED = (SILHOUETTE, "CALINSKI_HARABASZ_SCORE", "DAVIES_BOULDIN_SCORE")
 
 
 def project_2d(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float64]:

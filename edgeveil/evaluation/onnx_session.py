@@ -80,17 +80,13 @@ class OnnxModel:
         )
 
     def probabilities(
-        self,
-        x: NDArray[np.float32],
-        weights: Mapping[str, NDArray[Any]],
-        *,
-        limit: RunLimit | None = None,
+        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
     ) -> NDArray[np.float64]:
         """Return `answers` of a classifier. Raises DataError for other models."""
         if self.output != PROBABILITIES:
             what = f"returns a {self.output}, and classes are required"
             raise DataError(what, where="ONNX graph")
-        return self.answers(x, weights, limit=limit)
+        return self.answers(x, weights)
 
     def answers(
         self,

@@ -29,7 +29,7 @@ from edgeveil.config.base import as_tuples as as_tuples
 from edgeveil.config.base import filled_from_file as filled_from_file
 from edgeveil.errors import OF_OTHERS_CODE, DataError, UsageError
 from edgeveil.plugins import PluginRefusedError, join, state
-from edgeveil.registry import Table, nearest
+from edgeveil.registry import nearest
 
 PrivacyStatus = Literal["proven", "claimed", "none"]
 
@@ -49,7 +49,7 @@ def only_for(**defaults: Any) -> WrapValidator:
         if name in defaults:
             value = defaults[name] if value is None else value
             return inner(as_tuples(value))
-        if value is not None and value is not ...:
+        if name is not None and value is not None and value is not ...:
             raise ValueError(f"unknown key here, it belongs to {' and '.join(defaults)}")
         return ...
 
@@ -135,12 +135,12 @@ P = TypeVar("P", bound=Part)
 B = TypeVar("B", bound=BlockPart)
 
 
-class PartTable(Table[P], Generic[P]):
+class PartTable(Generic[P]):
     """All parts of one family by name: those of the package, then those of plug-ins."""
 
     def __init__(self, package: str, kind: type[P]) -> None:
-        super().__init__(kind.what, {})
         self.package, self.kind = package, kind
+        self._entries: dict[str, P] = {}
         self.refused: dict[str, str] = {}
         """Unavailable names, of plug-ins or earlier versions, with the reason."""
         self._lock = RLock()
@@ -155,7 +155,7 @@ class PartTable(Table[P], Generic[P]):
             single = getattr(module, "PART", None)
             for part in getattr(module, "PARTS", () if single is None else (single,)):
                 if part.name in found:
-                    raise UsageError(f"two files declare {self.family} '{part.name}'")
+                    raise UsageError(f"two files declare {self.kind.what} '{part.name}'")
                 found[part.name] = part
         return dict(sorted(found.items()))
 
@@ -176,7 +176,7 @@ class PartTable(Table[P], Generic[P]):
             return found[name]
         if name in self.refused:
             raise UsageError(self.refused[name])
-        raise UsageError(f"unknown {self.family} '{name}'", fix=nearest(name, list(found)))
+        raise UsageError(f"unknown {self.kind.what} '{name}'", fix=nearest(name, list(found)))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from edgeveil.storage import write_durably
+from edgeveil.storage import json_object, write_durably
 from edgeveil.trust.metadata import Delegated, TrustedMetadata, TrustError, now_utc
 
 FORMAT = "edgeveil-trust-1"
@@ -57,12 +57,9 @@ class TrustBundle:
     @classmethod
     def parse(cls, raw: bytes, path: Path = Path("trust.json")) -> TrustBundle:
         """Parse the content of such a file. Raises TrustError `malformed_metadata`."""
-        try:
-            found = json.loads(raw) if len(raw) <= BUNDLE_BYTES else None
-        except (ValueError, RecursionError):
-            found = None
+        found = json_object(raw) if len(raw) <= BUNDLE_BYTES else None
         keys = {"format", "roots", "delegations"}
-        if not isinstance(found, dict) or set(found) != keys or found["format"] != FORMAT:
+        if found is None or set(found) != keys or found["format"] != FORMAT:
             raise _no_bundle(path)
         roots, delegations = found["roots"], found["delegations"]
         if not isinstance(roots, list) or not roots or not isinstance(delegations, str):

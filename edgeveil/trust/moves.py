@@ -18,6 +18,7 @@ from typing import Any
 from edgeveil.crypto.keys import SealingKey, SigningKey, sign, verify
 from edgeveil.crypto.labels import MOVE
 from edgeveil.errors import CryptoError
+from edgeveil.storage import json_object
 from edgeveil.trust.metadata import CELL, Delegated, RoleKey, TrustError
 
 FILE_BYTES = 64 << 20
@@ -115,14 +116,8 @@ def read_moves(path: Path) -> list[Move]:
     if len(raw) > FILE_BYTES:
         what = f"is larger than {FILE_BYTES} bytes"
         raise TrustError("malformed_move", what, where=str(path), fix=_FIX)
-    found = []
-    for number, line in enumerate(raw.splitlines(), 1):
-        try:
-            plain = json.loads(line)
-        except (ValueError, RecursionError):
-            plain = None
-        found.append(Move.from_plain(plain, f"{path}:{number}"))
-    return found
+    lines = enumerate(raw.splitlines(), 1)
+    return [Move.from_plain(json_object(line), f"{path}:{number}") for number, line in lines]
 
 
 def _signed_bytes(sealing: SealingKey, cell: str, epoch: int, number: int) -> bytes:

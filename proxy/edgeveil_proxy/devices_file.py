@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeveil.enrolment import Enrolment, EnrolmentError
+from edgeveil.storage import file_stamp, json_object
 from edgeveil.trust.metadata import RoleKey
 from edgeveil.trust.moves import Move
 from edgeveil_proxy.registry import NOTE_CHARACTERS, MovedDevice, Registry
@@ -54,11 +55,10 @@ def read_devices(path: Path) -> list[DeviceEntry]:
 
 
 def _line(line: bytes, where: str) -> DeviceEntry:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        raise EnrolmentError("is no JSON object", where=where, fix=_FIX) from None
-    if not isinstance(entry, dict) or set(entry) - {"move"} != _KEYS:
+    entry = json_object(line)
+    if entry is None:
+        raise EnrolmentError("is no JSON object", where=where, fix=_FIX)
+    if set(entry) - {"move"} != _KEYS:
         wanted = ", ".join(sorted(_KEYS))
         raise EnrolmentError(f"must have the keys {wanted}", where=where, fix=_FIX)
     note, revoked = entry["note"], entry["revoked"]
@@ -86,11 +86,7 @@ class DevicesFile:
 
     def look(self) -> bool:
         """Apply a changed file; return whether it was. Raises EnrolmentError or TrustError."""
-        try:
-            found = self._path.stat()
-            stamp = (found.st_mtime_ns, found.st_size)
-        except OSError:
-            stamp = (0, 0)
+        stamp = file_stamp(self._path)
         if stamp == self._taken and stamp != (0, 0):
             return False
         planned = read_devices(self._path)

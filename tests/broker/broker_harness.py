@@ -9,10 +9,16 @@ from edgeveil.errors import BrokerError
 from edgeveil.storage import write_durably
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink
+from edgeveil_tools.site.broker_rules import users_text
 
 PASSWORDS = {"proxy": "proxy-word", "cloud": "cloud-word", "ada": "ada-word", "bob": "bob-word"}
 UP, DOWN, ALL = "edgeveil/v1/d/{}/up", "edgeveil/v1/d/{}/down", "edgeveil/v1/all/down"
 WAIT_S = 10
+
+
+def users_file(path, users):
+    write_durably(path, users_text(users).encode(), mode=0o600)
+    return path
 
 
 class Ear:

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from itertools import count
 
 import pytest
-from broker_harness import PASSWORDS
+from broker_harness import PASSWORDS, users_file
 
 from edgeveil_tools.site.brokers import BrokerProcess, BrokerSpec
 from tests.kits.certificates import issue
@@ -28,7 +28,8 @@ def start(tmp_path):
 
         def start(users=PASSWORDS, **changes):
             folder = tmp_path / f"broker-{next(number)}"
-            process = BrokerProcess(BrokerSpec(**changes), folder, users=users)
+            file = users_file(folder.with_suffix(".users"), users)
+            process = BrokerProcess(BrokerSpec(**changes), folder, users_file=file)
             started.callback(process.stop)
             process.start()
             return process

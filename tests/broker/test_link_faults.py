@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import pytest
-from broker_harness import PASSWORDS, UP, carries, linked, listener_tls
+from broker_harness import PASSWORDS, UP, carries, linked, listener_tls, users_file
 
 from edgeveil.config.broker_profiles import PROFILES
 from edgeveil.errors import BrokerError
@@ -147,7 +147,8 @@ async def test_a_packet_crosses_that_is_larger_than_what_a_broker_takes_in_one_f
 async def test_who_keeps_to_the_profile_is_heard_in_full(tmp_path, profile, count, size):
     """Each of these, published as fast as it goes, is beyond one limit of the service."""
     plan = BrokerSpec("amqtt", acl="edge", packet_bytes=1 << 20)
-    broker = ProfiledBroker(plan, tmp_path / profile, profile, users=PASSWORDS)
+    file = users_file(tmp_path / "users", PASSWORDS)
+    broker = ProfiledBroker(plan, tmp_path / profile, profile, users_file=file)
     await asyncio.to_thread(broker.start)
     paced = {"packet_bytes": 1 << 20, "profile": PROFILES[profile]}
     async with (

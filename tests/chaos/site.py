@@ -23,6 +23,7 @@ from tests.chaos.evidence import CLOUD_STORE, spool_of, tap_ledger, tap_spool, t
 from tests.chaos.faults import COMPUTE, FaultTargets, broker_of
 from tests.chaos.relays import Relays
 from tests.chaos.supervisor import Supervisor
+from tests.kits.live_site import start_again
 
 WRONG_MASKS = "tests.chaos.wrong_masks"
 _PACKET_BYTES = 4096  # so that models, uploads and batches go in parts, and are hit between them
@@ -166,7 +167,7 @@ class ChaosSite:
             self.supervisor.fill(fault.target, False)
         elif fault.kind == "broker":
             with self._lock:
-                self.brokers[fault.target].start_again()
+                start_again(self.brokers[fault.target])
 
     def stop(self):
         """End everything, the brokers last; return the processes that had to be killed."""

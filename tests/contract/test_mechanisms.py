@@ -11,9 +11,9 @@ from edgeveil.privacy.duchi_mechanism import duchi_event
 from edgeveil.privacy.events import event_from_dict, to_dict
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.laplace_mechanism import laplace_event
-from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.privacy.selection_mechanism import selection_event
+from tests.kits.mechanisms import MECHANISMS
 
 STEPS = np.arange(-20, 20, dtype=np.int64).reshape(4, 10)
 SCORES = np.arange(40, dtype=np.int64)

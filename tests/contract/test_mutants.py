@@ -8,7 +8,7 @@ import pytest
 
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.stages import STAGES
-from edgeveil.privacy.mechanism_table import MECHANISMS
+from tests.kits.mechanisms import MECHANISMS
 from tests.mutants.flaws import MUTANTS
 from tests.mutants.planting import plant
 

@@ -19,7 +19,7 @@ from edgeveil_tools.probe import problem_of
 from edgeveil_tools.site.brokers import free_ports
 from edgeveil_tools.site.provision import Ports, SiteSpec, provision
 from tests.kits.commands import edgeveil
-from tests.kits.live_site import LiveSite, page, wait_for
+from tests.kits.live_site import LiveSite, page, start_again, wait_for
 
 pytestmark = pytest.mark.slow
 ENDS_S = 30.0
@@ -66,7 +66,7 @@ def test_a_job_outlives_a_broker_that_is_away_for_longer_than_its_attempts(site,
         state = str(state_of(site.site.edges[0]))
         assert problem_of(state, "", 0) == "degraded: broker (link_down)"
         assert problem_of(state, "", 0, live=True) is None
-    site.brokers[domain].start_again()
+    start_again(site.brokers[domain])
     link = "the proxy's link" if domain == "edge" else "the cloud's link"
     assert link in paused["reason"] and "look at the devices" not in paused["reason"]
     wait_for(lambda: site.client.job(job)["status"] != "paused", "its end", ENDS_S)

@@ -66,7 +66,7 @@ def test_every_preset_is_here():
     assert set(TOY) == set(PRESETS)
 
 
-@pytest.mark.parametrize("name", PRESETS.names())
+@pytest.mark.parametrize("name", list(PRESETS))
 def test_a_preset_runs_from_its_yaml_to_the_model(live, name):
     text = (HEAD.format(name=name, devices=DEVICES) + TOY[name]).encode()
     plan = parse_plan(text)

@@ -2,7 +2,8 @@
 
 from importlib import import_module
 
-from edgeveil.registry import Table
+from edgeveil.errors import UsageError
+from edgeveil.registry import nearest
 
 MODULES = {
     "wire": ("frame", "inner", "package", "tensors", "assembly", "topic"),
@@ -16,9 +17,11 @@ MODULES = {
     "served": ("http", "http-bytes", "mqtt", "amqtt"),
     "configs": ("yaml", "job_yaml", "job_wire", "site_yaml"),
 }
-NAMES = Table("target", {name: module for module, names in MODULES.items() for name in names})
+NAMES = {name: module for module, names in MODULES.items() for name in names}
 
 
 def target(name):
     """The target of this name. Raises UsageError for an unknown one."""
+    if name not in NAMES:
+        raise UsageError(f"unknown target '{name}'", fix=nearest(name, list(NAMES)))
     return import_module(f"tests.fuzz.{NAMES[name]}").TARGETS[name]

@@ -10,7 +10,7 @@ from tests.fuzz.target import Tape
 SLOW = {"job_yaml", "site_yaml", "backbone", "ledger", "http", "http-bytes"}
 
 
-@pytest.mark.parametrize("name", NAMES.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_target_takes_a_seed_of_its_own_and_takes_or_refuses_damage(name):
     chosen = target(name)
     seeds = list(chosen.seeds())

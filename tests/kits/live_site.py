@@ -16,7 +16,7 @@ import yaml
 
 from edgeveil.config.broker import BrokerSite
 from edgeveil.config.policy import Policy
-from edgeveil.errors import UsageError
+from edgeveil.errors import BrokerError, UsageError
 from edgeveil_tools.cli.common import load_as
 from edgeveil_tools.cloud_client import Cloud
 from edgeveil_tools.site.brokers import BrokerProcess, free_ports, spec_of
@@ -73,6 +73,18 @@ def site_job(devices, *, rounds, every=0, min_batch=None, nominal_records=100):
     return text.replace("every_rounds: 5", f"every_rounds: {every}")
 
 
+def start_again(broker):
+    """Start a stopped broker, waiting for old connections to free the port."""
+    end_s = time.monotonic() + 30
+    while True:
+        try:
+            return broker.start()
+        except BrokerError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.2)
+
+
 class LiveSite:
     """Two brokers, a cloud, a proxy and devices, each in its own process."""
 
@@ -103,11 +115,10 @@ class LiveSite:
         self.processes = {}
 
     def _broker(self, domain, folder, limits):
-        broker = spec_of(load_as(BrokerSite, self.site.brokers[domain]))
-        users = self.site.passwords[domain]
+        site = load_as(BrokerSite, self.site.brokers[domain])
         if limits == "default":
-            return BrokerProcess(broker, folder, users=users)
-        return ProfiledBroker(broker, folder, limits, users=users)
+            return BrokerProcess(spec_of(site), folder, users_file=site.users_file)
+        return ProfiledBroker(spec_of(site), folder, limits, users_file=site.users_file)
 
     def provisioned(self):
         return provision(self.spec)

@@ -165,8 +165,8 @@ class GuardedBroker(BoundedBroker):
 
 
 class ProfiledBroker(BrokerProcess):
-    def __init__(self, plan, directory, profile, *, users):
-        super().__init__(plan, directory, users=users)
+    def __init__(self, plan, directory, profile, *, users_file):
+        super().__init__(plan, directory, users_file=users_file)
         self._profile = profile
 
     def _amqtt(self):

@@ -35,7 +35,6 @@ from edgeveil.evaluation.figures import ACCURACY
 from edgeveil.jobs import Job, Plan, compile_job, line_of, load_plan
 from edgeveil.jobs.artifacts import read_artifacts
 from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.logs import printable
 from edgeveil.parts.features.onnx import backbone_path
 from edgeveil.parts.models.network import SUFFIXES as STATE_DICT_SUFFIXES
 from edgeveil.parts.own_records import device_records
@@ -71,7 +70,6 @@ class CheckedFile:
     kind: str = ""
     problems: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # guesses, on standard error
     fields: dict[str, Any] = field(default_factory=dict)
     plan: Plan | None = None
     site: EdgeSite | None = None
@@ -103,8 +101,6 @@ def command(args: argparse.Namespace) -> int:
         if not args.json:
             verdict = one.problems or [f"{one.path}: ok ({one.kind})"]
             print("\n".join([*verdict, *one.lines]), flush=True)
-        for note in one.notes:
-            print(printable(f"edgeveil: {one.path}: {note}"), file=sys.stderr)
         if args.estimate and one.plan is not None:
             failed |= _estimate(one, args)
     codes = {one.code for one in found if one.problems}
@@ -202,10 +198,10 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
                 from edgeveil_tools.describe import describe
 
                 draft = describe(path)
-                one.lines, one.notes = [draft.text.rstrip()], list(draft.notes)
+                one.lines = [draft.text.rstrip()]
                 if draft.stated:
                     one.lines.append(f"# In a device's site file: {', '.join(draft.stated)}")
-                one.fields = {"draft": draft.text, "notes": one.notes}
+                one.fields = {"draft": draft.text, "notes": draft.notes}
         else:
             facts = backbone_facts(path) if one.kind == "backbone" else weight_facts(path)
             one.fields, one.lines = facts, [f"  {line}" for line in file_lines(facts)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import json
 import re
 import secrets
 import socket
@@ -32,6 +31,7 @@ from edgeveil.config.links import Http
 from edgeveil.errors import BrokerError, ConfigError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import read_artifacts
+from edgeveil.storage import json_object
 from edgeveil.tokens import read_token
 from edgeveil.transport.dialling import client_context, clock_advice
 from edgeveil.transport.listener import is_loopback
@@ -224,7 +224,7 @@ class Cloud:
         holds: Sequence[str] = (),
         timeout_s: float = TIMEOUT_S,
     ) -> JsonObject:
-        found = _mapping(self._request(method, path, body, timeout_s))
+        found = json_object(self._request(method, path, body, timeout_s))
         if found is None or not _holds(found, holds):
             raise self._no_cloud()
         return found
@@ -286,7 +286,7 @@ class Cloud:
         connection.request("GET", f"{self._address.prefix}{PROOF_PATH}?nonce={nonce}")
         connection.auto_open = 0  # never reconnect: another server has proved nothing
         answer = connection.getresponse()
-        found = _mapping(answer.read(_PROOF_BYTES)) or {}
+        found = json_object(answer.read(_PROOF_BYTES)) or {}
         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
             raise self._refused(answer.status, b"")
         proofs = found.get("proofs")
@@ -300,7 +300,7 @@ class Cloud:
             raise UsageError(what, where=self.url, fix=fix)
 
     def _refused(self, status: int, content: bytes) -> ConfigError | UsageError:
-        found = _mapping(content) or {}
+        found = json_object(content) or {}
         if isinstance(found.get("problems"), list):
             return ConfigError([str(problem) for problem in found["problems"]])
         what = str(found.get("what", f"answers HTTP status {status}"))
@@ -394,14 +394,6 @@ def _token(token: str | Path) -> str:
     return read_token(token)
 
 
-def _mapping(content: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _holds(found: object, keys: Sequence[str]) -> bool:
     return isinstance(found, dict) and all(key in found for key in keys)
 
@@ -417,7 +409,7 @@ def own_address(http: Http) -> str:
 
 def get_json(url: str, page: str) -> dict[str, Any]:
     """Return the JSON object of a page without token, as `/status`; raises OSError."""
-    found = _mapping(get_text(url, page).encode())
+    found = json_object(get_text(url, page).encode())
     if found is None:
         raise OSError("no JSON object")
     return found

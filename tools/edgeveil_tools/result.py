@@ -26,7 +26,6 @@ from edgeveil.evaluation.figures import (
 from edgeveil.jobs import Plan
 from edgeveil.pages.parts import counted
 from edgeveil.parts.round import EVALUATIONS, TRAIN
-from edgeveil.privacy.events import Unit
 from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.privacy.policy import Quote
 from edgeveil.units import byte_text, seconds_text
@@ -305,19 +304,13 @@ def _last(rows: Sequence[Mapping[str, Any]], key: str) -> Any:
     return next((row[key] for row in reversed(rows) if row.get(key)), None)
 
 
-def privacy_of(
-    quote: Quote, epsilon_per_round: float | None, inference_unit: Unit = "device"
-) -> dict[str, Any]:
-    """Return both guarantees for `result.json`; `inference_unit` is the unit of uploads."""
-    parts = {"training": quote.training.plain, "inference": quote.inference.plain}
-    parts["inference"]["epsilon_per_round"] = epsilon_per_round
-    if not quote.inference.epsilon:
-        parts["inference"]["unit"] = inference_unit
-    return parts
-
-
 def privacy_of_plan(plan: Plan, quote: Quote) -> dict[str, Any]:
-    return privacy_of(quote, plan.epsilon_per_inference, plan.softmax_event().unit)
+    """Return both guarantees for `result.json`."""
+    parts = {"training": quote.training.plain, "inference": quote.inference.plain}
+    parts["inference"]["epsilon_per_round"] = plan.epsilon_per_inference
+    if not quote.inference.epsilon:
+        parts["inference"]["unit"] = plan.softmax_event().unit
+    return parts
 
 
 def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:

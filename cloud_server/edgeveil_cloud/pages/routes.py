@@ -12,6 +12,7 @@ GET  /v1/page/fleet       the page of the fleet, in the same form
 from __future__ import annotations
 
 import asyncio
+import html
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING
@@ -21,7 +22,6 @@ from edgeveil.pages.assets import asset, content_type
 from edgeveil.pages.parts import Json
 from edgeveil.transport.http import HttpError, LiveUpdates, Request, Response, Route, refusal
 from edgeveil_cloud.http_guard import OWN_PAGE, FailedTries, RequestGuard, Scope
-from edgeveil_cloud.pages import files
 from edgeveil_cloud.pages.board import Ask, JobBoard, JobViews, encoded
 from edgeveil_cloud.pages.fleet import CloudFacts, devices
 from edgeveil_cloud.store import Store
@@ -34,6 +34,12 @@ BEAT_S = 10.0
 FRESH_S = 5.0  # lifetime of cached data on disk, links and rounds
 _FORM_BYTES = 4096
 _JSON, _HTML = "application/json", "text/html; charset=utf-8"
+_OWN, _SHARED = "edgeveil_cloud.pages", "edgeveil.pages"
+FILES: Mapping[str, str] = {  # of `/pages/NAME`, with their packages
+    **dict.fromkeys(("cloud.css", "cloud.js", "jobs.js", "fleet.js", "start.js"), _OWN),
+    **dict.fromkeys(("base.css", "charts.css", "uPlot.min.css", "base.js", "charts.js"), _SHARED),
+    **dict.fromkeys(("job_view.js", "uPlot.iife.min.js"), _SHARED),
+}
 
 
 class PageRoutes:
@@ -71,7 +77,7 @@ class PageRoutes:
         """Return the page, or for strangers the log-in, which names no job."""
         if self._guard.caller(request) is None:
             return _login_page()
-        return Response(files.page("cloud.html").encode(), _HTML)
+        return Response(asset("cloud.html", _OWN), _HTML)
 
     async def log_in(self, request: Request) -> Response:
         if not request.is_same_origin:
@@ -96,9 +102,9 @@ class PageRoutes:
 
     async def file(self, request: Request) -> Response:
         name = request.parameters["name"]
-        if name not in files.NAMES:
+        if name not in FILES:
             raise HttpError(404)
-        return Response(asset(name, files.NAMES[name]), content_type(name))
+        return Response(asset(name, FILES[name]), content_type(name))
 
     # --- reading ---
 
@@ -148,6 +154,6 @@ class PageRoutes:
 def _login_page(
     problem: str = "", status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    content = files.page("login.html", problem=problem).encode()
+    content = asset("login.html", _OWN).replace(b"{{problem}}", html.escape(problem).encode())
     # Otherwise browsers omit the origin of the submitted form.
     return Response(content, _HTML, status, {"Referrer-Policy": "same-origin", **(headers or {})})

@@ -22,7 +22,7 @@ from edgeveil.errors import DataError
 from edgeveil.parts.method_context import MethodContext, MethodParameters
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.models.python_model import Module, PythonNetwork
+from edgeveil.parts.models.python_model import PythonNetwork
 from edgeveil.parts.part import import_function
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update
@@ -108,9 +108,8 @@ def module_of(network: Network) -> torch.nn.Module:
     """Return a network as a module for records / `input_scale`: a user's own one is copied."""
     import torch
 
-    for _, layer in network.layers if isinstance(network, PythonNetwork) else ():
-        if isinstance(layer, Module):
-            return copy.deepcopy(layer.loaded())
+    if isinstance(network, PythonNetwork):
+        return copy.deepcopy(network.module.loaded())
 
     class Wrapped(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from pydantic import Field, ValidationInfo, model_validator
@@ -153,36 +153,33 @@ class Module(Layer):
 
 
 class PythonNetwork(Network):
+    """Network whose one layer is the user's module."""
+
+    @property
+    def module(self) -> Module:
+        return cast(Module, self.layers[0][1])
+
     def prepare(self) -> None:
         """Create the module now: its random first weights are forbidden inside a transform."""
-        for _, layer in self.layers:
-            if isinstance(layer, Module):
-                layer.loaded()
+        self.module.loaded()
 
     def logits(self, weights: Tensors, x: Tensor, training: RandomBytes | None = None) -> Tensor:
-        x = x / self.input_scale
-        for name, layer in self.layers:
-            if isinstance(layer, Module):
-                x = layer.apply(weights, name, x, training)
-        return x
+        return self.module.apply(weights, "module", x / self.input_scale, training)
 
     def saved_name(self, weight: str) -> str:
         return weight.partition(".")[2]
 
     def drawn(self) -> dict[str, Any]:
-        first: dict[str, Any] = {}
-        for name, layer in self.layers:
-            if isinstance(layer, Module):
-                given = {"parameters": layer.parameters.model_dump(mode="json")}
-                try:
-                    found = load(_run(initial_apart, layer.parameters.function, given))
-                except SafetensorError as error:
-                    raise layer.refused("gave no arrays") from error
-                wanted = dict(layer.parameters.weights)
-                if {one: array.shape for one, array in found.items()} != wanted:
-                    raise layer.refused("returned other weights than it declares")
-                first.update({f"{name}.{one}": found[one] for one in wanted})
-        return first
+        parameters = self.module.parameters
+        given = {"parameters": parameters.model_dump(mode="json")}
+        try:
+            found = load(_run(initial_apart, parameters.function, given))
+        except SafetensorError as error:
+            raise self.module.refused("gave no arrays") from error
+        wanted = dict(parameters.weights)
+        if {one: array.shape for one, array in found.items()} != wanted:
+            raise self.module.refused("returned other weights than it declares")
+        return {f"module.{one}": found[one] for one in wanted}
 
 
 def build(parameters: PythonParameters, input_shape: Shape, classes: int) -> Network:

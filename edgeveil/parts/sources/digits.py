@@ -18,12 +18,10 @@ from edgeveil.parts.sources.source import SourcePart
 TEST_RECORDS = 360
 
 
-def load_digits_split(
-    test_records: int | None = None, seed: int = SPLIT_SEED
-) -> tuple[Records, Records]:
-    """Return scikit-learn's digits (train, test), stratified by `seed`; x (n, 64) in 0..16."""
+def load_digits_split(test_records: int | None = None) -> tuple[Records, Records]:
+    """Return scikit-learn's digits (train, test), stratified; x (n, 64) in 0..16."""
     count = TEST_RECORDS if test_records is None else test_records
-    return hold_back(Records(*_all_digits()), count, seed, "digits")
+    return hold_back(Records(*_all_digits()), count, SPLIT_SEED, "digits")
 
 
 @lru_cache(maxsize=1)

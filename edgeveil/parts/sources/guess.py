@@ -21,7 +21,7 @@ from edgeveil.data.records import require_file
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.table_form import date_in, number_reader, open_text, rows_in
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.tables import json_object
+from edgeveil.storage import json_object
 
 _SAMPLE = 1 << 20  # bytes looked at
 _ROWS = 1000

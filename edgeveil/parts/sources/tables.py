@@ -11,7 +11,6 @@ Numbers are read as float64, so that a gap does not change the rounding of other
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +43,7 @@ from edgeveil.data.table_form import (
 from edgeveil.errors import DataError, RecordsError
 from edgeveil.parts.sources.source import Origin, SourcePart, require_library
 from edgeveil.registry import nearest
+from edgeveil.storage import json_object
 
 _ADD_HEADER = "write a first line that names every column, such as v1,v2,label"
 _SET_HEADER = (
@@ -294,15 +294,6 @@ def _objects(file: Path) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
         for number, line in enumerate(bounded_lines(stream), 1):
             if text := line.strip():
                 yield number, text, json_object(text)
-
-
-def json_object(text: str) -> dict[str, Any] | None:
-    """Return the object of a line of JSON, None for anything else. No text raises."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 _TEXT_BYTES = 1 << 20  # of one name in the footer

@@ -20,7 +20,7 @@ from edgeveil_tools.local.data import dealt
 from edgeveil_tools.local.job import Overrides, local_job
 from edgeveil_tools.report import page as report
 from edgeveil_tools.report.page import report_view, write_report
-from edgeveil_tools.result import RunEvents, build, privacy_of, write_json
+from edgeveil_tools.result import RunEvents, build, write_json
 from tests.kits.job_events import FACTS, committed
 
 PROVEN = Quote(Guarantee(8.0, 1e-5, "record", "proven"), Guarantee(40.0, 0.0, "device", "proven"))
@@ -46,11 +46,16 @@ def events(**more):
     ]
 
 
+def privacy_of(quote):
+    inference = quote.inference.plain | {"epsilon_per_round": 20.0}
+    return {"training": quote.training.plain, "inference": inference}
+
+
 def result(course, quote=PROVEN, **changes):
     record = RunEvents()
     for one in course:
         record.take(one)
-    return build(record, **{**FACTS, "privacy": privacy_of(quote, 20.0), **changes})
+    return build(record, **{**FACTS, "privacy": privacy_of(quote), **changes})
 
 
 def parts(found, key, kind):
@@ -75,7 +80,7 @@ def test_the_result_is_strict_json_and_has_what_scripts_read(tmp_path):
 
 
 def test_the_clouds_own_guarantee_counts_when_the_job_completed():
-    own = privacy_of(replace(PROVEN, training=Guarantee(7.5, 1e-5, "record", "proven")), 20.0)
+    own = privacy_of(replace(PROVEN, training=Guarantee(7.5, 1e-5, "record", "proven")))
     completed = {"type": "job_completed", "data": {"reason": "", "privacy": own}}
     course = [*events(), completed]
     assert result(course)["privacy"]["training"]["epsilon"] == 7.5

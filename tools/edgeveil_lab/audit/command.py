@@ -35,6 +35,7 @@ from edgeveil_lab.audit.shared_attacks import shared_attacks
 from edgeveil_lab.audit.statistics import BETA, EventCounts, caught, lower_bound
 from edgeveil_lab.audit.update_attacks import update_attacks
 from edgeveil_tools.lifeline import end_with_starter
+from edgeveil_tools.result import finite
 
 PIECES = 24  # per side of an attack, to keep all cores busy and the progress bar moving
 
@@ -130,8 +131,7 @@ def audit(
         rows = [{**asdict(found), "verdict": found.verdict} for found in findings]
         plain = {"beta": BETA, "tests": len(findings), "failed": failed, "findings": rows}
         plain["guards"] = [{**asdict(found), "verdict": found.verdict} for found in kept]
-        finite = json.loads(json.dumps(plain), parse_constant=lambda _infinite: None)
-        print(json.dumps(finite, allow_nan=False), flush=True)
+        print(json.dumps(finite(plain), allow_nan=False), flush=True)
     else:
         show(console, findings, kept, failed)
     return 1 if failed else 0

@@ -16,7 +16,13 @@ from edgeveil.jobs.federated_evaluation import COUNTS, Counts, FederatedEvaluati
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import as_summed
 from edgeveil.privacy.gaussian_mechanism import counts_event
-from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, fresh_noise, gaussian_law, low_bits
+from edgeveil_lab.audit.mechanism_attacks import (
+    Attack,
+    claims_with_bits,
+    fresh_noise,
+    gaussian_law,
+    low_bits,
+)
 from edgeveil_lab.audit.mechanism_attacks import Hits as Played
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
@@ -73,8 +79,7 @@ def evaluation_attack(title: str, kind: Counts, runs: int, honest: int = 0) -> A
         return np.stack(hits, axis=1)
 
     claimed = epsilon([event] * TIMES, delta).epsilon
-    names = ("both evaluations", "lowest bit", "off the grid")
-    claims = tuple(Claim(name, claimed, delta) for name in names)
+    claims = claims_with_bits("both evaluations", claimed, delta)
     return Attack(MECHANISM, title, claims, play, runs)
 
 

@@ -144,7 +144,7 @@ def gaussian_attack(runs: int, mechanism: Noise = _gaussian) -> Attack:
         statistic = out.astype(np.float64) / math.sqrt(event.sigma_squared)
         return np.stack([statistic >= edge, *low_bits(out, BITS)])
 
-    claims = _claims("past the threshold", claimed, delta)
+    claims = claims_with_bits("past the threshold", claimed, delta)
     return Attack("gaussian", "one value", claims, play, runs)
 
 
@@ -168,7 +168,7 @@ def symmetric_attack(runs: int, mechanism: Noise = _gaussian, *, diagonal: bool)
         out = np.concatenate([mechanism(total, event)[0][places] for _ in range(calls)])[:count]
         return np.stack([out.astype(np.float64) / scale >= edge, *low_bits(out, BITS)])
 
-    claims = _claims("past the threshold", epsilon([event], delta).epsilon, delta)
+    claims = claims_with_bits("past the threshold", epsilon([event], delta).epsilon, delta)
     title = f"symmetric matrix, {'on' if diagonal else 'off'} the diagonal"
     return Attack("gaussian", title, claims, play, runs)
 
@@ -181,7 +181,7 @@ def laplace_attack(runs: int, mechanism: Noise = _laplace) -> Attack:
         out = mechanism(np.full(count, ONE * present, np.int64), event)[0]
         return np.stack([out >= ONE, *low_bits(out, BITS)])
 
-    claims = _claims("past the value", EPSILON)
+    claims = claims_with_bits("past the value", EPSILON)
     return Attack("laplace", "one value", claims, play, runs)
 
 
@@ -217,7 +217,7 @@ def softmax_attack(runs: int, mechanism: Softmax = _softmax, *, sensitivity: int
         hits = _swapped(np.stack(draws))
         return np.stack(hits if sensitivity == 2 else [*hits, hits[0]])
 
-    claims = _claims("both classes past theirs", epsilon([event], 0.0).epsilon)
+    claims = claims_with_bits("both classes past theirs", epsilon([event], 0.0).epsilon)
     if sensitivity == 1:
         claims += (Claim("both classes past theirs", EPSILON, proven=False),)
     return Attack("softmax", f"mean, sensitivity {sensitivity}", claims, play, runs)
@@ -238,7 +238,7 @@ def record_attack(runs: int, mechanism: Softmax | None = None, nominal: int = 1)
         return np.stack([swapped, *low_bits(out[:, 1], SOFTMAX_BITS)])
 
     claimed = epsilon([for_one_record(event)], 0.0).epsilon
-    claims = _claims("both classes past theirs", claimed)
+    claims = claims_with_bits("both classes past theirs", claimed)
     return Attack("softmax", "mean, one record among others", claims, play, runs)
 
 
@@ -255,7 +255,7 @@ def per_sample_attack(runs: int, mechanism: Softmax = _softmax) -> Attack:
         sure = [0.0, 1.0] if sample_slots(x, 1, key)[0] else [1.0, 0.0]
         return np.stack(_swapped(mechanism(np.tile(sure, (count, 1)), EPSILON, sensitivity=2)[0]))
 
-    claims = _claims("both classes past theirs", epsilon([event], 0.0).epsilon)
+    claims = claims_with_bits("both classes past theirs", epsilon([event], 0.0).epsilon)
     return Attack("softmax", "per sample, one slot", claims, play, runs)
 
 
@@ -271,7 +271,7 @@ def low_bits(out: NDArray[np.generic], bits: int) -> tuple[Hits, Hits]:
     return np.floor(steps) % 2 == 1, finest != np.floor(finest)
 
 
-def _claims(event: str, claimed: float, delta: float = 0.0) -> tuple[Claim, ...]:
+def claims_with_bits(event: str, claimed: float, delta: float = 0.0) -> tuple[Claim, ...]:
     return tuple(Claim(name, claimed, delta) for name in (event, *LOW_BITS))
 
 

@@ -30,11 +30,9 @@ def per_second(work: Callable[[], object], units: float, least_s: float = 0.5) -
     return units * count / elapsed
 
 
-def masking(
-    count: int = 100_000, bits: int = 42
-) -> tuple[Callable[[], object], Callable[[], object], Callable[[], object]]:
+def masking() -> tuple[Callable[[], object], Callable[[], object], Callable[[], object]]:
     """Return one masked upload's work of a device, the proxy and the cloud."""
-    ring, numbers = Ring(count, bits), np.arange(count)
+    ring, numbers = Ring(100_000, 42), np.arange(100_000)
     seed, check, total = MaskSeed.generate(), CheckKey.generate(), Vector.zeros(ring)
     packed = PackedSum(ring)
     upload = masked(numbers, seed, check, b"use", ring).to_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -139,10 +139,8 @@ _LINE_S = 5.0  # interval of lines without a terminal; a change of phase prints 
 class LoadView:
     """Shows samples, the entries of `SampleSeries.take`."""
 
-    def __init__(
-        self, options: LoadOptions, console: Console, now_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._options, self._console, self._now_s = options, console, now_s
+    def __init__(self, options: LoadOptions, console: Console) -> None:
+        self._options, self._console = options, console
         self._status = console.status("starting")
         self._last_kind, self._last_s = "", 0.0
 
@@ -157,7 +155,7 @@ class LoadView:
         self._console.print(Text(line), soft_wrap=True)
 
     def update(self, sample: Mapping[str, Any]) -> None:
-        now_s, kind = self._now_s(), sample["phase"].partition(" ")[0]
+        now_s, kind = time.monotonic(), sample["phase"].partition(" ")[0]
         if self._console.is_terminal:
             self._status.update(Text(self._line(sample)))
         elif kind != self._last_kind or now_s - self._last_s >= _LINE_S:

@@ -7,12 +7,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from edgeveil.config.base import Block, Mix, Seconds, SitePath, refuse
+from edgeveil.config.base import Block, Mix, Seconds, SitePath
 from edgeveil.config.explain import SchemaWalk
 from edgeveil.config.file import judged, only_block, parsed, problems_error, read
 from edgeveil.config.links import BrokerUrl, PacketBytes
@@ -111,10 +111,42 @@ class LoadOptions(Block):
     out: SitePath | None = None
     """Folder for load.json and load.html."""
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        refuse(_mixes(self))
-        return self
+    def _mixes(self) -> Iterator[Mix]:
+        given = {name for name in ("broker", "site", "user") if getattr(self, name) is not None}
+        if not self.starts_site:
+            default = {"selected": None, "cells": 1, "compare": None}
+            for key in (key for key, value in default.items() if getattr(self, key) != value):
+                text = "is only for a site that the test starts itself; leave broker and site out"
+                yield Mix((key, "broker", "site"), text)
+        if self.asked > self.devices:
+            yield Mix(("selected", "devices"), "must not exceed devices; select fewer")
+        if self.rounds == 0 and self.minutes is None and not self.hold_s:
+            text = "without rounds only held connections are measured; set hold_s"
+            yield Mix(("rounds", "hold_s"), text)
+        if self.cells > 1 and self.devices < MIN_BATCH * self.cells:
+            text = f"each cell needs {MIN_BATCH} devices; play more devices or fewer cells"
+            yield Mix(("cells", "devices"), text)
+        unlike = {"cells": self.cells > 1, "qos": self.qos == 0}
+        unlike |= {key: bool(getattr(self, key)) for key in ("drop", "reconnect_storm")}
+        if self.compare is not None and (odd := [key for key, there in unlike.items() if there]):
+            text = "the bare relay has one cell, a steady load and QoS 1, which loses no message"
+            yield Mix(("compare", *odd), f"{text}; leave out {', '.join(odd)}")
+        if {"broker", "site"} <= given:
+            yield Mix(("broker", "site"), "both name the site to load; leave one out")
+        missing = [name for name in _RUNNING if getattr(self, name) is None]
+        if "broker" in given and missing:
+            text = f"a running site also needs {', '.join(missing)}; or name its folder with site"
+            yield Mix(("broker", *missing), text)
+        if self.broker is not None and self.broker.startswith("ws"):
+            text = "a load test opens plain MQTT connections; name an mqtt:// listener"
+            yield Mix(("broker",), text)
+        if (self.cert is None) != (self.key is None):
+            yield Mix(("cert", "key"), "a certificate requires its key and the reverse; set both")
+        if "user" in given and self.starts_site:
+            text = "a broker that the test starts gives each device its account; leave user out"
+            yield Mix(("user", "broker", "site"), text)
+        if self.password_file is not None and "user" not in given:
+            yield Mix(("password_file", "user"), "is used only with a user; set user")
 
     @property
     def values(self) -> int:
@@ -142,43 +174,6 @@ def load_scenario(path: Path) -> LoadOptions:
         text = "not a load test's scenario, its top-level key must be load"
         raise problems_error(str(path), [Problem((), tree.line(()), text)])
     return only_block(LoadOptions, "load", tree, path)
-
-
-def _mixes(options: LoadOptions) -> Iterator[Mix]:
-    given = {name for name in ("broker", "site", "user") if getattr(options, name) is not None}
-    if not options.starts_site:
-        default = {"selected": None, "cells": 1, "compare": None}
-        for key in (key for key, value in default.items() if getattr(options, key) != value):
-            text = "applies only to a site that the test starts itself; leave broker and site out"
-            yield Mix((key, "broker", "site"), text)
-    if options.asked > options.devices:
-        yield Mix(("selected", "devices"), "must not exceed devices; select fewer")
-    if options.rounds == 0 and options.minutes is None and not options.hold_s:
-        text = "without rounds only held connections are measured; set hold_s"
-        yield Mix(("rounds", "hold_s"), text)
-    if options.cells > 1 and options.devices < MIN_BATCH * options.cells:
-        text = f"each cell needs {MIN_BATCH} devices; play more devices or fewer cells"
-        yield Mix(("cells", "devices"), text)
-    unlike = {"cells": options.cells > 1, "qos": options.qos == 0}
-    unlike |= {key: bool(getattr(options, key)) for key in ("drop", "reconnect_storm")}
-    if options.compare is not None and (odd := [key for key, there in unlike.items() if there]):
-        text = "the bare relay has one cell, a steady load and QoS 1, which loses no message; leave"
-        yield Mix(("compare", *odd), f"{text} out {', '.join(odd)}")
-    if {"broker", "site"} <= given:
-        yield Mix(("broker", "site"), "both name the site to load; leave one out")
-    missing = [name for name in _RUNNING if getattr(options, name) is None]
-    if "broker" in given and missing:
-        text = f"a running site also needs {', '.join(missing)}; or name its folder with site"
-        yield Mix(("broker", *missing), text)
-    if options.broker is not None and options.broker.startswith("ws"):
-        yield Mix(("broker",), "a load test opens plain MQTT connections; name an mqtt:// listener")
-    if (options.cert is None) != (options.key is None):
-        yield Mix(("cert", "key"), "a certificate requires its key and the reverse; set both")
-    if "user" in given and options.starts_site:
-        text = "a broker that the test starts gives each device its account; leave user out"
-        yield Mix(("user", "broker", "site"), text)
-    if options.password_file is not None and "user" not in given:
-        yield Mix(("password_file", "user"), "is used only with a user; set user")
 
 
 # --- the job that a load test runs ---

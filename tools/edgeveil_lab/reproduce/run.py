@@ -22,6 +22,7 @@ from edgeveil.data.records import Records
 from edgeveil.errors import INTERRUPTED, JobFailed, UsageError
 from edgeveil.evaluation.figures import ACCURACY, baseline_text, baselines
 from edgeveil.jobs import load_job
+from edgeveil.pages.parts import figure_text
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.sources import published_files
 from edgeveil.parts.sources.digits import load_digits_split
@@ -389,15 +390,11 @@ def markdown(content: Mapping[str, Any]) -> str:
 def _cells(row: Row) -> Iterator[str]:
     values, played, full = row["values"], row["rounds"], row["full_rounds"]
     yield row["label"]
-    yield _number(row["claimed"])
+    yield figure_text(row["claimed"])
     spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
     note = "" if row["ours"] is None else baseline_text(ACCURACY, row["ours"], row.get("guessing"))
-    yield _number(row["ours"]) + spread + (f"; {note}" if note else "")
+    yield figure_text(row["ours"]) + spread + (f"; {note}" if note else "")
     yield row["claimed_privacy"]
     yield row["proven_privacy"] or "not run"
     yield "–" if played is None else str(played) if played == full else f"**{played}** of {full}"
     yield "–" if row["seconds"] is None else f"{row['seconds']:.0f}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

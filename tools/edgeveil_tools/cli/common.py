@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from edgeveil.errors import UsageError
@@ -20,17 +22,19 @@ S = TypeVar("S", bound="Site")
 
 
 Argument = tuple[str, Mapping[str, Any]]  # as `add_argument` takes it
+Handler = str | Callable[[argparse.Namespace], int]
 
 
 class CommandRow(NamedTuple):
-    """A row of the table of commands.
+    """A row of a table of commands.
 
-    `handler` is `module:function` of this distribution, imported when the command runs; empty for a
-    group. Arguments in a list exclude each other. In `about` examples follow the explanation."""
+    `handler` is a function, or `module:function` of this distribution, imported when the command
+    runs; empty for a group. Arguments in a list exclude each other. In `about` examples follow the
+    explanation."""
 
     path: str
     help: str
-    handler: str
+    handler: Handler
     arguments: tuple[Argument | list[Argument], ...]
     about: str
 
@@ -48,7 +52,11 @@ def arg(name: str, text: str = "", kind: Any = None, **settings: Any) -> Argumen
 
 
 def row(
-    path: str, text: str, handler: str = "", *arguments: Argument | list[Argument], about: str = ""
+    path: str,
+    text: str,
+    handler: Handler = "",
+    *arguments: Argument | list[Argument],
+    about: str = "",
 ) -> CommandRow:
     return CommandRow(path, text, handler, arguments, about)
 
@@ -86,18 +94,26 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{stop} See {self.prog} --help\n")
 
 
-def command(
-    commands: Subparsers, name: str, help_text: str, *, about: str = "", examples: str = ""
-) -> CommandParser:
-    """Add one command to argparse's subparsers, with `examples` below its options."""
-    lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
+def add_row(commands: Subparsers, row: CommandRow) -> CommandParser:
+    """Add one command to argparse's subparsers, with its examples below its options."""
+    first, _, rest = row.about.partition("\n")
+    text = f"{first}\n{dedent(rest)}".strip("\n")
+    found = re.search(r"^(edgeveil|eval) ", text, re.MULTILINE)
+    at = len(text) if found is None else found.start()
+    examples = "\n".join(f"  {line}" for line in text[at:].splitlines())
     made: CommandParser = commands.add_parser(
-        name,
-        help=help_text,
-        description=about or f"{help_text[0].upper()}{help_text[1:]}.",
-        epilog=f"examples:\n{lines}" if lines else None,
+        row.path.rpartition(" ")[2],
+        help=row.help,
+        description=text[:at].rstrip() or f"{row.help[0].upper()}{row.help[1:]}.",
+        epilog=f"examples:\n{examples}" if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    for one in row.arguments:
+        where = made.add_mutually_exclusive_group() if isinstance(one, list) else made
+        for name, settings in one if isinstance(one, list) else [one]:
+            where.add_argument(name, **settings)
+    if row.handler:
+        made.set_defaults(handler=row.handler)
     return made
 
 

@@ -17,13 +17,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from textwrap import dedent
 
 from edgeveil.errors import INTERRUPTED, ConfigError, EdgeVeilError, UsageError, needs_extra
 from edgeveil.heap import keep_memory_private
 from edgeveil_tools import lifeline
 from edgeveil_tools.cli.commands import COMMANDS, GROUPS
-from edgeveil_tools.cli.common import CommandParser, CommandRow, Subparsers, command
+from edgeveil_tools.cli.common import CommandParser, CommandRow, Subparsers, add_row
 from edgeveil_tools.cli.successors import successor
 
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
@@ -112,19 +111,11 @@ def parser(wanted: str = "") -> CommandParser:
 
 
 def _add(row: CommandRow, inner: dict[str, Subparsers]) -> None:
-    group, _, name = row.path.rpartition(" ")
-    first, _, rest = row.about.partition("\n")
-    text = f"{first}\n{dedent(rest)}".rstrip("\n")
-    found = re.search(r"^(edgeveil|eval) ", text, re.MULTILINE)
-    at = len(text) if found is None else found.start()
-    made = command(inner[group], name, row.help, about=text[:at].rstrip(), examples=text[at:])
-    for one in row.arguments:
-        where = made.add_mutually_exclusive_group() if isinstance(one, list) else made
-        for name, settings in one if isinstance(one, list) else [one]:
-            where.add_argument(name, **settings)
+    group = row.path.rpartition(" ")[0]
+    made = add_row(inner[group], row)
     if row.handler:
         extra = EXTRAS.get(row.path) or EXTRAS.get(group) or "tools"
-        made.set_defaults(handler=row.handler, extra=extra, command=row.path)
+        made.set_defaults(extra=extra, command=row.path)
     if any(other.path.startswith(f"{row.path} ") for other in COMMANDS):
         inner[row.path] = made.add_subparsers(
             title="sub-commands", metavar="SUB-COMMAND", required=not row.handler

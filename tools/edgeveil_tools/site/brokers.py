@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -30,11 +29,11 @@ from typing import Any, Literal
 from edgeveil.config.addresses import WEBSOCKET_PATH, BrokerAddress, place
 from edgeveil.config.broker import BrokerSite, BrokerTls
 from edgeveil.errors import BrokerError
-from edgeveil.storage import read_private
+from edgeveil.storage import file_stamp, read_private, write_durably
 from edgeveil.transport.listener import raise_file_limit
 from edgeveil.transport.process import notify_systemd, stop_signals
 from edgeveil_tools.site import broker_tied
-from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for, users_text
+from edgeveil_tools.site.broker_rules import acl_text, read_users, rules_for
 
 LOG = logging.getLogger("edgeveil.broker")
 
@@ -42,7 +41,6 @@ Engine = Literal["auto", "amqtt", "mosquitto"]
 
 _OTHER_FILES = 64  # of a broker: listeners, log, lists, new connections
 START_TIMEOUT_S = 10.0
-_START_AGAIN_S = 30.0
 _AMQTT = "edgeveil_tools.site.broker_amqtt"
 _STOP_TIMEOUT_S = 5.0
 _TLS_S = 0.2
@@ -81,11 +79,7 @@ def spec_of(site: BrokerSite, **changes: Any) -> BrokerSpec:
 
 def write_private(path: Path, text: str) -> None:
     """Replace a file atomically, mode 0600: a broker may read it at any time."""
-    scratch = path.with_name(f".{path.name}.new")
-    scratch.unlink(missing_ok=True)
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    scratch.replace(path)
+    write_durably(path, text.encode(), mode=0o600)
 
 
 def give(path: Path, text: str) -> bytes:
@@ -187,15 +181,10 @@ def _defer(process: int, number: int) -> bool:
 class BrokerProcess:
     """One broker, which ends with its parent; its files are in `directory`.
 
-    Clients log in by `users` (name to password) or `users_file`; default: everyone may connect."""
+    Clients log in as `users_file` lists them; without one everyone may connect."""
 
     def __init__(
-        self,
-        spec: BrokerSpec,
-        directory: Path,
-        *,
-        users: Mapping[str, str] | None = None,
-        users_file: Path | None = None,
+        self, spec: BrokerSpec, directory: Path, *, users_file: Path | None = None
     ) -> None:
         self.engine = _engine_of(spec)
         self.port = spec.port or free_port(spec.host)
@@ -203,8 +192,7 @@ class BrokerProcess:
         while self.websockets_port in (0, self.port):
             self.websockets_port = free_port(spec.host)
         self._spec, self._directory = spec, directory.absolute()
-        self._users, self._users_file = users, users_file
-        self._authenticated = users is not None or users_file is not None
+        self._users_file = users_file
         self._log = self._directory / "broker.log"
         self._ports = [p for p in (self.port, self.websockets_port) if p is not None]
         self._child: subprocess.Popen[bytes] | None = None
@@ -226,11 +214,6 @@ class BrokerProcess:
             return None
         tls = self._spec.tls is not None
         return BrokerAddress(self._spec.host, self.websockets_port, tls, WEBSOCKET_PATH).url
-
-    @property
-    def protocols(self) -> tuple[int, ...]:
-        """MQTT versions: 5, and 4 for 3.1.1."""
-        return (5, 4) if self.engine == "mosquitto" else (4,)
 
     @property
     def pid(self) -> int | None:
@@ -272,34 +255,18 @@ class BrokerProcess:
             child.kill()
             child.wait()
 
-    def start_again(self) -> None:
-        """Start, waiting for old connections to free the port; raises BrokerError."""
-        end_s = time.monotonic() + _START_AGAIN_S
-        while True:
-            try:
-                self.start()
-            except BrokerError:
-                if time.monotonic() > end_s:
-                    raise
-                time.sleep(0.2)
-            else:
-                return
-
     def running(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
-    def refresh_users(self) -> int:
-        """Reload the users, also while running; returns their number."""
-        if not self._authenticated:
-            return 0
-        text = users_text(self._users or {})
-        if self._users_file is not None:
-            listed = read_users(self._users_file)
-            text = "".join(f"{name}:{hashed}\n" for name, hashed in listed.items())
+    def refresh_users(self) -> None:
+        """Reload the users, also while running."""
+        if self._users_file is None:
+            return
+        listed = read_users(self._users_file)
+        text = "".join(f"{name}:{hashed}\n" for name, hashed in listed.items())
         write_private(self._directory / "users", text)
         if self.engine == "mosquitto" and self._child is not None and self.running():
             self._child.send_signal(signal.SIGHUP)
-        return text.count("\n")
 
     @property
     def log(self) -> str:
@@ -342,13 +309,13 @@ class BrokerProcess:
 
     def _mosquitto(self) -> list[str]:
         spec, tls = self._spec, self._spec.tls
-        anonymous = not self._authenticated and not (tls and tls.ca_file)
+        anonymous = self._users_file is None and not (tls and tls.ca_file)
         of_listener = [f"max_connections {spec.max_connections}"]
         if tls is not None:
             of_listener += [f"certfile {tls.cert_file}", f"keyfile {tls.key_file}"]
             if tls.ca_file is not None:
                 of_listener += [f"cafile {tls.ca_file}", "require_certificate true"]
-                if not self._authenticated:
+                if self._users_file is None:
                     of_listener.append("use_identity_as_username true")
             if tls.crl_file is not None:
                 of_listener.append(f"crlfile {tls.crl_file}")
@@ -357,7 +324,7 @@ class BrokerProcess:
         if rules is not None:
             write_private(self._directory / "acl", acl_text(rules))
             lines.append(f"acl_file {self._directory / 'acl'}")
-        if self._authenticated:
+        if self._users_file is not None:
             lines.append(f"password_file {self._directory / 'users'}")
         lines += [
             f"listener {self.port} {spec.host}",
@@ -397,7 +364,7 @@ class BrokerProcess:
             for name, (kind, port) in ports.items()
             if port is not None
         }
-        users = str(self._directory / "users") if self._authenticated else ""
+        users = str(self._directory / "users") if self._users_file is not None else ""
         plugins: dict[str, Any] = {f"{_AMQTT}.UsersPlugin": {"users_file": users}}
         rules = rules_for(spec.acl, spec.cells, wiretap=spec.wiretap)
         if rules is not None:
@@ -431,18 +398,18 @@ def run_broker(site: BrokerSite) -> int:
         sys.stdout.write(f"{broker.name} listens on {' and '.join(urls)}\n")
         sys.stdout.flush()
         notify_systemd("READY=1")
-        known, read = _stamp(users_file), [_stamp(path) for path in tls_files]
+        known, read = file_stamp(users_file), [file_stamp(path) for path in tls_files]
         seen = read
         try:
             while broker.running() and not stop.wait(1.0):
                 notify_systemd("WATCHDOG=1")
-                if (stamp := _stamp(users_file)) != known:
+                if (stamp := file_stamp(users_file)) != known:
                     known = stamp
                     try:
                         broker.refresh_users()
                     except BrokerError as error:  # half edited: keep the known users
                         sys.stderr.write(f"{error}\n")
-                before, seen = seen, [_stamp(path) for path in tls_files]
+                before, seen = seen, [file_stamp(path) for path in tls_files]
                 if seen != read and seen == before:  # their replacement is complete
                     read = seen
                     _start_anew(broker, spec.tls)
@@ -484,12 +451,3 @@ def _problem(tls: BrokerTls) -> str:
     except OSError as error:  # of which ssl.SSLError is one
         return f"{path}: cannot be used ({error.strerror or error})"
     return ""
-
-
-def _stamp(path: Path | None) -> tuple[int, int]:
-    """Return time and size: a file that is emptied and rewritten may keep its time."""
-    try:
-        found = path.stat() if path is not None else None
-    except OSError:
-        found = None
-    return (found.st_mtime_ns, found.st_size) if found else (0, 0)

@@ -17,7 +17,7 @@ from edgeveil.data.schema import DataSchema
 from edgeveil.data.table_form import date_in, number_reader, rows_in, text_rows
 from edgeveil.errors import DataError
 from edgeveil.parts.sources import Origin, load_records
-from edgeveil.parts.sources.tables import json_object
+from edgeveil.storage import json_object
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def problems(name, more="", head=HEAD):
     return error.value.problems
 
 
-@pytest.mark.parametrize("name", PRESETS.names())
+@pytest.mark.parametrize("name", list(PRESETS))
 def test_a_preset_is_a_whole_job_but_for_its_data(name):
     plan = compile_job(job(name))
     events = [event for round in plan.planned for event in plan.device.price(round)]

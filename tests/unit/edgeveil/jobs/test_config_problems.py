@@ -63,6 +63,12 @@ def line_of(text, key):
         ("deadline_s: 30\n", "deadline_s: 1:30\n", "round.deadline_s", "base-60"),
         ("deadline_s: 30\n", "deadline_s: 030\n", "round.deadline_s", "octal"),
         ("{name: fedavg}", "{name: fedavgg}", "aggregation.name", "did you mean 'fedavg'?"),
+        (
+            "{name: fedavg}",
+            "{name: fedavg, server_optimizer: {name: fedadm, tau: 0.1}}",
+            "aggregation.server_optimizer.name",
+            "did you mean 'fedadam'?",
+        ),
         ("retries: 2\n", "retries: 2\n  quorum: 1\n", "round.quorum", "given twice"),
         ("workers: 2 ", "epsilon: 2 ", "local_run.epsilon", "unknown key"),
     ],

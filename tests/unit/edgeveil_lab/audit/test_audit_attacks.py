@@ -23,7 +23,6 @@ from edgeveil.parts.stages import STAGES
 from edgeveil.privacy.accountant import gaussian_delta
 from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.laplace_mechanism import laplace, noised_mean, softmax_laplace
-from edgeveil.privacy.mechanism_table import MECHANISMS
 from edgeveil.privacy.sampler import discrete_gaussian
 from edgeveil.privacy.selection_mechanism import exponential_mechanism
 from edgeveil_lab.audit import command as audit
@@ -35,6 +34,7 @@ from edgeveil_lab.audit.evaluation_attack import evaluation_attack
 from edgeveil_lab.audit.fm_attacks import CONTEXT, PARAMETERS, NeighbouringJob, gaussian_job
 from edgeveil_lab.audit.update_attacks import dp_sgd_attack, many_steps_attack, single_step_attack
 from edgeveil_tools.cli import main
+from tests.kits.mechanisms import MECHANISMS
 
 pytestmark = pytest.mark.slow
 
