@@ -98,8 +98,8 @@ def test_estimators_learn_on_the_devices_of_a_site(tmp_path):
     file = write_people(tmp_path / "people.csv")
     source = DataSource(name="people", source="csv", path=file, header=True)
     whole = pd.DataFrame(people(), columns=NAMES)
-    job = yaml.safe_load(site_job(5, rounds=2)) | {"features": [{"name": "identity"}]}
-    job |= {"unsupervised": {"eval_type": "NOT_EVAL"}}
+    job = yaml.safe_load(site_job(5, rounds=2)) | {"unsupervised": {"eval_type": "NOT_EVAL"}}
+    job["features"] = [{"name": "identity"}]
     of_hours = {"label": {"column": "hours", "number": [0, 80]}, "columns": SCHEMA["columns"][:2]}
     with LiveSite(tmp_path, source=source) as live:
         live.start_all()

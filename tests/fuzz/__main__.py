@@ -68,7 +68,8 @@ def _finds(name, options):
         command = [sys.executable, "-m", "tests.fuzz.child", name, f"-runs={options.runs}"]
         command += [f"-timeout={TIMEOUT_S}", f"-rss_limit_mb={RSS_MB}", f"-seed={options.seed}"]
         command += [f"-max_len={chosen.max_bytes}", f"-artifact_prefix={options.out}/{name}-"]
-        command += [f"-dict={folder / 'words.dict'}", "-keep_seed=1", "-close_fd_mask=1"]
+        command += ["-keep_seed=1", "-close_fd_mask=1"]
+        command += [f"-dict={folder / 'words.dict'}"] * bool(chosen.words)  # none may be empty
         environment = {**os.environ, "TMPDIR": made, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [*command, str(corpus)],

@@ -25,14 +25,13 @@ JOB = small_job(
 
 def learned(folder, *, restarted=False):
     fleet = Fleet(folder, 3, policy=OWNERS)
-    job = fleet.submit(JOB)
+    job, box = fleet.submit(JOB), fleet.devices[0]
     if restarted:
         fleet.net.run(lambda: len(fleet.store.rounds(job)) == 1)
-        fleet.cloud.runner.up = fleet.devices[0].runner.up = False
+        fleet.cloud.runner.up = box.runner.up = False
         fleet.start_cloud()
-        fleet.devices[0] = fleet.start_device(1)
-        fleet.net.connect(fleet.cloud.runner)
-        fleet.net.connect(fleet.devices[0].runner)
+        for party in (fleet.cloud, fleet.start_device(1)):
+            fleet.net.connect(party.runner)
         fleet.cloud.control.start(fleet.store.job(job))
     assert fleet.finish(job) == "completed", fleet.store.job(job).reason
     return load(fleet.store.release(job).safetensors)
