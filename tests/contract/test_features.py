@@ -38,6 +38,7 @@ MIXES |= {
     "gabor in colour": MIXES["gabor"],
     "pictures in colour": MIXES["pictures"],
     "mirrored in colour": [ENTRIES["pictures"].model_copy(update={"mirror": True})],
+    "views in colour": [ENTRIES["pictures"].model_copy(update={"mirror": True, "views": True})],
     "identity with ranges": [IdentityParameters(ranges=tuple((0.0, 4.0 + k) for k in range(64)))],
 }
 SHAPES = {name: (3, 8, 8) if "colour" in name else SHAPE for name in MIXES}

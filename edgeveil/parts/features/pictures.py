@@ -7,7 +7,9 @@ and Mallat 2013).
 size, its square root taken (Perronnin, Sánchez and Mensink 2010), and all are projected on the main
 axes, the wide ones narrowed. Sizes and axes come from procedural pictures, not from records.
 With `mirror` the axes are those of sums averaged over a picture and its mirror image, which are a
-permutation of the picture's own: left and right then have no part in the features.
+permutation of the picture's own: left and right then have no part in the features. With `views`
+the axes favour sums that crops and other colours of a procedural picture leave alone: contrastive
+learning of a linear map, in closed form (Balestriero and LeCun 2022).
 
 Procedural pictures: dead leaves (Lee, Mumford and Huang 2001), Gaussian fields of amplitude f^(−a),
 a from 0.6 to 2 (Field 1987), and pen strokes. Colours vary most in brightness, less from yellow to
@@ -69,6 +71,11 @@ class PicturesParameters(MapParameters):
     )
     """Of `pictures`: give a picture and its mirror image the same features, for the same price:
     better for photographs, worse for digits and letters; false by default."""
+    views: Annotated[bool, only_for(pictures=False)] = some_names(
+        exclude_if=lambda value: value is ... or value is False
+    )
+    """Of `pictures`: learn the axes from pairs of views of procedural pictures, so that place, size
+    and light have less part in the features; false by default."""
 
 
 class _PictureMap:
@@ -454,6 +461,60 @@ def _strokes(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64
     return found
 
 
+def pairs_of_views(count: int, shape: tuple[int, int, int], series: int = 0) -> Float32:
+    """Return random crops (2n, colours, rows, columns), k and n + k of one larger picture.
+
+    They differ in place, size, turn, light and colours; whole levels 0..255."""
+    colours, rows, columns = shape
+    pictures = procedural_pictures(count, (colours, rows * 3 // 2, columns * 3 // 2), series)
+    chance = public_chance(series, f"views/{shape}")
+    return np.concatenate([_view(chance, pictures, shape) for _ in range(2)])
+
+
+def _view(chance: Chance, pictures: Float32, shape: tuple[int, int, int]) -> Float32:
+    (count, colours, tall, wide), (_, rows, columns) = pictures.shape, shape
+
+    def drawn(size: float) -> Float64:
+        return chance.uniform(-size, size, (count, 1, 1))
+
+    y, x = np.mgrid[:rows, :columns].astype(np.float64)
+    y, x = y - (rows - 1) / 2, x - (columns - 1) / 2
+    turn, size, longer = drawn(0.2), np.exp(drawn(0.22)), np.exp(drawn(0.12))
+    below = (y * np.cos(turn) + x * np.sin(turn)) * size * longer
+    right = (x * np.cos(turn) - y * np.sin(turn)) * size / longer
+    below += (tall - 1) / 2 + drawn(0.05 * tall)
+    right += (wide - 1) / 2 + drawn(0.05 * wide)
+    top = np.clip(np.floor(below), 0, tall - 2).astype(np.int64)
+    left = np.clip(np.floor(right), 0, wide - 2).astype(np.int64)
+    down, across = np.clip(below - top, 0, 1)[..., None], np.clip(right - left, 0, 1)[..., None]
+    pixels, which = pictures.transpose(0, 2, 3, 1) / 255.0, np.arange(count)[:, None, None]
+    upper = pixels[which, top, left] * (1 - across) + pixels[which, top, left + 1] * across
+    lower = pixels[which, top + 1, left] * (1 - across) + pixels[which, top + 1, left + 1] * across
+    seen = (upper * (1 - down) + lower * down).reshape(count, -1, colours)
+    around = seen.mean(axis=1, keepdims=True)
+    mixed = np.exp(drawn(0.28)) * (seen - around) + around
+    if colours == COLOURS:
+        mixed = mixed @ _tints(chance, count)
+    light = mixed * np.exp(drawn(0.24)) + drawn(0.06)
+    noisy = light + 0.03 * chance.uniform(0, 1, (count, 1, 1)) * chance.standard_normal(light.shape)
+    levels = np.rint(np.clip(noisy, 0, 1) * 255).reshape(count, rows, columns, colours)
+    return np.ascontiguousarray(levels.transpose(0, 3, 1, 2), np.float32)
+
+
+def _tints(chance: Chance, count: int) -> Float64:
+    """Return matrices (n, 3, 3) that turn hues, change saturation and tint, for rows of colours."""
+    turn = 0.5 * np.pi * chance.uniform(-1, 1, count) * chance.uniform(0, 1, count)
+    saturation = np.exp(chance.uniform(-0.4, 0.4, count))
+    turned = np.zeros((count, 3, 3))
+    turned[:, 0, 0] = 1
+    turned[:, 1, 1] = turned[:, 2, 2] = saturation * np.cos(turn)
+    turned[:, 1, 2] = saturation * np.sin(turn)
+    turned[:, 2, 1] = -turned[:, 1, 2]
+    tint = np.exp(chance.uniform(-0.1, 0.1, (count, 1, 3)))
+    found: Float64 = COLOUR_AXES.T @ turned @ COLOUR_AXES * tint
+    return found
+
+
 DRAWN = 1500  # procedural pictures
 ORIENTATIONS = 8
 STEPS = 1 << 8  # per unit of a root; 1 for a channel of typical size
@@ -461,6 +522,7 @@ LARGEST = float(1 << 6)  # root of 4,096 times the typical size
 AXIS_STEPS = 1 << 15  # largest entry of all axes
 NARROWED = 0.25  # axes of variance v are multiplied by v^-0.25: half whitening
 FLOOR = 0.01  # share of the mean variance added to each
+STEADY_FLOOR = 0.3  # the same for variances between views
 GREY_FEATURES, COLOUR_FEATURES = 400, 600
 
 
@@ -510,7 +572,7 @@ class Pictures(_PictureMap):
         self._axes(self.raster(input_shape), self.output_dim(input_shape))
 
     def _axes(self, raster: _Raster, dimension: int) -> Axes:
-        return axes_of(raster, dimension, self.parameters.mirror)
+        return axes_of(raster, dimension, self.parameters.mirror, self.parameters.views)
 
     def features(self, levels: Float32, raster: _Raster, dimension: int) -> Float64:
         common = self._axes(raster, dimension)
@@ -564,8 +626,9 @@ def roots(sums: Float64, units: Float64) -> Int64:
 
 
 @lru_cache(maxsize=4)
-def axes_of(raster: _Raster, dimension: int, mirror: bool = False) -> Axes:
-    pictures = procedural_pictures(DRAWN, (raster.colours, raster.rows, raster.columns))
+def axes_of(raster: _Raster, dimension: int, mirror: bool = False, views: bool = False) -> Axes:
+    shape = (raster.colours, raster.rows, raster.columns)
+    pictures = pairs_of_views(DRAWN // 2, shape) if views else procedural_pictures(DRAWN, shape)
     sums = np.concatenate(
         [pooled(pictures[k : k + BLOCK_RECORDS], raster) for k in range(0, DRAWN, BLOCK_RECORDS)]
     )
@@ -578,13 +641,28 @@ def axes_of(raster: _Raster, dimension: int, mirror: bool = False) -> Axes:
     steps = roots(sums, units)
     middle = np.rint(steps.mean(axis=0)).astype(np.int64)
     rows = (steps - middle) / STEPS
-    axes = narrowed((rows + rows[:, raster.mirrored]) / 2 if mirror else rows, dimension)
+    rows = (rows + rows[:, raster.mirrored]) / 2 if mirror else rows
+    axes = steadied(rows, dimension) if views else narrowed(rows, dimension)
     whole = np.rint(axes * (AXIS_STEPS / np.abs(axes).max())).astype(np.int64)
     if mirror:  # exactly, also after rounding
         whole = whole + whole[raster.mirrored]
     for array in (middle, whole):
         array.setflags(write=False)
     return Axes(units, middle, whole)
+
+
+def steadied(rows: Float64, dimension: int) -> Float64:
+    """Return `narrowed` axes (values, dimension) of n/2 pairs of views, rows k and n/2 + k.
+
+    Directions in which views differ by variance w are scaled by (w + c)^-0.25 before."""
+    basis = np.linalg.qr(rows.T)[0]
+    inside = rows @ basis
+    first, second = np.split(inside, 2)
+    within, vectors = np.linalg.eigh((first - second).T @ (first - second) / len(rows))
+    scales = (within.clip(0) + STEADY_FLOOR * within.mean()) ** -NARROWED
+    turned = (vectors * scales) @ vectors.T
+    found: Float64 = basis @ turned @ narrowed(inside @ turned, dimension)
+    return found
 
 
 def narrowed(rows: Float64, dimension: int) -> Float64:

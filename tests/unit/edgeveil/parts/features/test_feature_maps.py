@@ -13,7 +13,9 @@ from edgeveil.parts.features.pictures import (
     LEVELS,
     PicturesParameters,
     filters,
+    pairs_of_views,
     procedural_pictures,
+    steadied,
 )
 from edgeveil.parts.features.values import projection
 
@@ -135,6 +137,28 @@ def test_a_picture_and_its_mirror_image_have_the_same_features_if_asked(shape):
     assert np.linalg.norm(found(x), axis=1) == pytest.approx(1)
     plain = phi(dimension=60)
     assert np.abs(plain(x) - plain(turned)).max() > 0.05
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_axes_of_views_know_a_new_picture_again_by_another_view(mirror):
+    x = pairs_of_views(200, (3, 12, 12), series=1)
+    assert x.min() >= 0
+    assert x.max() <= 255
+    assert (x == np.rint(x)).all()
+
+    def known(views):
+        found = phi(dimension=60, mirror=mirror, views=views)(x)
+        return ((found[:200] @ found[200:].T).argmax(axis=1) == np.arange(200)).mean()
+
+    assert known(True) > known(False) + 0.05
+
+
+def test_a_direction_in_which_views_differ_has_less_part():
+    rng = np.random.default_rng(0)
+    common, own = rng.normal(size=(400, 3)), rng.normal(size=(800, 3))
+    rows = np.hstack([np.tile(common, (2, 1)), own])
+    axes = steadied(rows, 3)
+    assert np.linalg.norm(axes[:3]) > 10 * np.linalg.norm(axes[3:])
 
 
 def test_a_flat_record_is_the_picture_that_it_says():
