@@ -198,9 +198,9 @@ def test_a_metric_runs_where_the_clouds_operator_allows_it_and_owners_need_not(t
             job = yaml.safe_dump(plain | {"test_metric": name})
             idle_control(store, python_models=allowed).submit(job)
         assert caught.value.where == where and not store.jobs()
-    job = parse_plan(yaml.safe_dump(plain | {"test_metric": "sklearn.metrics:log_loss"})).job
-    assert not job.functions  # which owners allow
-    assert idle_control(store, python_models=True).submit(job.canonical().decode())
+    sound = yaml.safe_dump(plain | {"test_metric": "sklearn.metrics:log_loss"})
+    assert not parse_plan(sound).job.functions  # which owners allow
+    assert idle_control(store, python_models=True).submit(sound)
 
 
 @pytest.mark.parametrize(
