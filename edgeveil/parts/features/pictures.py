@@ -8,8 +8,8 @@ size, its square root taken (Perronnin, Sánchez and Mensink 2010), and all are 
 axes, the wide ones narrowed. Sizes and axes come from procedural pictures, not from records.
 With `mirror` the axes are those of sums averaged over a picture and its mirror image, which are a
 permutation of the picture's own: left and right then have no part in the features. With `views`
-the axes favour sums that crops and other colours of a procedural picture leave alone: contrastive
-learning of a linear map, in closed form (Balestriero and LeCun 2022).
+they are learned from random crops of procedural pictures in other colours: directions in which two
+views of a picture differ are narrowed first (Hatch, Kajarekar and Stolcke 2006, a picture a class).
 
 Procedural pictures: dead leaves (Lee, Mumford and Huang 2001), Gaussian fields of amplitude f^(−a),
 a from 0.6 to 2 (Field 1987), and pen strokes. Colours vary most in brightness, less from yellow to
@@ -75,7 +75,7 @@ class PicturesParameters(MapParameters):
         exclude_if=lambda value: value is ... or value is False
     )
     """Of `pictures`: learn the axes from pairs of views of procedural pictures, so that place, size
-    and light have less part in the features; false by default."""
+    and colours have less part in the features; false by default."""
 
 
 class _PictureMap:
@@ -505,11 +505,9 @@ def _tints(chance: Chance, count: int) -> Float64:
     """Return matrices (n, 3, 3) that turn hues, change saturation and tint, for rows of colours."""
     turn = 0.5 * np.pi * chance.uniform(-1, 1, count) * chance.uniform(0, 1, count)
     saturation = np.exp(chance.uniform(-0.4, 0.4, count))
-    turned = np.zeros((count, 3, 3))
-    turned[:, 0, 0] = 1
-    turned[:, 1, 1] = turned[:, 2, 2] = saturation * np.cos(turn)
-    turned[:, 1, 2] = saturation * np.sin(turn)
-    turned[:, 2, 1] = -turned[:, 1, 2]
+    along, across = saturation * np.cos(turn), saturation * np.sin(turn)
+    turned = np.tile(np.eye(3), (count, 1, 1))
+    turned[:, 1:, 1:] = np.array([[along, across], [-across, along]]).transpose(2, 0, 1)
     tint = np.exp(chance.uniform(-0.1, 0.1, (count, 1, 3)))
     found: Float64 = COLOUR_AXES.T @ turned @ COLOUR_AXES * tint
     return found
