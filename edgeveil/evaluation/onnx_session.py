@@ -80,13 +80,17 @@ class OnnxModel:
         )
 
     def probabilities(
-        self, x: NDArray[np.float32], weights: Mapping[str, NDArray[Any]]
+        self,
+        x: NDArray[np.float32],
+        weights: Mapping[str, NDArray[Any]],
+        *,
+        limit: RunLimit | None = None,
     ) -> NDArray[np.float64]:
         """Return `answers` of a classifier. Raises DataError for other models."""
         if self.output != PROBABILITIES:
             what = f"returns a {self.output}, and classes are required"
             raise DataError(what, where="ONNX graph")
-        return self.answers(x, weights)
+        return self.answers(x, weights, limit=limit)
 
     def answers(
         self,
