@@ -477,8 +477,7 @@ def _view(chance: Chance, pictures: Float32, shape: tuple[int, int, int]) -> Flo
     def drawn(size: float) -> Float64:
         return chance.uniform(-size, size, (count, 1, 1))
 
-    y, x = np.mgrid[:rows, :columns].astype(np.float64)
-    y, x = y - (rows - 1) / 2, x - (columns - 1) / 2
+    y, x = np.mgrid[:rows, :columns] - np.array([[[rows - 1]], [[columns - 1]]]) / 2
     turn, size, longer = drawn(0.2), np.exp(drawn(0.22)), np.exp(drawn(0.12))
     below = (y * np.cos(turn) + x * np.sin(turn)) * size * longer
     right = (x * np.cos(turn) - y * np.sin(turn)) * size / longer
@@ -509,8 +508,7 @@ def _tints(chance: Chance, count: int) -> Float64:
     turned = np.tile(np.eye(3), (count, 1, 1))
     turned[:, 1:, 1:] = np.array([[along, across], [-across, along]]).transpose(2, 0, 1)
     tint = np.exp(chance.uniform(-0.1, 0.1, (count, 1, 3)))
-    found: Float64 = COLOUR_AXES.T @ turned @ COLOUR_AXES * tint
-    return found
+    return np.asarray(COLOUR_AXES.T @ turned @ COLOUR_AXES * tint)
 
 
 DRAWN = 1500  # procedural pictures
@@ -659,8 +657,7 @@ def steadied(rows: Float64, dimension: int) -> Float64:
     within, vectors = np.linalg.eigh((first - second).T @ (first - second) / len(rows))
     scales = (within.clip(0) + STEADY_FLOOR * within.mean()) ** -NARROWED
     turned = (vectors * scales) @ vectors.T
-    found: Float64 = basis @ turned @ narrowed(inside @ turned, dimension)
-    return found
+    return np.asarray(basis @ turned @ narrowed(inside @ turned, dimension))
 
 
 def narrowed(rows: Float64, dimension: int) -> Float64:
