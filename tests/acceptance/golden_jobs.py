@@ -40,6 +40,7 @@ GOLDEN = Path(__file__).with_suffix(".json")
 FOLDERS = {"mnist": "EDGEVEIL_MNIST", "cifar10": "EDGEVEIL_CIFAR", "adult": "EDGEVEIL_ADULT"}
 TUTORIALS = {
     "messages": ("text", "messages.csv"),
+    "messages_tokens": ("text", "messages.csv"),
     "spoken_digits": ("sound", "sounds"),
     "machine_windows": ("windows", "machines.csv"),
 }
