@@ -10,7 +10,6 @@ from typing import Any
 
 from edgeveil.config.cloud import ReleaseValidity
 from edgeveil.errors import DataError
-from edgeveil.evaluation.figures import METRIC, own_metric
 from edgeveil.jobs import Plan, parse_plan
 from edgeveil.jobs.artifacts import kept_digests
 from edgeveil.jobs.plan import summands
@@ -91,8 +90,6 @@ class Control:
         found = match_artifacts(kept_digests(job), (graph for graph in kept.values() if graph))
         plan = plan.with_artifacts(found)
         self._host.evaluation.check(plan)
-        if job.test_metric and isinstance(why := own_metric(job.test_metric), str):
-            raise DataError(why, where=METRIC, fix="install the module at the cloud, or correct it")
         if job.digest() != self._rehearsed:
             # Devices rehearse their half before pricing it; here torch would stay in memory.
             rehearse_job(plan, self._host.limits, devices=False)

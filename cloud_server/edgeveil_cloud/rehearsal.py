@@ -16,6 +16,7 @@ import numpy as np
 from edgeveil.crypto.chunked import chunked_bytes
 from edgeveil.crypto.sealing import stanza_area_bytes
 from edgeveil.errors import DataError, EdgeVeilError
+from edgeveil.evaluation.figures import METRIC, own_metric
 from edgeveil.evaluation.graph_check import check_graph
 from edgeveil.evaluation.onnx_session import BATCH_RECORDS, MAX_GRAPH_BYTES, OnnxModel
 from edgeveil.jobs import compile_canonical
@@ -72,6 +73,9 @@ def rehearse_job(plan: Plan, limits: BroadcastLimits, *, devices: bool = True) -
 
     Without `devices` uploads are made up and need no torch; a user's own model always runs, apart.
     """
+    metric = plan.job.test_metric
+    if metric is not None and isinstance(why := own_metric(metric), str):
+        raise RefusedJobError(why, where=METRIC, fix="install its module, or correct the name")
     if not plan.job.functions or is_own():
         _Rehearsal(plan, limits, devices).play()
         return
