@@ -217,7 +217,9 @@ def round_record(
     if tested and figures is not None and asked is not None:
         labels, outputs = tested.answers
         own = {METRIC: own_metric(asked, labels=labels, outputs=outputs)}
-        figures, kept = {**figures, **own}, kept | ({} if round.evaluates else own)
+        figures = {**figures, **own}
+        if not round.evaluates:
+            kept |= own
     schema = plan.job.data.schema_
     if figures and schema is not None and schema.label.names:  # absent without labels
         figures = {**figures, "classes": list(schema.label.names)}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.config.base import Block
+from edgeveil.data.table_form import number_in
 
 Int64 = NDArray[np.int64]
 Name = Annotated[str, Field(min_length=1, max_length=128)]
@@ -150,9 +151,8 @@ class WindowRows:
 
 def seconds_in(cell: str) -> float:
     """Return a time as seconds since 1970, NaN if unreadable or out of range."""
-    try:
-        found = float(cell.replace("_", "?"))  # Python reads 1_000 as a number
-    except ValueError:
+    found = number_in(cell)
+    if math.isnan(found):
         try:
             moment = datetime.fromisoformat(cell)
             found = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

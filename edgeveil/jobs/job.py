@@ -253,7 +253,7 @@ class EarlyStopping(Block):
     release: Literal["best", "last"] = "best"
     """The round whose model is released: that of the best figure, or the last one."""
     mode: Literal["max", "min"] | None = omittable(None, examples=["max"])
-    """Judge by `test_metric`, whose largest or smallest value is best; null: as above."""
+    """Judge by `test_metric`, whose largest or smallest value is best; null: not by it."""
 
 
 class Job(Block):
