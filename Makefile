@@ -11,7 +11,7 @@ export PATH := $(PATH):/usr/sbin:/usr/local/sbin
 
 .DEFAULT_GOAL := help
 ACCEPTED = $(shell grep -v '^\#' tests/acceptance/tests.txt)
-.PHONY: help setup run test test-all drills check budgets wheels acceptance mutants bench fuzz chaos long docs mosquitto postgresql chromium nats rabbitmq promtool rootfs clean
+.PHONY: help setup run test test-all drills check budgets wheels acceptance mutants fuzz chaos long docs mosquitto postgresql chromium nats rabbitmq promtool rootfs clean
 
 help:            ## list all targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -56,9 +56,6 @@ wheels: $(VENV)/.all  ## build both distributions, edgeveil and edgeveil-lab, an
 ONLY    ?=
 mutants: $(VENV)/.all  ## plant small privacy flaws, one at a time: a test must find each (ONLY=NAME)
 	$(BIN)/python -m tests.mutants --workers $(WORKERS) $(if $(ONLY),--only '$(ONLY)')
-
-bench: $(VENV)/.all  ## time noise, codec and encryption
-	$(BIN)/python -m edgeveil_lab.bench
 
 RUNS   ?= 1000000
 fuzz: $(VENV)/.all  ## feed hostile inputs to every decoder and parser (RUNS=1000000 each)

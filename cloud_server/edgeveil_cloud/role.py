@@ -1,4 +1,4 @@
-"""Construction of the cloud; processes, simulations, load tests and benches call `build`."""
+"""Construction of the cloud; processes, simulations and load tests call `build`."""
 
 from __future__ import annotations
 

@@ -159,3 +159,30 @@ def test_a_tutorial_learns_what_it_says(page, least, tmp_path):
     (result,) = tmp_path.glob("out/*/result.json")
     assert json.loads(result.read_text())["final"]["accuracy"] > least
     assert "probability" in (tmp_path / "answers").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["text", "sound"])
+def test_a_network_learns_the_files_of_a_tutorial(page, tmp_path):
+    """Without noise: a GRU on tokens of the messages, a `ds_cnn` on spectra of the sounds."""
+    name, data = {
+        "text": ("messages_tokens", "messages.csv"),
+        "sound": ("spoken_digits", "sounds"),
+    }[page]
+    (made,) = blocks(f"docs/walkthroughs/{page}.md", "python data")
+    subprocess.run([sys.executable, "-c", made], cwd=tmp_path, check=True)
+    file = ROOT / f"configs/jobs/{name}.yaml"
+    if page == "sound":
+        job = yaml.safe_load(file.read_text("utf-8"))
+        kept = {key: job[key] for key in ("job", "data", "local_run")}
+        model = {"name": "ds_cnn", "input_scale": 255}
+        train = {"method": "sgd", "rounds": 12, "local_epochs": 3, "batch_size": 16}
+        train |= {"learning_rate": 0.005, "optimizer": {"name": "adam"}}
+        job = {**kept, "model": model, "train": train, "privacy": {"accept_unproven": True}}
+        file = tmp_path / "job.yaml"
+        file.write_text(yaml.safe_dump(job))
+    ran("run", str(file), "--data", data, "--simulate", cwd=tmp_path, timeout=280)
+    (result,) = tmp_path.glob("out/*/result.json")
+    assert json.loads(result.read_text())["final"]["accuracy"] > 0.95
+    told = ran("predict", f"out/{name}/model.onnx", data, cwd=tmp_path).stdout
+    assert "probability" in told

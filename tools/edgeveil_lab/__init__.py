@@ -1,1 +1,1 @@
-"""The laboratory: load tests, audits, attacks, reproductions, benches."""
+"""The laboratory: load tests, audits, attacks, reproductions."""

@@ -54,6 +54,13 @@ def pictures(chance, y):
     return x.astype(np.float32)
 
 
+def waves(chance, y):
+    """24 readings of two columns; the class is the number of waves in the first."""
+    x = chance.normal(0, 0.3, (len(y), 24, 2))
+    x[:, :, 0] += np.sin(2 * np.pi * np.outer(y + 1, np.arange(24) / 24))
+    return x.astype(np.float32)
+
+
 DP_SGD = {"method": "dp_sgd", "local_steps": 8, "sampling_rate": 0.2, "learning_rate": 4}
 SGD = {"method": "sgd", "momentum": 0.9, "batch_size": 16, "local_epochs": 2}
 JOBS = {
@@ -63,6 +70,19 @@ JOBS = {
         pictures,
         {"name": "mobilenet_v3_small", "channel_multiplier": 0.25, "input_scale": 255},
         {**SGD, "learning_rate": 0.02},
+        5,
+    ),
+    "residual": (
+        pictures,
+        {"name": "resnet18", "channel_multiplier": 0.125, "input_scale": 255},
+        {**SGD, "learning_rate": 0.02},
+        3,
+    ),
+    "windows": (waves, {"name": "tcn", "depth": 2, "width": 8}, {**SGD, "learning_rate": 0.1}, 5),
+    "attention": (
+        texts,
+        {"name": "transformer", "tokens": 32, "width": 16},
+        {**SGD, "learning_rate": 0.05},
         5,
     ),
 }

@@ -1,1 +1,0 @@
-"""Throughput of frequent operations."""
