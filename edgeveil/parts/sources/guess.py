@@ -143,7 +143,7 @@ def table_source(file: Path) -> str:
         if record is not None and (rest.strip() or not nested):
             if (encoding := _encoding(file, raw)) == "utf-8":
                 return "jsonl"
-            found = "JSON lines, but not in UTF-8", f"convert it: iconv -f {encoding} -t utf-8"
+            found = "JSON lines not in UTF-8", f"run iconv -f {encoding} -t utf-8 FILE > NEW"
     if found is None and b"\0" in raw and not utf_16:
         found = "binary", "write its records as CSV, in UTF-8"
     if found is not None:
