@@ -18,15 +18,16 @@ from pathlib import Path
 
 from edgeveil.config.data import TableForm
 from edgeveil.config.explain import number
+from edgeveil.data.encoding import UNREADABLE
 from edgeveil.data.table_form import date_in, number_reader
 from edgeveil.errors import DataError
-from edgeveil.parts.sources.audio import AUDIO_ENDINGS
+from edgeveil.parts.sources.audio import AUDIO_ENDINGS, AUDIO_FORMATS
 from edgeveil.parts.sources.guess import MOSTLY, Guess, guess, mostly, without_units
 from edgeveil.parts.sources.images import FORMATS, class_folders, files_below
 from edgeveil.parts.sources.tables import csv_rows, jsonl_rows, parquet_rows
 
 OF_NUMBER = "in place of classes"  # a draft's remark on a numeric label
-_MISSING = ("?", "NA", "N/A", "NaN", "nan", "null", "None", "-")
+_MISSING = ("?", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "-")
 _LABELS = ("label", "class", "target", "y", "outcome", "diagnosis", "income")
 _FEW = 10  # different texts of a label
 _WIDER = 10.0  # times the range of most values: worth a note
@@ -77,6 +78,12 @@ class _Look:
         return mostly(self.texts, lambda text: date_in(text, self.form) is not None)
 
     @property
+    def measured(self) -> bool:
+        """Whether the values are many numbers that are mostly not whole."""
+        fractions = sum(not n.is_integer() for n in self._numbers)
+        return self.numeric and len(self.texts) > _FEW and 2 * fractions > len(self._numbers)
+
+    @property
     def prose(self) -> bool:
         given = self.texts.total()
         words = sum(len(text.split()) * count for text, count in self.texts.items())
@@ -88,6 +95,8 @@ class _Look:
         once = len(self.texts) == self.texts.total()
         if not self.texts:
             return "it is empty"
+        if unread := self.texts[UNREADABLE]:
+            return f"{unread} values are lists, objects or not readable"
         if mostly(self.texts, lambda text: _WITH_UNIT.fullmatch(text) is not None):
             return "it looks like numbers with a unit; write the numbers alone"
         if not self.prose and (len(self.texts) > _LIST or (once and len(self.texts) > _FEW)):
@@ -152,12 +161,14 @@ def _of_table(
     if not (rows and once):
         raise DataError("holds no records", where=str(path), fix="name a file with some")
     if len(rows) < len(every):
-        why = "have another number of cells, or repeat the header: left out"
-        notes.append(f"{len(every) - len(rows)} lines {why}")
+        of_csv = "have another number of cells, or repeat the header"
+        why = "are no JSON objects" if read_as.source == "jsonl" else of_csv
+        notes.append(f"{len(every) - len(rows)} lines {why}: left out")
     looks = [_look(names[at], [row[at].strip() for row in rows], read_as.form) for at in once]
-    chosen = _label(path, looks, label)
-    if label is None:
-        notes.append(f"label '{chosen.name}': guessed by its name or its few values")
+    chosen, why = _label(path, looks, label)
+    if why:
+        notes.append(f"label '{chosen.name}': guessed {why}")
+    chosen.texts.pop(UNREADABLE, None)
     if gaps := len(rows) - chosen.texts.total():
         notes.append(f"{gaps} of {len(rows)} records have no label")
     others = [look for look in looks if look is not chosen]
@@ -173,7 +184,7 @@ def _of_table(
     yield from _head(path, len(rows), devices)
     yield "    label:"
     yield f"      column: {_text(chosen.name)}" + ("" if label else "   # a guess")
-    if len(chosen.texts) <= _LIST:
+    if len(chosen.texts) <= _LIST and not chosen.measured:
         yield from _wrapped("      classes: ", sorted(chosen.texts))
     elif chosen.numeric:
         yield f"      number: {_ends(chosen.span)}   # {OF_NUMBER}: its range"
@@ -209,16 +220,21 @@ def _look(name: str, cells: Sequence[str], form: TableForm) -> _Look:
     return _Look(name, texts, gaps, form)
 
 
-def _label(path: Path, looks: list[_Look], label: str | None) -> _Look:
+def _label(path: Path, looks: list[_Look], label: str | None) -> tuple[_Look, str]:
+    """Return the label's column and why it is guessed, "" for the stated one."""
     if label is None:
-        few = [look for look in looks if 2 <= len(look.texts) <= _FEW]
+        fit = [look for look in looks if look.texts and not look.dated]
+        fit = [look for look in fit if UNREADABLE not in look.texts] or looks
+        few = [look for look in fit if 2 <= len(look.texts) <= _FEW]
         called = [look for look in few if look.name.casefold() in _LABELS]
-        return (called or few[-1:] or looks[-1:])[0]
+        if few:
+            return (called[0], "by its name") if called else (few[-1], "by its few values")
+        return fit[-1], "as the last column" + " that can be one" * (fit[-1] is not looks[-1])
     found = next((look for look in looks if look.name == label), None)
     if found is None:
         known = ", ".join(look.name for look in looks[:8])
         raise DataError(f"has no column '{label}'", where=str(path), fix=f"known: {known}")
-    return found
+    return found, ""
 
 
 def _ends(span: tuple[float, float]) -> str:
@@ -253,9 +269,7 @@ def _of_pictures(folder: Path, devices: int | None, notes: list[str]) -> Iterato
             coloured |= image.mode not in ("1", "L", "LA", "I", "I;16")
     if not sizes:
         raise DataError("holds no pictures", where=str(folder), fix="put them into class folders")
-    files = sum(one.is_file() for one in folder.rglob("*"))
-    if files > sizes.total():
-        notes.append(f"{files - sizes.total()} files are no pictures that are read: left out")
+    notes += _left_out(folder, sizes.total(), "pictures")
     height, width = sizes.most_common(1)[0][0]
     if (longest := max(height, width)) > _SIDE:
         height, width = (max(1, round(side * _SIDE / longest)) for side in (height, width))
@@ -266,7 +280,7 @@ def _of_pictures(folder: Path, devices: int | None, notes: list[str]) -> Iterato
     yield f"    image: {{size: [{height}, {width}], channels: {3 if coloured else 1}}}{remark}"
 
 
-def _of_recordings(folder: Path, devices: int | None, _notes: list[str]) -> Iterator[str]:
+def _of_recordings(folder: Path, devices: int | None, notes: list[str]) -> Iterator[str]:
     import soundfile
 
     rates: Counter[int] = Counter()
@@ -274,17 +288,24 @@ def _of_recordings(folder: Path, devices: int | None, _notes: list[str]) -> Iter
     for file in files_below(folder, AUDIO_ENDINGS):
         with suppress(Exception):
             found = soundfile.info(file)
-            rates[found.samplerate] += 1
-            lengths_s.append(found.duration)
+            if found.format in AUDIO_FORMATS:
+                rates[found.samplerate] += 1
+                lengths_s.append(found.duration)
     if not rates:
         what = "holds no recordings that can be read"
         raise DataError(what, where=str(folder), fix="convert them")
+    notes += _left_out(folder, rates.total(), "recordings")
     longest = sorted(lengths_s)[int(MOSTLY * (len(lengths_s) - 1))]
     rate, seconds = min(max(rates.most_common(1)[0][0], 4000), 16_000), _step(4 * longest)
     yield from _head(folder, rates.total(), devices)
     yield from _wrapped("    label: {classes: ", [one.name for one in class_folders(folder)], "}")
     remark = f"   # {len(rates)} rates: all are resampled to this one" * (len(rates) > 1)
     yield f"    audio: {{rate_hz: {rate}, seconds: {min(seconds, 30):g}}}{remark}"
+
+
+def _left_out(folder: Path, read: int, what: str) -> list[str]:
+    left_out = sum(one.is_file() for one in folder.rglob("*")) - read
+    return [f"{left_out} files are no {what} that are read: left out"] if left_out else []
 
 
 def _head(path: Path, records: int, devices: int | None) -> Iterator[str]:

@@ -22,7 +22,7 @@ from edgeveil.parts.sources.source import Origin, SourcePart, require_library
 
 AUDIO_ENDINGS = frozenset({".wav", ".flac"})
 LARGEST_RATE_HZ, MAX_SAMPLES = 192_000, 1 << 24  # of one recording
-_FORMATS = ("WAV", "WAVEX", "FLAC", "RF64")
+AUDIO_FORMATS = ("WAV", "WAVEX", "FLAC", "RF64")
 
 
 def _read(origin: Origin) -> tuple[Encoded, list[str]]:
@@ -83,7 +83,7 @@ def _into(record: NDArray[np.float32], file: Path | IO[bytes], form: AudioForm) 
         with soundfile.SoundFile(file) as opened:
             rate, channels = opened.samplerate, opened.channels
             wanted = math.ceil(form.seconds * rate) + rate // 8  # past the end, for the filter
-            if opened.format not in _FORMATS:
+            if opened.format not in AUDIO_FORMATS:
                 return Decoded(f"is {opened.format}, not WAV or FLAC")
             if not 1000 <= rate <= LARGEST_RATE_HZ or wanted * channels > MAX_SAMPLES:
                 return Decoded(f"has {rate} Hz and {channels} channels, which is too much")

@@ -10,7 +10,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise, product
 from pathlib import Path
@@ -31,12 +31,16 @@ _WHY = {
     "separator": "it cuts the lines into cells of a steady number",
     "decimal": "more columns are numbers by it",
     "thousands": "more columns are numbers by it",
-    "dates": "a column holds dates in this order, and none in another one",
+    "dates": "a column holds dates in this order",
     "encoding": "the file is no UTF-8",
     "comment": "line 1 begins with it, and names no columns",
     "skip_lines": "these lines have other cells than those below",
     "multiline": "quoted cells have line breaks (RFC 4180)",
+    "jsonl": "its lines are JSON objects",
+    "parquet": "it begins as Parquet does",
 }
+_DATE_ORDERS: tuple[Any, ...] = ("iso", "day_first", "month_first")
+_IN_GROUPS = re.compile(r"[+-]?(0|[1-9]\d{0,2}([.,]\d{3})?)")  # maybe of thousands
 _FROM_FEATHER = "write it as Parquet: pandas.read_feather(FILE).to_parquet('records.parquet')"
 _FROM_JSON = "write one object a line: in pandas to_json(FILE, orient='records', lines=True)"
 _FROM_EXCEL = "save its sheet as CSV: pandas.read_excel(FILE).to_csv('records.csv', index=False)"
@@ -80,7 +84,7 @@ def guess(
 
     With a schema, its columns tell a header. Raises DataError for what is no table."""
     if (source := table_source(file)) != "csv":
-        return Guess(source, schema=schema)
+        return Guess(source, schema=schema, notes=(f"source {source!r}: {_WHY[source]}",))
     raw = _sample(file)
     notes: list[str] = []
     known = {name for column in (schema and schema.columns) or () for name in column.names}
@@ -93,6 +97,7 @@ def guess(
         form = _cut_as(lines, TableForm(encoding=encoding), known, str(file))
         found = form.model_dump(exclude_defaults=True).items()
         notes += [f"{key} {value!r}: {_WHY[key]}" for key, value in found]
+        notes += _doubts(without_units(_stripped(lines, form)), form)
     rows = _stripped(lines, form)
     if not rows:
         raise DataError("is empty", where=str(file), fix="name a file with records")
@@ -125,17 +130,20 @@ def table_source(file: Path) -> str:
     raw = _sample(file)
     if raw.startswith(b"PAR1"):
         return "parquet"
-    begin = raw.lstrip(b"\xef\xbb\xbf \t\r\n")
+    utf_16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = raw.decode("utf-16", "replace").encode() if utf_16 else raw
+    begin = text.lstrip(b"\xef\xbb\xbf \t\r\n")
     found = next((one for mark, one in _OTHERS.items() if begin[: len(mark)].lower() == mark), None)
-    found = _ARFF_FILE if found is None and _ARFF.search(raw) else found
+    found = _ARFF_FILE if found is None and _ARFF.search(text) else found
     if found is None and _JSON.match(begin):
         first, _, rest = begin.partition(b"\n")
         record = json_object(first.decode("utf-8", "replace"))
         nested = record and any(isinstance(one, list | dict) for one in record.values())
-        if record is not None and (rest.strip() or not nested):
-            return "jsonl"
         found = "JSON, but no object in each line", _FROM_JSON
-    utf_16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        if record is not None and (rest.strip() or not nested):
+            if (encoding := _encoding(file, raw)) == "utf-8":
+                return "jsonl"
+            found = "JSON lines not in UTF-8", f"run iconv -f {encoding} -t utf-8 FILE > NEW"
     if found is None and b"\0" in raw and not utf_16:
         found = "binary", "write its records as CSV, in UTF-8"
     if found is not None:
@@ -224,17 +232,42 @@ def _usual_width(rows: Sequence[Sequence[str]]) -> int:
 
 def _with_signs(rows: list[list[str]], form: TableForm) -> TableForm:
     """Return the form with the signs by which most columns hold numbers, and most hold dates."""
-    width = _usual_width(rows)
-    body = [row for row in rows[1:] if len(row) == width]
-    columns = [Counter(row[at] for row in body if row[at]) for at in range(width)]
+    columns = _columns(rows)
     comma = [(",", ""), (".", ",")]
     signs = [(".", ""), *(comma if form.separator == ";" else comma[::-1])]
     signs += [(",", "."), (",", " "), (".", " "), (".", "'")]
     read_as = [form.model_copy(update={"decimal": d, "thousands": t}) for d, t in signs]
-    best = max(read_as, key=lambda one: _columns_read(columns, one))
-    orders: list[Any] = ["iso", "day_first", "month_first"]
-    dated = [sum(mostly(column, _dates(one)) for column in columns) for one in orders]
-    return best.model_copy(update={"dates": orders[dated.index(max(dated))]})
+    best = max(read_as, key=lambda one: _count(columns, _numbers(one)))
+    dates = max(_DATE_ORDERS, key=lambda order: _count(columns, _dates(order)))
+    return best.model_copy(update={"dates": dates})
+
+
+def _doubts(rows: list[list[str]], form: TableForm) -> Iterator[str]:
+    """Yield notes on an order of dates or signs of numbers that fit as well as those of `form`."""
+    columns, is_number, sign = _columns(rows), _numbers(form), form.decimal
+    dated = _count(columns, _dates(form.dates))
+    for order in _DATE_ORDERS:
+        if dated and order != form.dates and _count(columns, _dates(order)) == dated:
+            as_well = f"dates {form.dates!r}: {order} fits as many columns; if that is right"
+            yield f"{as_well}, write form: {{dates: {order}}}"
+    found = {at: texts for at, texts in enumerate(columns) if mostly(texts, is_number)}
+    numbers = {at: list(filter(is_number, texts)) for at, texts in found.items()}
+    signed = {text for texts in numbers.values() for text in texts if sign in text}
+    if form.separator != ";" or form.thousands or not all(map(_IN_GROUPS.fullmatch, signed)):
+        return
+    block = f'decimal: "{"," if sign == "." else "."}", thousands: "{sign}"'
+    for at, texts in numbers.items():
+        if signed.intersection(texts) and all(map(_IN_GROUPS.fullmatch, texts)):
+            name = next(iter(rows[0][at:]), "")
+            what = f"'{name}'" if _is_name(name) else f"column {at + 1}"
+            yield f"{what}: '{sign}' may set off thousands; if so, write form: {{{block}}}"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[Counter[str]]:
+    """Return the texts of each column below the first row, of rows of the usual width."""
+    width = _usual_width(rows)
+    body = [row for row in rows[1:] if len(row) == width]
+    return [Counter(row[at] for row in body if row[at]) for at in range(width)]
 
 
 def without_units(rows: list[list[str]]) -> list[list[str]]:
@@ -249,9 +282,13 @@ def without_units(rows: list[list[str]]) -> list[list[str]]:
     return rows[:1] + rows[2:] if texts_alone and above_numbers else rows
 
 
-def _columns_read(columns: Sequence[Counter[str]], form: TableForm) -> int:
+def _count(columns: Sequence[Counter[str]], holds: Callable[[str], bool]) -> int:
+    return sum(mostly(texts, holds) for texts in columns)
+
+
+def _numbers(form: TableForm) -> Callable[[str], bool]:
     read = number_reader(form)
-    return sum(mostly(texts, lambda text: not math.isnan(read(text))) for texts in columns)
+    return lambda cell: not math.isnan(read(cell))
 
 
 def _dates(order: Any) -> Callable[[str], bool]:
@@ -267,8 +304,8 @@ def mostly(texts: Counter[str], holds: Callable[[str], bool]) -> bool:
 def _is_value(cell: str) -> bool:
     """Return whether a cell is a number or a date of some form."""
     forms = (TableForm(), TableForm(decimal=",", thousands="."))
-    numbers = (not math.isnan(number_reader(form)(cell)) for form in forms)
-    return any(numbers) or any(_dates(order)(cell) for order in ("iso", "day_first"))
+    holding = (*map(_numbers, forms), *map(_dates, ("iso", "day_first")))
+    return any(holds(cell) for holds in holding)
 
 
 def _is_name(cell: str) -> bool:

@@ -280,13 +280,15 @@ def jsonl_faults(origin: Origin) -> list[str]:
 
 
 def jsonl_rows(file: Path) -> tuple[list[str], list[list[str]]]:
-    """Return all keys and the rows, with an empty cell for a key that a record lacks."""
+    """Return all keys and the rows: "" for a key that a record lacks, no cell for a faulty line."""
     _require_small(file, MAX_BYTES)
-    records = [record for _, _, record in _objects(file) if record is not None]
-    names = list(dict.fromkeys(name for record in records for name in record))
+    records = [record for _, _, record in _objects(file)]
+    names = list(dict.fromkeys(name for record in records for name in record or ()))
     require_room((len(records), len(names)), 8, MAX_BYTES, str(file))
-    rows = [[cell_text(record.get(name)).strip() for name in names] for record in records]
-    return names, rows
+    return names, [
+        [] if record is None else [cell_text(record.get(name)).strip() for name in names]
+        for record in records
+    ]
 
 
 def _objects(file: Path) -> Iterator[tuple[int, str, dict[str, Any] | None]]:

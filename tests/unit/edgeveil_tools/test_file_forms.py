@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import scipy.io.arff
+import soundfile
 import yaml
 from PIL import Image
 from pyarrow import feather, parquet
@@ -24,6 +25,7 @@ from edgeveil.parts.sources import Origin, load_records
 from edgeveil_edge.inference import JSON, ServedModel
 from edgeveil_edge.release_trial import released_session
 from edgeveil_tools.cli import main
+from edgeveil_tools.describe import describe
 from edgeveil_tools.local.data import dealt, held
 from edgeveil_tools.local.job import Overrides, local_job
 
@@ -54,7 +56,7 @@ def quoted():
 
 def lines_of_json(**more):
     records = [dict(zip(NAMES, row, strict=True)) | more for row in ROWS]
-    return "".join(f"{json.dumps(one)}\n" for one in records)
+    return "".join(f"{json.dumps(one, ensure_ascii=False)}\n" for one in records)
 
 
 def index(end):
@@ -120,11 +122,19 @@ READ = {
     "lines of JSON with more inside": (lines_of_json(more={"a": [1]}), None, ALL),
     "Parquet": (None, None, ALL),
 }
+# what the notes say of it, beside the keys of its form
+SAID_OF = {
+    "lines of JSON": ("source 'jsonl'",),
+    "lines of JSON with more inside": ("'more' is left out: 4 values are lists",),
+    "Parquet": ("source 'parquet'",),
+}
 REFUSED = {
     "rows wider than the header": (cut(extra=("1",)).replace("state,1", "state"), "4 cells"),
     "rows shorter than the header": (cut(names=(*NAMES, "more")), "3 cells"),
     "JSON": ('{"users": ["a"], "user_data": {"a": {"x": [[1.0]], "y": [0]}}}', "JSON"),
     "JSON of many lines": ('{\n "temp": 20.5,\n "state": "ok"\n}\n', "JSON"),
+    "lines of JSON in cp1252": (lines_of_json(x="ö").encode("cp1252"), "iconv"),
+    "lines of JSON in UTF-16": (lines_of_json().encode("utf-16"), "iconv"),
     "a list of JSON": (json.dumps([dict(zip(NAMES, row, strict=True)) for row in ROWS]), "JSON"),
     "Excel": (b"PK\x03\x04\x14\0\6\0[Content_Types].xml", "Excel"),
     "old Excel": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "Excel"),
@@ -205,7 +215,7 @@ def test_a_table_is_read_alike_by_every_command_and_device(name, tmp_path, capsy
     content, form, columns = READ[name]
     file = written(tmp_path, name, content)
     job_file, notes = played(file, tmp_path, capsys)
-    assert all(key in " ".join(notes) for key in form or ())
+    assert all(key in " ".join(notes) for key in (*(form or ()), *SAID_OF.get(name, ())))
     stated = yaml.safe_load(job_file.read_text())["local_run"]["data"]
     assert stated.get("form", {}) == (form or {})
     assert stated.get("header") == (None if form is None else True)
@@ -215,7 +225,8 @@ def test_a_table_is_read_alike_by_every_command_and_device(name, tmp_path, capsy
     own = DataSource(name="own", **{**stated, "path": file, "form": form and run.data.form})
     x = device.own_records(own, schema).x
     found = values(schema, x)
-    assert set(found) == set(columns)
+    every = {name for one in schema.columns for name in one.names}
+    assert set(found) == set(columns) == every - {"note"}
     for column, wanted in columns.items():
         assert found[column] == pytest.approx(wanted, rel=1e-5)
     of_run = np.concatenate([dealt(job, run)[0].x, held(job, run).x])
@@ -305,6 +316,7 @@ NOTED = {
     "a first person": (PERSONS, "header false", dict.fromkeys(["v1", "v2", "v3"], "category")),
     "units below the header": (cut().replace("\n", "\nC,%,\n", 1), "a second one", NUMBERS),
     "a header again": (cut() + cut(), "repeat the header", NUMBERS),
+    "another word for a gap": ("temp,load,state\n1,n/a,ok\n2,7,hot\n3,n/a,ok\n", "", NUMBERS),
     "a far value": (cut() + cut(names=()) * 5 + "1e9,0.5,ok\n", "'temp' has a wide", NUMBERS),
 }
 
@@ -326,6 +338,60 @@ def test_a_draft_notes_what_is_odd_and_a_device_serves_what_predict_says(name, t
     answer = served_by(model, schema).predict(posted(records=records))
     assert answer.plain() == told["predictions"]
     assert list(answer.unread) == told["unread"]
+
+
+GROUPS = (
+    "'temp': '{}' may set off thousands; if so, write form: {{decimal: \"{}\", thousands: \"{}\"}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        (
+            "day,temp,state\n03.04.2024,1,ok\n05.06.2024,2,hot\n",
+            "dates 'day_first': month_first fits as many columns; if that is right, write form:"
+            " {dates: month_first}",
+        ),
+        ("temp;state\n1.234;ok\n21.500;hot\n950;ok\n", GROUPS.format(".", ",", ".")),
+        ("temp;state\n1,234;ok\n21,500;hot\n", GROUPS.format(",", ".", ",")),
+        (lines_of_json() + "{'temp': 1}\n[2]\n", "2 lines are no JSON objects: left out"),
+        ("day,temp,state\n03.04.2024,1,ok\n13.06.2024,2,hot\n", None),
+        ("temp;load;state\n1.234;20.5;ok\n21.500;7.25;hot\n", None),  # 20.5 settles it
+        ("temp;state\n0.234;ok\n0.500;hot\n", None),
+        ("temp;state\n1.234;ok\n2150;hot\n", None),
+        ("temp,state\n1.234,ok\n21.500,hot\n", None),
+    ],
+)
+def test_a_draft_notes_what_may_be_meant_otherwise_and_what_is_left_out(text, note, tmp_path):
+    (tmp_path / "a").write_text(text)
+    notes = [one for one in describe(tmp_path / "a").notes if re.search("write form|left out", one)]
+    assert notes == ([] if note is None else [note])
+
+
+MANY = [f"{n + 0.25}" for n in range(20)]
+DAYS = [f"2024-01-{n % 5 + 1:02d}" for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "label", "why", "kind"),
+    [
+        ({"class": ["a", "b"] * 10, "x": MANY, "z": ["c", "d"] * 10}, "class", "its name", "names"),
+        ({"x": MANY, "z": ["c", "d"] * 10, "y1": MANY}, "z", "its few values", "names"),
+        ({"x": MANY, "price": MANY}, "price", "the last column", "number"),
+        ({"x": MANY, "n": range(20)}, "n", "the last column", "names"),
+        ({"x": MANY, "price": MANY, "day": DAYS}, "price", "the last column", "number"),
+        ({"x": MANY, "z": ["c", "d"] * 10, "day": DAYS}, "z", "its few values", "names"),
+        ({"w": MANY, "x": MANY, "none": [""] * 20}, "x", "the last column", "number"),
+    ],
+)
+def test_a_label_is_guessed_for_the_reason_that_is_said(columns, label, why, kind, tmp_path):
+    pd.DataFrame(columns).to_csv(tmp_path / "a.csv", index=False)
+    draft = describe(tmp_path / "a.csv")
+    found = yaml.safe_load(draft.text)["data"]["schema"]["label"]
+    assert found["column"] == label
+    assert ("number" in found) == (kind == "number")
+    assert any(note.startswith(f"label '{label}': ") and why in note for note in draft.notes)
 
 
 def test_where_no_column_is_left_nothing_is_drafted(tmp_path):
@@ -406,6 +472,16 @@ def test_pictures_of_pillows_formats_are_read_and_others_counted(tmp_path, capsy
     assert len(records) == len(FORMATS) + 1
     read = np.isfinite(records.x).all(axis=(1, 2))
     assert read.sum() == len(FORMATS) and records.x[read].min() > 240
+
+
+def test_recordings_that_are_not_read_are_counted(tmp_path, capsys):
+    (tmp_path / "hum").mkdir()
+    for name, kind in (("a.wav", "WAV"), ("b.flac", "FLAC"), ("c.wav", "OGG")):
+        soundfile.write(tmp_path / "hum" / name, np.zeros(800), 8000, format=kind)
+    (tmp_path / "hum" / "d.wav").write_bytes(b"none")
+    (tmp_path / "hum" / "notes.txt").write_text("none")
+    assert main(["check", str(tmp_path), "--json"]) == 0
+    assert any(note.startswith("3 files") for note in said(capsys)["files"][0]["notes"])
 
 
 def test_json_values_are_read_as_the_text_of_a_cell():
