@@ -277,8 +277,8 @@ class GivenRecords:
             x = np.where(readable, x, np.float32(np.nan))
         labels = found.records.y if found.labelled else None
         counts = [c for c in found.columns if c.missing + c.unreadable + c.clipped + c.unknown]
-        about = {"notes": (*notes, *found.remarks), "unread": tuple(map(vars, counts))}
-        return cls(x, labels, **about, **fields)
+        notes, unread = (*notes, *found.remarks), tuple(map(vars, counts))
+        return cls(x, labels, notes=notes, unread=unread, **fields)
 
 
 def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
