@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,7 @@ from edgeveil.data.schema import DataSchema, schema_in
 from edgeveil.data.windows import Windows
 from edgeveil.errors import DataError, EdgeVeilError
 from edgeveil.evaluation.onnx_session import OnnxModel
-from edgeveil.parts.sources.audio import encode_recordings
+from edgeveil.parts.sources.audio import encode_recordings, remarks_on
 from edgeveil.registry import nearest
 from edgeveil.transport.http import Request, Response, Route
 from edgeveil.transport.listener import ListenAt
@@ -43,6 +44,7 @@ from edgeveil_edge.releases import InstalledRelease, ReleaseStore
 if TYPE_CHECKING:
     from edgeveil.transport.http_server import HttpServer
 
+LOG = logging.getLogger("edgeveil.edge")
 REQUEST_BYTES = 1 << 20  # of the body of a request
 RUN_S = 5.0  # of one batch of a request
 JSON, NUMBERS = "application/json", "application/octet-stream"
@@ -71,20 +73,19 @@ class ServedModel:
             x, (read,) = encode_recordings([io.BytesIO(body.content)], self.schema)
             if read.fault:
                 raise DataError(read.fault, where="the recording", fix="send a WAV or FLAC file")
-            return self.run(x)
+            return self.run(GivenRecords(x, notes=remarks_on([read], self.schema)))
         if body.content_type == NUMBERS:
             return self.run(_numbers(body.content, self.session.input_shape))
         records = _listed(body.content)
         if self.schema is not None and _by_names(records, self.schema):
-            encoded = GivenRecords.of(_named(records, self.schema))
-            return replace(self.run(encoded.x), unread=encoded.unread)
+            return self.run(GivenRecords.of(_named(records, self.schema)))
         try:
             return self.run(np.asarray(records))
         except ValueError:
             fix = "send records alike"
             raise DataError("differ in length", where="records", fix=fix) from None
 
-    def run(self, values: NDArray[Any]) -> Predictions:
+    def run(self, values: NDArray[Any] | GivenRecords) -> Predictions:
         return run_on_records(self.session, self.release.version, values, RUN_S)
 
     @property
@@ -162,8 +163,10 @@ class InferenceService:
             found = model.predict(body)
         except DataError as error:
             return _error(400, str(error))
-        unread = {"unread": found.unread} if found.unread else {}
-        return Response.of_json({"release": found.model, "predictions": found.plain(), **unread})
+        counts = {"notes": found.notes, "unread": found.unread}
+        if counts := {key: some for key, some in counts.items() if some}:
+            LOG.info("records_unread", extra={"records": len(found), **counts})  # counts alone
+        return Response.of_json({"release": found.model, "predictions": found.plain(), **counts})
 
     def _ready(self) -> ServedModel | str:
         model = self._current()

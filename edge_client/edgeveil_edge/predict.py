@@ -29,7 +29,7 @@ from edgeveil.evaluation.figures import (
 from edgeveil.evaluation.onnx_session import SCORE, VALUE, OnnxModel, RunLimit
 from edgeveil.parts.sources import hf
 from edgeveil.parts.sources.arrays import npy_array, npz_array
-from edgeveil.parts.sources.audio import AUDIO_ENDINGS, encode_recordings
+from edgeveil.parts.sources.audio import AUDIO_ENDINGS, encode_recordings, remarks_on
 from edgeveil.parts.sources.guess import guess
 from edgeveil.parts.sources.images import ENDINGS, encode_files, files_below
 from edgeveil.parts.sources.memory import Arrays, Frame, opened, read_opened
@@ -67,7 +67,7 @@ class Predictions:
     target: TargetRange | None = None
     scores: NDArray[np.float64] | None = None
     alarms: bool = False
-    notes: tuple[str, ...] = ()  # what was guessed of the file
+    notes: tuple[str, ...] = ()  # what was guessed of the file, and counts of records
     unread: tuple[dict[str, Any], ...] = ()  # counts of a table's columns that have some
     index: Any = None  # of a DataFrame of pandas given as records
 
@@ -133,7 +133,8 @@ class Predictions:
         """Reference figures for `accuracy` or an RMSE, see `evaluation.figures.baselines`."""
         if self.given is None or self._number is not None:
             return baselines(self.errors)
-        return baselines(classification_figures(self.probabilities, self.given))
+        sound = self._sound  # as of `accuracy`
+        return baselines(classification_figures(self.probabilities[sound], self.given[sound]))
 
     @property
     def baseline(self) -> str:
@@ -248,7 +249,11 @@ def run_on_records(
             one = session.answers(given.x[:1], {}, limit=limit)
             _check_answers(given.file, given.x, one.shape[1])
         found = session.answers(given.x, {}, limit=limit)
-    about = {"files": given.files, "notes": given.notes, "unread": given.unread}
+    notes = given.notes
+    if unusable := int((~np.isfinite(found).all(axis=1)).sum()):
+        why = "nothing of them was read, or a value is not finite"
+        notes += (f"{unusable} of {len(found)} records were not usable: {why}",)
+    about = {"files": given.files, "notes": notes, "unread": given.unread}
     index = given.index if len(given.x) == len(found) else None
     return Predictions.of(called, session, found, given=given.labels, index=index, **about)
 
@@ -264,7 +269,7 @@ class GivenRecords:
     index: Any = None  # of a DataFrame of pandas
 
     @classmethod
-    def of(cls, found: Encoded, **fields: Any) -> Self:
+    def of(cls, found: Encoded, *, notes: tuple[str, ...] = (), **fields: Any) -> Self:
         """Take encoded records; one of which no column was read is no usable record."""
         x = found.records.x
         if found.readable is not None:
@@ -272,7 +277,8 @@ class GivenRecords:
             x = np.where(readable, x, np.float32(np.nan))
         labels = found.records.y if found.labelled else None
         counts = [c for c in found.columns if c.missing + c.unreadable + c.clipped + c.unknown]
-        return cls(x, labels, unread=tuple(map(vars, counts)), **fields)
+        notes, unread = (*notes, *found.remarks), tuple(map(vars, counts))
+        return cls(x, labels, notes=notes, unread=unread, **fields)
 
 
 def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
@@ -285,6 +291,8 @@ def _check_answers(file: Path, x: NDArray[np.float32], numbers: int) -> None:
 
 
 def _given(records: Any, schema: DataSchema | None, shape: tuple[int | None, ...]) -> GivenRecords:
+    if isinstance(records, GivenRecords):
+        return records
     if not isinstance(records, str | Path):
         given = list(records) if isinstance(records, tuple) else records  # no pair (X, y)
         return _given_in_memory(opened(given, "records"), records, schema, shape)
@@ -345,7 +353,8 @@ def _given_files(path: Path, schema: DataSchema | None) -> GivenRecords:
     names = tuple(str(file.relative_to(below)) for file in files)
     if schema.kind == "image":
         return GivenRecords(encode_files(files, schema), labels, names)
-    return GivenRecords(encode_recordings(files, schema)[0], labels, names)
+    x, read = encode_recordings(files, schema)
+    return GivenRecords(x, labels, names, notes=remarks_on(read, schema))
 
 
 def rollback(state_dir: str | Path) -> str:

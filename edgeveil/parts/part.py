@@ -125,11 +125,15 @@ class BlockPart(Part):
 
 
 REMOVED = {
-    "features": {"patches": "feature map 'patches' was removed; use pictures"},
+    "features": {
+        "patches": "feature map 'patches' was removed; use pictures",
+        "hashed_text": "no feature map; write text: {} for a column of data.schema",
+        "logmel": "no feature map; write audio: {} in data.schema",
+    },
     "methods": {name: f"method '{name}' was removed; use dp_sgd" for name in ("gep", "rgp")},
     "models": {"low_rank_head": "model 'low_rank_head' was removed; use mlp on the job's features"},
 }
-"""Names of earlier versions by family, with the replacement to use."""
+"""Names of earlier versions, or of no part, by family, with the replacement to use."""
 
 P = TypeVar("P", bound=Part)
 B = TypeVar("B", bound=BlockPart)

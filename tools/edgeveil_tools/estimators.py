@@ -34,6 +34,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any = None, y: Any = None, groups: Any = None) -> Self:
         """Train on a simulated fleet, or with `cloud` on its devices' own records.
 
+        With `cloud` it returns when the job has ended: while it is paused, it waits.
+
         Args:
             X: records (n, features): an array or a DataFrame; with `cloud` None.
             y: labels (n,); with `cloud` None.

@@ -45,13 +45,7 @@ def _read(origin: Origin) -> tuple[Encoded, list[str]]:
     for (file, label), one in zip(listed, read, strict=True):
         if fault := one.fault or ("its folder is not one of the classes" if label < 0 else ""):
             faults.append(f"{file}: {fault}")
-    rate, length = f"{schema.audio.rate_hz} Hz", f"{schema.audio.seconds:g} s"
-    counts = (
-        (sum(one.resampled for one in read), f"have another rate than {rate}: resampled"),
-        (sum(one.cut for one in read), f"are longer than {length}: cut there"),
-    )
-    remarks = tuple(f"{n} of {len(read)} recordings {what}" for n, what in counts if n)
-    return Encoded(Records(x, y, places), remarks=remarks), faults
+    return Encoded(Records(x, y, places), remarks=remarks_on(read, schema)), faults
 
 
 class Decoded(NamedTuple):
@@ -60,6 +54,17 @@ class Decoded(NamedTuple):
     fault: str = ""
     resampled: bool = False
     cut: bool = False
+
+
+def remarks_on(read: Sequence[Decoded], schema: DataSchema) -> tuple[str, ...]:
+    """Return counts of the recordings that were resampled or cut, a line for each."""
+    form = schema.audio or AudioForm()
+    rate, length = f"{form.rate_hz} Hz", f"{form.seconds:g} s"
+    counts = (
+        (sum(one.resampled for one in read), f"have another rate than {rate}: resampled"),
+        (sum(one.cut for one in read), f"are longer than {length}: cut there"),
+    )
+    return tuple(f"{n} of {len(read)} recordings {what}" for n, what in counts if n)
 
 
 def encode_recordings(

@@ -28,6 +28,12 @@ from edgeveil.parts.sources.tables import column_numbers, column_texts, holds_nu
 from edgeveil.registry import nearest
 
 _NO_TABLE = "pass a DataFrame, an Arrow table, dicts, a data set, or arrays (X, y)"
+_UNPACKED = {  # expressions of the records that an object gives
+    "torch.DataLoader": "{0}.dataset",
+    "datasets.DatasetDict": "{0}['train']",
+    "datasets.IterableDatasetDict": "{0}['train']",
+    "datasets.IterableDataset": "datasets.Dataset.from_list(list({0}), features={0}.features)",
+}
 _ROWS = 4096  # that are texts at a time
 _TIMES_ROOM = 4  # largest ratio of texts to `max_bytes`
 _CLASSES = b"huggingface"  # key of an Arrow schema's metadata with the names of class numbers
@@ -92,6 +98,9 @@ def opened(data: Any, where: str = "data") -> Frame | Arrays:
     data set of torch or Hugging Face, an array x, or a pair (X, y) of these and labels."""
     if isinstance(data, tuple) and len(data) == 2:
         return _with_labels(opened(data[0], where), data[1], where)
+    for kind in type(data).__mro__:
+        if way := _UNPACKED.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}"):
+            raise DataError(f"is {kind.__name__}", where=where, fix=f"pass {way.format(where)}")
     if _root(data) == "datasets" and hasattr(data, "with_format"):
         tables = import_module("datasets.table")
         data = tables.embed_table_storage(data.with_format("arrow")[:])  # pictures by path

@@ -98,6 +98,31 @@ async def test_what_holds_no_records_is_refused_and_the_service_goes_on(tmp_path
         assert (await ask("POST", "/v1/predict", length=REQUEST_BYTES + 1))[0] == 413
 
 
+async def test_what_could_not_be_read_is_counted_in_the_answer_and_in_the_log(tmp_path, caplog):
+    plain = {
+        "origin": "public",
+        "label": {"column": "y", "classes": ["a", "b", "c"]},
+        "columns": [{"name": ["v", "w"], "number": [0, 1]}],
+    }
+    entries = schema_metadata(DataSchema.model_validate_json(json.dumps(plain)))
+    caplog.set_level("INFO", "edgeveil.edge")
+    async with served(tmp_path, model(0, entries)) as (ask, _releases):
+        whole = asked(records=[{"v": 0.25, "w": 1}])
+        assert (await ask("POST", "/v1/predict", whole))[1].keys() == {"release", "predictions"}
+        assert not caplog.records
+        records = [{"v": "secret", "w": 0.25}, {"v": "secret"}, {"v": 1, "w": 7}]
+        _, told = await ask("POST", "/v1/predict", asked(records=records))
+    (line,) = caplog.records
+    assert (line.getMessage(), line.records, list(line.notes)) == (
+        "records_unread",
+        3,
+        told["notes"],
+    )
+    assert told["notes"][0].startswith("1 of 3 records were not usable")
+    assert [one["unreadable"] + one["clipped"] for one in told["unread"]] == [2, 1]
+    assert list(line.unread) == told["unread"] and "secret" not in str(vars(line))
+
+
 async def test_a_recording_is_read_by_the_model_s_schema(tmp_path):
     audio = {"rate_hz": 4000, "seconds": 0.05, "form": "waveform"}
     label = {"classes": ["low", "high"]}
@@ -115,8 +140,17 @@ async def test_a_recording_is_read_by_the_model_s_schema(tmp_path):
         status, told = await ask("POST", "/v1/predict", sound.getvalue(), "audio/wav")
         assert status == 200
         assert told["predictions"][0]["probabilities"] == expected[0]["probabilities"]
+        assert told["notes"] == ["1 of 1 recordings have another rate than 4000 Hz: resampled"]
         assert (await ask("POST", "/v1/predict", b"RIFF", "audio/flac"))[0] == 400
         assert (await ask("GET", "/v1/model"))[1]["recordings"] is True
+        for name, samples in (("nan", [np.nan] * 9), ("none", []), ("long", np.ones(900))):
+            soundfile.write(tmp_path / f"{name}.wav", samples, 4000, "FLOAT")
+        notes = predict(releases.current().path, tmp_path).notes
+        assert [note.split(":")[0] for note in notes] == [
+            "1 of 4 recordings have another rate than 4000 Hz",
+            "1 of 4 recordings are longer than 0.05 s",
+            "2 of 4 records were not usable",
+        ]
 
 
 async def test_a_page_of_another_host_in_a_browser_cannot_ask(tmp_path):

@@ -402,17 +402,24 @@ def test_where_no_column_is_left_nothing_is_drafted(tmp_path):
 
 def test_predictions_count_what_they_could_not_read_or_clipped(plain_job, tmp_path, capsys):
     _, model, schema = plain_job
-    rows = ["20.5 C,31 %,ok", "71.0,0.9,hot", "1e9,?,ok", "22.1,many,ok", "x,,hot"]
+    rows = ["20.5 C,31 %,ok", "71.0,0.9,hot", "1e9,?,ok", "22.1,many,ok", "x,,hot", "71.0,hot"]
     (tmp_path / "a.csv").write_text("\n".join(["temp,load,state", *rows, ""]))
     assert main(["predict", str(model), str(tmp_path / "a.csv"), "--json"]) == 0
     shown = capsys.readouterr()
     told = json.loads(shown.out)
     names = [one.get("name") for one in told["predictions"]]
-    assert names == [None, "hot", "hot", "ok", None]  # of the first and last nothing was read
+    assert names == [None, "hot", "hot", "ok", None, None]  # of three nothing was read
+    assert told["notes"][-1].startswith("3 of 6 records were not usable")
+    assert told["notes"][-1] in shown.err
+    assert (told["accuracy"], told["largest_class_rate"]) == pytest.approx((2 / 3, 2 / 3), abs=1e-6)
     counts = {one["name"]: one for one in told["unread"]}
     assert (counts["temp"]["unreadable"], counts["temp"]["clipped"]) == (2, 1)
     assert (counts["load"]["unreadable"], counts["load"]["missing"]) == (3, 1)
     assert "'temp'" in shown.err and "'load'" in shown.err
+
+    (tmp_path / "a.jsonl").write_text('{"temp": 71.0}\nnone\n')
+    assert main(["predict", str(model), str(tmp_path / "a.jsonl"), "--json"]) == 0
+    assert said(capsys)["notes"][-1].startswith("1 of 2 records")
 
     served = served_by(model, schema)
     records = [{"temp": "20.5 C"}, {"temp": 71.0}, {"temp": 1e9, "load": 0.5}, {}]

@@ -259,6 +259,31 @@ REFUSED = {
     ),
 }
 
+HELD = datasets.Dataset.from_pandas(P)
+PACKED = {
+    "a loader": (torch.utils.data.DataLoader(OF_ARRAYS["torch"]), "DataLoader"),
+    "several splits": (datasets.DatasetDict(train=HELD), "DatasetDict"),
+    "splits of streams": (
+        datasets.IterableDatasetDict(train=HELD.to_iterable_dataset()),
+        "IterableDatasetDict",
+    ),
+    "a stream": (HELD.to_iterable_dataset(), "IterableDataset"),
+    "a stream of unknown columns": (HELD.to_iterable_dataset().map(dict), "IterableDataset"),
+}
+REFUSED |= {why: ({"data": data}, "data", what) for why, (data, what) in PACKED.items()}
+
+
+@pytest.mark.parametrize("why", PACKED)
+def test_the_way_out_that_a_refusal_names_gives_the_records(why):
+    data = PACKED[why][0]
+    while True:
+        try:
+            assert len(opened(data)) == len(P)
+            return
+        except DataError as error:
+            way = error.fix.removeprefix("pass ")
+            data = eval(way, {"data": data, "datasets": datasets})
+
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_does_not_fit_is_named_before_anything_runs(why, jobs, tmp_path):
@@ -296,6 +321,8 @@ def test_records_in_memory_never_reach_a_site_or_a_file(jobs, tmp_path):
     with pytest.raises(UsageError) as raised:
         edgeveil.run(jobs / "names.yaml", data=P, out=tmp_path / "out")
     assert raised.value.where == "data"
+    with pytest.raises(UsageError, match="is dict"):
+        edgeveil.simulate(BY_NAME, data=P, out=tmp_path / "out")
     run = edgeveil.simulate(jobs / "names.yaml", data=P, out=tmp_path / "out", **QUICK)
     written = yaml.safe_load((run.folder / "job.yaml").read_text())
     assert written["local_run"]["data"]["source"] == "memory"

@@ -13,7 +13,7 @@ from edgeveil.jobs import parse_job
 from edgeveil_tools import cli
 from edgeveil_tools.local.job import Overrides, local_job, submitted, whole_job
 from edgeveil_tools.local.local_run import load_local_job
-from edgeveil_tools.local.run import FILES
+from edgeveil_tools.local.run import FILES, prepared
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "tests" / "kits" / "quickstart.yaml"
@@ -55,7 +55,7 @@ def test_running_its_job_file_again_repeats_the_run(ran, tmp_path):
     assert (tmp_path / "again" / "job.yaml").read_bytes() == (out / "job.yaml").read_bytes()
 
 
-def test_the_model_says_what_it_is_and_a_result_is_written_over_only_if_asked_to(ran):
+def test_the_model_says_what_it_is_and_a_result_is_written_over_only_if_asked_to(ran, capsys):
     out, line = ran
     raw, before = ((out / name).read_bytes() for name in ("model.onnx", "result.json"))
     check_graph(raw, released=True)
@@ -73,6 +73,13 @@ def test_the_model_says_what_it_is_and_a_result_is_written_over_only_if_asked_to
     assert cli.main(line) == 2
     with pytest.raises(UsageError):
         edgeveil.simulate(QUICKSTART, out=out)
+    with prepared(busy := out.with_name("busy")):
+        (busy / "events.jsonl").write_text("of the other run")
+        for force in ([], ["--force"]):
+            assert cli.main([*line, "--out", str(busy), *force]) == 2
+        assert "another run is writing it" in capsys.readouterr().err
+        assert sorted(path.name for path in busy.rglob("*")) == ["events.jsonl", "logs"]
+        assert (busy / "events.jsonl").read_text() == "of the other run"
     assert (out / "result.json").read_bytes() == before
     assert cli.main([*line, "--force"]) == 0
     assert (out / "result.json").read_bytes() != before

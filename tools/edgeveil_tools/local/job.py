@@ -68,6 +68,9 @@ def local_job(given: str | Path | Job, overrides: Overrides) -> tuple[Job, Local
     memory = _InMemory.of(of_run)
     if isinstance(given, Job):
         job, named, folder = given, f"job {given.job}", Path.cwd()
+    elif not isinstance(given, str | Path):
+        fix = "pass the path of a job file, or a job of edgeveil.load_job"
+        raise UsageError(f"is {type(given).__name__}", where="job", fix=fix)
     else:
         ensure_for_jobs([Path(given)])
         job = load_local_job(Path(given), accept_unprotected=accept)[0]

@@ -82,6 +82,7 @@ def test_windows_by_hand_in_any_order_of_the_file(windows, wanted, tmp_path):
     assert values(found) == wanted
     if "time" in windows:
         assert values(read(tmp_path / "t.csv", windows, ROWS[::-1])) == wanted
+    assert GivenRecords.of(found).notes == found.remarks
     told = " ".join(schema_problems(schema(windows), found))
     assert ("windows have fewer than half" in told) == (
         "every_s" in windows and "step" not in windows
