@@ -108,9 +108,6 @@ def _result(reply: bytes, where: str) -> bytes:
     return body
 
 
-# --- in the process ---
-
-
 def _serve(target: str, descriptor: int) -> None:
     declare_own()
     request = sys.stdin.buffer.read()

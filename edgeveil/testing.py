@@ -82,8 +82,6 @@ class SimulationSeeds:
         return hashlib.sha256(f"edgeveil/v1/simulation/{self._seed}/{what}".encode()).digest()
 
 
-# --- packages that are not encrypted ---
-
 KEY_BYTES = 32
 _TAG = b"edgeveil/v1/simulation/not-encrypted"
 

@@ -134,9 +134,6 @@ def _shown(url: str) -> str:
         return "store_url"
 
 
-# --- transactions ---
-
-
 class Database:
     """A database for the threads of one process; calls `committed` after each commit."""
 
@@ -202,8 +199,7 @@ def _store_away(error: sa.exc.SQLAlchemyError, url: sa.URL) -> StoreAway:
     )
 
 
-# --- the schema: Alembic, in one transaction ---
-
+# The schema: Alembic, in one transaction.
 REVISIONS = Path(__file__).parent / "migrations"
 FIRST = "0001"
 _ALONE = threading.Lock()  # Alembic keeps its state in a module

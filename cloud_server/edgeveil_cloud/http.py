@@ -130,8 +130,6 @@ class _Routes:
     async def status(self, _request: Request) -> Response:
         return Response.of_json(dict(await self.ask(self.control.status)))
 
-    # --- jobs ---
-
     async def submit(self, request: Request) -> Response:
         try:
             text = request.content.decode("utf-8")
@@ -201,8 +199,6 @@ class _Routes:
         content = release.onnx if onnx else release.safetensors
         return Response(content, "application/octet-stream", headers=headers)
 
-    # --- releases ---
-
     async def releases(self, _request: Request) -> Response:
         return Response.of_json({"releases": await self.ask(self.control.releases)})
 
@@ -216,8 +212,6 @@ class _Routes:
     async def move(self, how: str, request: Request) -> Response:
         await self.ask(lambda: getattr(self.control, how)(request.parameters["id"]))
         return await self.release(request)
-
-    # --- shared ---
 
     async def _entry(self, request: Request) -> JobEntry:
         return await self.ask(lambda: self.store.job(request.parameters["id"]))
@@ -258,9 +252,6 @@ def _number(request: Request, name: str, low: float, high: float) -> float:
     if not low <= value <= high:
         raise ConfigError([f"{name}: must be a number in {low:g}..{high:g}, got {text[:40]!r}"])
     return value
-
-
-# --- on a thread of its own ---
 
 
 class ControlDesk:

@@ -40,9 +40,6 @@ _ADDRESSES = 1024  # counted separately; all others count as one
 _PROOF_LABEL = b"edgeveil/http-control-proof/1\0"
 
 
-# --- tokens ---------------------------------------------------------------------------------
-
-
 class Scope(IntEnum):
     """Permission of a token; each scope includes those below."""
 
@@ -103,9 +100,6 @@ def _scope_of(token: str, known: Mapping[Scope, str]) -> Scope | None:
     return max(found, default=None)
 
 
-# --- browsers -------------------------------------------------------------------------------
-
-
 class BrowserSessions:
     def __init__(self, tokens: Tokens, now_s: Callable[[], float] = time.monotonic) -> None:
         self._tokens = tokens
@@ -151,9 +145,6 @@ class FailedTries:
 
     def _known(self, address: str) -> str:
         return address if address in self._tries or len(self._tries) < _ADDRESSES else ""
-
-
-# --- requests -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

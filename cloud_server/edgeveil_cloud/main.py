@@ -165,8 +165,7 @@ def _log_link(cell: str, connected: bool, reason: str) -> None:
     LOG.log(20 if connected else 30, event, extra={**of_it, "reason": reason})
 
 
-# --- links: one per cell, so that a slow broker delays only its own cell ---
-
+# Links: one per cell, so that a slow broker delays only its own cell.
 QUEUE_BYTES = 64 << 20  # beyond, messages are dropped; the machine repeats unconfirmed ones
 
 

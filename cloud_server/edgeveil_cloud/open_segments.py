@@ -100,9 +100,6 @@ class Found(NamedTuple):
     array: Array | None = None
 
 
-# --- slices -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PlainSlice:
     """Segments of one group that is not masked; returns the first `kept` valid arrays.

@@ -136,8 +136,6 @@ class _Rehearsal:
         with _stage("the final model", self._network):
             self._release(graph)
 
-    # --- rounds ---
-
     def _rounds(self, graph: bytes) -> None:
         plan, records = self._plan, synthetic_records(self._plan, RECORDS)
         device = MadeUpDevice(plan, records, "cpu")
@@ -182,8 +180,6 @@ class _Rehearsal:
         with _stage("the test of a model", self._network):
             self._evaluation.tested(context, graph, self._state)
 
-    # --- the final model ---
-
     def _release(self, graph: bytes) -> None:
         plan, x = self._plan, self._test.x[:RECORDS]
         weights = self._evaluation.weights(plan, self._state)
@@ -200,8 +196,6 @@ class _Rehearsal:
         far = _FAR * (1.0 if plan.job.data.target is None else plan.job.data.target.half)
         if not np.allclose(found, wanted, rtol=0, atol=far, equal_nan=True):
             raise DataError("gives other values than the model that was learned")
-
-    # --- sizes ---
 
     def _broadcast_job(self, graph: bytes) -> None:
         with _stage("the job's graph", self._network):

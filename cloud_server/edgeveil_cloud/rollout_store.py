@@ -44,8 +44,6 @@ class RolloutStore:
     def __init__(self, database: Database, now_s: Callable[[], float]) -> None:
         self._database, self._now_s = database, now_s
 
-    # --- rollouts ---
-
     @transaction
     def begin(
         self, db: Db, job: str, data_set: str, canary: Collection[bytes], expires_s: float
@@ -96,8 +94,6 @@ class RolloutStore:
         change = table.update().where(table.c.job == job)
         db.execute(change.values(stage=stage, reason=reason, canary=b""))
 
-    # --- reports ---
-
     @transaction
     def secret(self, db: Db, job: str, attempt: int) -> tuple[int, bytes] | None:
         """Return (sequence, secret) of the broadcast with wire number `attempt`, or None."""
@@ -121,8 +117,6 @@ class RolloutStore:
         room = at["selected"] - len(known)  # at most one report per selected device
         if rows[:room]:
             db.execute(table.insert(), rows[:room])
-
-    # --- status ---
 
     @transaction
     def all(self, db: Db) -> tuple[Rollout, ...]:

@@ -87,8 +87,6 @@ class RolloutDriver:
         """Return the rollouts of ended jobs; a running job releases by itself."""
         return [one for one in self._store.rollouts.all() if self._store.job(one.job).ended]
 
-    # --- for the operator ---
-
     def shown(self, job: str | None = None) -> list[dict[str, Any]]:
         return [
             shown_rollout(one, self._expires(one))
@@ -125,8 +123,6 @@ class RolloutDriver:
         LOG.warning(event, extra={"job": job, "reason": why})
         self._asked_at = 0.0
 
-    # --- statements ---
-
     def _state(self, found: Sequence[Rollout], newest: Mapping[str, Rollout], now_s: float) -> None:
         """Send the statement of valid and withdrawn releases if it changed or is due."""
         good = [
@@ -142,8 +138,6 @@ class RolloutDriver:
         self._stated, self._stated_at = stated, now_s
         number, expires_s = self._store.next_number(), now_s + self._validity.valid_s
         self._runner.post(fx.Command(ReleaseStatement(number, expires_s, *stated)))
-
-    # --- publication ---
 
     def _publish(
         self, found: Sequence[Rollout], newest: Mapping[str, Rollout], now_s: float

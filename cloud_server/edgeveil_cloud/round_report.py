@@ -121,8 +121,7 @@ def _finite(guarantee: Guarantee) -> float | None:
     return guarantee.epsilon if math.isfinite(guarantee.epsilon) else None
 
 
-# --- a released model: the metadata in its ONNX file, and the file of its weights ---
-
+# A released model: the metadata in its ONNX file, and the file of its weights.
 STATE_DICT = {"format": "pt"}  # as in PyTorch's safetensors files
 
 
@@ -163,9 +162,6 @@ def weights_file(plan: Plan, weights: Tensors) -> bytes:
     if network is None:
         return pack_tensors(weights)
     return pack_tensors(network.saved(weights), STATE_DICT)
-
-
-# --- recordings ---
 
 
 class Recorder:

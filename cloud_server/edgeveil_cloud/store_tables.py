@@ -140,8 +140,6 @@ class StoredRelease:
     safetensors: bytes = field(repr=False)
 
 
-# --- tables, for statements; created by the revisions in `migrations` ---
-
 VERSION = 6
 
 _JSON = sa.JSON(none_as_null=True)

@@ -277,9 +277,6 @@ def failure(error: Exception) -> str:
     return f"computing with the records failed ({why})"
 
 
-# --- whether a job can be played here ---
-
-
 def trial_seconds(job: TaughtJob, site: EdgeSite, *, trains: bool, enough_s: float = 0.0) -> float:
     """Measure the longest answer of a round plus the answer without records, in seconds.
 

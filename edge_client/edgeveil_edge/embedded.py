@@ -105,8 +105,6 @@ class Device:
         self._paused, self._message, self._id = False, "", ""
         self._error: BaseException | None = None
 
-    # --- start and stop ---
-
     @needs_extra("train-fm")
     def start(self) -> Self:
         """Read the records and start; returns once the device's files are open.
@@ -160,8 +158,6 @@ class Device:
     def __exit__(self, *_error: object) -> None:
         self.stop()
 
-    # --- for the owner ---
-
     def status(self) -> DeviceStatus:
         process, alive = self._process, self._thread is not None and self._thread.is_alive()
         if not alive:
@@ -189,8 +185,6 @@ class Device:
     def enrolment(self) -> str:
         """Return the JSON to admit this device at the proxy; creates missing keys."""
         return DeviceIdentity.load_or_create(self.site.state_dir).enrolment().to_json()
-
-    # --- the thread ---
 
     def _given(self) -> Records | None:
         if self._records is None:

@@ -108,8 +108,6 @@ class DeviceHost:
     def pause(self, paused: bool) -> None:
         self._work.paused = paused
 
-    # --- the machine's host ---
-
     def store(self, item: object) -> None:
         """Store durably before the next effect; inside `together`, at the end of the block."""
         if isinstance(item, machine.JobClosed):
@@ -195,8 +193,6 @@ class DeviceHost:
                 return self._count_elsewhere(behind)
         return fx.WorkFailed("malformed_package")
 
-    # --- tasks ---
-
     def _open(self, manifest: m.Manifest, blob: bytes) -> rounds.OpenedPackage:
         opened = self._sealing.open_broadcast(self.identity.opening, manifest, blob)
         before = self.identity.opening_before
@@ -258,8 +254,6 @@ class DeviceHost:
             self.releases.adopt(manifest.sequence)
         self._store.put_fact("release_sequence", str(manifest.sequence))
         return machine.Installation()
-
-    # --- reports about releases ---
 
     def _note_fate(self, manifest: m.Manifest, **news: str) -> None:
         blob = manifest.blob.digest.hex()

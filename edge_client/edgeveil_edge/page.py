@@ -86,8 +86,6 @@ class DevicePage:
         """Return an address for one log-in within a minute; browsers do not send the # part."""
         return f"{self._server.url}/#ticket={self._tickets.add(True)}"
 
-    # --- access ---
-
     def _refuse(self, request: Request) -> Response | None:
         if not request.is_for_this_machine:
             what = "the device does not have the name in this address"
@@ -132,8 +130,6 @@ class DevicePage:
 
     async def _session(self, request: Request) -> Response:
         return Response.of_json({"logged_in": self._is_logged_in(request)})
-
-    # --- content ---
 
     async def _events(self, request: Request) -> LiveUpdates:
         async def value() -> dict[str, Any]:
@@ -198,8 +194,6 @@ class DevicePage:
         if shown is None or "problem" in shown:
             return shown
         return {**shown, "stale": 0 < shown["expires_s"] <= time.time()}
-
-    # --- commands ---
 
     def _order(self, command: str) -> Handler:
         async def post(_request: Request) -> Response:

@@ -129,9 +129,6 @@ def kept_weights(site: EdgeSite, release: InstalledRelease) -> dict[str, NDArray
     return personal_weights(unpack_tensors(kept) if kept else {})
 
 
-# --- learning ---
-
-
 @dataclass(frozen=True)
 class _HeadRecords:
     """Input of the head: features (n, d), labels (n,)."""

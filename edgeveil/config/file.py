@@ -144,7 +144,7 @@ def problems_error(where: str, problems: list[Problem]) -> ConfigError:
     return ConfigError(list(dict.fromkeys(safe)))
 
 
-# --- keys of earlier versions that became constants ----------------------------------------------
+# Keys of earlier versions that became constants.
 # With the constant's value such a key is dropped on reading. Any other value is refused.
 
 _PROXY_LIMITS = {

@@ -96,9 +96,7 @@ def _refused() -> CryptoError:
     return CryptoError("the ciphertext was altered, cut off or made for another context")
 
 
-# --- commitments: AEAD alone does not bind a ciphertext to one key --------------------------
-
-
+# Commitments: AEAD alone does not bind a ciphertext to one key.
 def commit(content_key: ContentKey, context: bytes) -> bytes:
     """Return SHA-256(label ‖ content key ‖ context), 32 bytes; label and key have fixed length."""
     return hashlib.sha256(COMMITMENT + content_key.to_bytes() + context).digest()

@@ -130,9 +130,6 @@ def events(rows: Sequence[Json], before: int) -> Json:
     return {"kind": "events", "label": "Events", "rows": list(rows), "before": before}
 
 
-# --- texts ---
-
-
 def figure_text(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 

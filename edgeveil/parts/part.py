@@ -126,7 +126,7 @@ class BlockPart(Part):
 
 REMOVED = {
     "features": {
-        "patches": "feature map 'patches' was removed; use pictures",
+        "patches": "feature map 'patches' was removed; use pictures with patches: 600",
         "hashed_text": "no feature map; write text: {} for a column of data.schema",
         "logmel": "no feature map; write audio: {} in data.schema",
     },

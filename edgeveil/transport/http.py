@@ -114,8 +114,6 @@ class Request:
         pairs = (one.partition("=") for one in self.headers.get("cookie", "").split(";"))
         return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
-    # --- the connection (None in unit tests of handlers) ---
-
     @property
     def peer(self) -> str:
         """Address of the client; "" over a Unix socket."""

@@ -152,9 +152,6 @@ def _no_port(error: OSError, host: str, port: int) -> UsageError:
     return UsageError(what, where=place(host, port), fix=fix)
 
 
-# --- Unix sockets ---------------------------------------------------------------------------
-
-
 def unix_socket(path: Path, group: str | None = None) -> socket.socket:
     """Return a socket for this user, and the members of `group`. Raises UsageError."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -265,9 +262,6 @@ def _no_unix_socket(error: OSError | KeyError, path: Path, group: str | None) ->
         if error.errno is None:  # the path does not fit into a socket's address
             fix = f"use a name of at most {_UNIX_PATH_BYTES // 2} bytes"
     return UsageError(what, where=str(path), fix=fix)
-
-
-# --- TLS ------------------------------------------------------------------------------------
 
 
 def server_context(cert_file: Path, key_file: Path, client_ca_file: Path | None) -> ssl.SSLContext:

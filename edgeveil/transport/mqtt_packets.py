@@ -100,9 +100,6 @@ def packet(first: int, body: bytes) -> bytes:
     return bytes((first,)) + _length(len(body)) + body
 
 
-# --- encoding ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Login:
     """Content of CONNECT; `will` is (topic, payload), `in_flight` MQTT 5's receive maximum."""
@@ -161,9 +158,6 @@ def encoded_topic(topic: str) -> bytes:
 
 def puback(packet_id: int) -> bytes:
     return b"\x40\x02" + packet_id.to_bytes(2, "big")
-
-
-# --- decoding ------------------------------------------------------------------------------
 
 
 def read_connack(body: bytes, protocol: int) -> tuple[int, int, int, int]:

@@ -224,9 +224,6 @@ async def first_of(stop: asyncio.Event, *work: Awaitable[object]) -> None:
             raise error
 
 
-# --- systemd --------------------------------------------------------------------------------
-
-
 def notify_systemd(*lines: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Send `KEY=value` lines to systemd (sd_notify(3)); return whether a socket was found."""
     address = environ.get("NOTIFY_SOCKET", "")

@@ -38,10 +38,11 @@ MIXES |= {
     "gabor in colour": MIXES["gabor"],
     "pictures in colour": MIXES["pictures"],
     "mirrored in colour": [ENTRIES["pictures"].model_copy(update={"mirror": True})],
-    "views in colour": [ENTRIES["pictures"].model_copy(update={"mirror": True, "views": True})],
+    "patches in colour": [ENTRIES["pictures"].model_copy(update={"mirror": True, "patches": 24})],
     "identity with ranges": [IdentityParameters(ranges=tuple((0.0, 4.0 + k) for k in range(64)))],
 }
 SHAPES = {name: (3, 8, 8) if "colour" in name else SHAPE for name in MIXES}
+SHAPES["patches in colour"] = (3, 10, 11)
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)
 HUGE = np.float32(3e38)
 

@@ -134,9 +134,6 @@ def _on_drawn(job: Job, run: LocalRun, folder: Path) -> LocalJob:
     return LocalJob.model_construct(**given, local_run=run.model_copy(update=changes))
 
 
-# --- records ---
-
-
 class _StandIn(NamedTuple):
     """Public or made-up records: `draw(n, chance)` for devices, `test` to measure models."""
 
@@ -239,9 +236,6 @@ def _wave(shape: Sequence[int], chance: np.random.Generator) -> NDArray[np.float
         waves = np.cos(np.pi * np.outer(np.arange(_SMOOTH), at))
         found = np.multiply.outer(found, chance.normal(size=_SMOOTH) @ waves)
     return np.asarray(found / np.sqrt(np.mean(np.square(found)) + 1e-12), np.float64)
-
-
-# --- output ---
 
 
 def verdict(found: Prospect, plan: Plan) -> list[str]:

@@ -284,9 +284,7 @@ def workers_of(at: ComputeAt) -> WorkerProcesses | None:
     return pool
 
 
-# --- messages between cloud and workers: pickled values, arrays out of band without a copy ---
-
-
+# Messages between cloud and workers: pickled values, arrays out of band without a copy.
 def send_value(to: socket.socket, value: object) -> None:
     arrays: list[pickle.PickleBuffer] = []
     body = pickle.dumps(value, 5, buffer_callback=arrays.append)

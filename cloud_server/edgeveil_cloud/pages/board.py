@@ -59,8 +59,6 @@ class JobBoard:
         self._keeping: asyncio.Future[None] | None = None
         self._refreshing = asyncio.Lock()
 
-    # --- watching ---
-
     def __enter__(self) -> JobBoard:
         self._watchers += 1
         if self._keeping is None:
@@ -85,8 +83,6 @@ class JobBoard:
         rows = [content for number, content in self._rows.values() if number > version]
         status = self._shown[1] if self._shown[0] > version else b"null"
         return b'{"rows":[' + b",".join(rows) + b'],"status":' + status + b"}"
-
-    # --- reading ---
 
     async def _run(self) -> None:
         failed = ""

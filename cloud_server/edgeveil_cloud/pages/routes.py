@@ -71,8 +71,6 @@ class PageRoutes:
             Route("GET", "/v1/page/fleet", self.fleet),
         ]
 
-    # --- log-in ---
-
     async def page(self, request: Request) -> Response:
         """Return the page, or for strangers the log-in, which names no job."""
         if self._guard.caller(request) is None:
@@ -105,8 +103,6 @@ class PageRoutes:
         if name not in FILES:
             raise HttpError(404)
         return Response(asset(name, FILES[name]), content_type(name))
-
-    # --- reading ---
 
     async def me(self, request: Request) -> Response:
         caller = self._guard.caller(request)

@@ -7,9 +7,8 @@ and Mallat 2013).
 size, its square root taken (Perronnin, Sánchez and Mensink 2010), and all are projected on the main
 axes, the wide ones narrowed. Sizes and axes come from procedural pictures, not from records.
 With `mirror` the axes are those of sums averaged over a picture and its mirror image, which are a
-permutation of the picture's own: left and right then have no part in the features. With `views`
-they are learned from random crops of procedural pictures in other colours: directions in which two
-views of a picture differ are narrowed first (Hatch, Kajarekar and Stolcke 2006, a picture a class).
+permutation of the picture's own: left and right then have no part in the features. With `patches`
+sums of likeness to patches (`patches.py`) stand beside those of wavelets.
 
 Procedural pictures: dead leaves (Lee, Mumford and Huang 2001), Gaussian fields of amplitude f^(−a),
 a from 0.6 to 2 (Field 1987), and pen strokes. Colours vary most in brightness, less from yellow to
@@ -36,6 +35,14 @@ from edgeveil.parts.features.feature_map import (
     NodeList,
     unit_rows,
     usable,
+)
+from edgeveil.parts.features.patches import (
+    GRID,
+    SIDE,
+    Dictionary,
+    dictionary_of,
+    onnx_patch_sums,
+    patch_sums,
 )
 from edgeveil.parts.part import only_for, some_names
 from edgeveil.privacy.grid import Int64, exact_matmul, row_norms
@@ -71,19 +78,18 @@ class PicturesParameters(MapParameters):
     )
     """Of `pictures`: give a picture and its mirror image the same features, for the same price:
     better for photographs, worse for digits and letters; false by default."""
-    views: Annotated[bool, only_for(pictures=False)] = some_names(
-        exclude_if=lambda value: value is ... or value is False
+    patches: Annotated[int | None, Field(ge=2, le=2048, multiple_of=2), only_for(pictures=None)] = (
+        some_names(exclude_if=lambda value: value is ... or value is None, examples=[600])
     )
-    """Of `pictures`: learn the axes from pairs of views of procedural pictures, so that place, size
-    and colours have less part in the features; false by default."""
+    """Of `pictures`: number of patches of procedural pictures that a picture is compared with,
+    besides wavelets: more accurate for photographs, at twice the time or more; null: none."""
 
 
 class _PictureMap:
     name: ClassVar[str]
-    least: ClassVar[int] = 1  # pixels of a side
 
-    def __init__(self, parameters: Any) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: Any, least: int = 1) -> None:
+        self.parameters, self.least = parameters, least  # pixels of a side
 
     @flushed()
     def __call__(self, x: Float32) -> Float64:
@@ -186,6 +192,11 @@ class _Raster:
     pool: int
     orientations: int
     scales: int
+    patches: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.colours, self.rows, self.columns
 
     @property
     def bank(self) -> Bank:
@@ -210,7 +221,7 @@ class _Raster:
 
     @property
     def values(self) -> int:
-        return self.channels * self.windows
+        return self.channels * self.windows + self.patches * GRID * GRID
 
     @property
     def swapped(self) -> NDArray[np.int64]:
@@ -226,9 +237,10 @@ class _Raster:
         """Places (values,) of a mirror image's pooled sums among those of the picture itself.
 
         Exact where the windows lie symmetrically: for columns in multiples of half of `pool`."""
-        places = np.arange(self.values).reshape(self.channels, *self._steps)
-        found: NDArray[np.int64] = places[self.swapped, :, ::-1].ravel()
-        return found
+        waves, patches = np.split(np.arange(self.values), [self.channels * self.windows])
+        waves = waves.reshape(self.channels, *self._steps)[self.swapped, :, ::-1]
+        patches = np.roll(patches.reshape(self.patches, GRID, GRID), self.patches // 2, axis=0)
+        return np.append(waves, patches[..., ::-1])
 
     @property
     def units(self) -> Float64:
@@ -461,56 +473,6 @@ def _strokes(chance: Chance, count: int, shape: tuple[int, int, int]) -> Float64
     return found
 
 
-def pairs_of_views(count: int, shape: tuple[int, int, int], series: int = 0) -> Float32:
-    """Return random crops (2n, colours, rows, columns), k and n + k of one larger picture.
-
-    They differ in place, size, turn, light and colours; whole levels 0..255."""
-    colours, rows, columns = shape
-    pictures = procedural_pictures(count, (colours, rows * 3 // 2, columns * 3 // 2), series)
-    chance = public_chance(series, f"views/{shape}")
-    return np.concatenate([_view(chance, pictures, shape) for _ in range(2)])
-
-
-def _view(chance: Chance, pictures: Float32, shape: tuple[int, int, int]) -> Float32:
-    (count, colours, tall, wide), (_, rows, columns) = pictures.shape, shape
-
-    def drawn(size: float) -> Float64:
-        return chance.uniform(-size, size, (count, 1, 1))
-
-    y, x = np.mgrid[:rows, :columns] - np.array([[[rows - 1]], [[columns - 1]]]) / 2
-    turn, size, longer = drawn(0.2), np.exp(drawn(0.22)), np.exp(drawn(0.12))
-    below = (y * np.cos(turn) + x * np.sin(turn)) * size * longer
-    right = (x * np.cos(turn) - y * np.sin(turn)) * size / longer
-    below += (tall - 1) / 2 + drawn(0.05 * tall)
-    right += (wide - 1) / 2 + drawn(0.05 * wide)
-    top = np.clip(np.floor(below), 0, tall - 2).astype(np.int64)
-    left = np.clip(np.floor(right), 0, wide - 2).astype(np.int64)
-    down, across = np.clip(below - top, 0, 1)[..., None], np.clip(right - left, 0, 1)[..., None]
-    pixels, which = pictures.transpose(0, 2, 3, 1) / 255.0, np.arange(count)[:, None, None]
-    upper = pixels[which, top, left] * (1 - across) + pixels[which, top, left + 1] * across
-    lower = pixels[which, top + 1, left] * (1 - across) + pixels[which, top + 1, left + 1] * across
-    seen = (upper * (1 - down) + lower * down).reshape(count, -1, colours)
-    around = seen.mean(axis=1, keepdims=True)
-    mixed = np.exp(drawn(0.28)) * (seen - around) + around
-    if colours == COLOURS:
-        mixed = mixed @ _tints(chance, count)
-    light = mixed * np.exp(drawn(0.24)) + drawn(0.06)
-    noisy = light + 0.03 * chance.uniform(0, 1, (count, 1, 1)) * chance.standard_normal(light.shape)
-    levels = np.rint(np.clip(noisy, 0, 1) * 255).reshape(count, rows, columns, colours)
-    return np.ascontiguousarray(levels.transpose(0, 3, 1, 2), np.float32)
-
-
-def _tints(chance: Chance, count: int) -> Float64:
-    """Return matrices (n, 3, 3) that turn hues, change saturation and tint, for rows of colours."""
-    turn = 0.5 * np.pi * chance.uniform(-1, 1, count) * chance.uniform(0, 1, count)
-    saturation = np.exp(chance.uniform(-0.4, 0.4, count))
-    along, across = saturation * np.cos(turn), saturation * np.sin(turn)
-    turned = np.tile(np.eye(3), (count, 1, 1))
-    turned[:, 1:, 1:] = np.array([[along, across], [-across, along]]).transpose(2, 0, 1)
-    tint = np.exp(chance.uniform(-0.1, 0.1, (count, 1, 3)))
-    return np.asarray(COLOUR_AXES.T @ turned @ COLOUR_AXES * tint)
-
-
 DRAWN = 1500  # procedural pictures
 ORIENTATIONS = 8
 STEPS = 1 << 8  # per unit of a root; 1 for a channel of typical size
@@ -518,15 +480,18 @@ LARGEST = float(1 << 6)  # root of 4,096 times the typical size
 AXIS_STEPS = 1 << 15  # largest entry of all axes
 NARROWED = 0.25  # axes of variance v are multiplied by v^-0.25: half whitening
 FLOOR = 0.01  # share of the mean variance added to each
-STEADY_FLOOR = 0.3  # the same for variances between views
+NARROWED_PATCHED = 0.4  # the same where patches take part
+PATCHED = 500  # procedural pictures that patches are taken from
 GREY_FEATURES, COLOUR_FEATURES = 400, 600
 
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Statistics of procedural pictures: scale `units` (channels, 1), mean and axes in integers."""
+    """Statistics of procedural pictures: scales `units`, mean and axes in integers.
 
-    units: Float64
+    Units are (channels, 1) of wavelets, then (patches, 1)."""
+
+    units: tuple[Float64, ...]
     middle: Int64
     axes: Int64
 
@@ -538,13 +503,12 @@ class Pictures(_PictureMap):
     on other machines may turn the axes, and φ by about 1e-3."""
 
     name = "pictures"
-    least = 4
 
     def raster_of(self, colours: int, rows: int, columns: int) -> _Raster:
         """Choose by size: windows of side 8, or 4 below 16 pixels; a third scale from 32 pixels."""
-        side = min(rows, columns)
+        side, patches = min(rows, columns), self.parameters.patches or 0
         pool, scales = 8 if side >= 16 else 4, 3 if side >= 32 else 2
-        return _Raster(colours, rows, columns, pool, ORIENTATIONS, scales)
+        return _Raster(colours, rows, columns, pool, ORIENTATIONS, scales, patches)
 
     def output_dim(self, input_shape: tuple[int, ...]) -> int:
         """Return the dimension, or its default. Raises DataError for unsupported values."""
@@ -568,34 +532,42 @@ class Pictures(_PictureMap):
         self._axes(self.raster(input_shape), self.output_dim(input_shape))
 
     def _axes(self, raster: _Raster, dimension: int) -> Axes:
-        return axes_of(raster, dimension, self.parameters.mirror, self.parameters.views)
+        return axes_of(raster, dimension, self.parameters.mirror)
 
     def features(self, levels: Float32, raster: _Raster, dimension: int) -> Float64:
         common = self._axes(raster, dimension)
-        steps = roots(pooled(levels, raster), common.units) - common.middle
+        steps = all_roots(sums_of(levels, raster), common.units) - common.middle
         return unit_rows(exact_matmul(steps, common.axes).astype(np.float64))
 
     def onnx_nodes(self, graph: NodeList, x: str, input_shape: tuple[int, ...]) -> str:
         raster = self.raster(input_shape)
         common = self._axes(raster, self.output_dim(input_shape))
         levels = self.onnx_levels(graph, x, raster.colours, raster.rows, raster.columns)
+        planes = levels
         if raster.colours == COLOURS:
             mixed = graph.add("Conv", levels, graph.constant(_OPPONENTS[:, :, None, None]))
-            levels = graph.rounded(graph.add("Div", mixed, graph.constant(_PARTS[:, None, None])))
-        planes = graph.add("Reshape", levels, graph.whole(-1, 1, raster.rows, raster.columns))
+            planes = graph.rounded(graph.add("Div", mixed, graph.constant(_PARTS[:, None, None])))
+        planes = graph.add("Reshape", planes, graph.whole(-1, 1, raster.rows, raster.columns))
         means = onnx_channels(graph, planes, raster)
         sums = graph.add("Reshape", means, graph.whole(-1, raster.channels, raster.windows))
-        units = (common.units * raster.pool**2).astype(np.float32)
-        sizes = graph.add("Mul", sums, graph.constant(units))
+        flat = self._onnx_roots(graph, sums, common.units[0] * raster.pool**2)
+        if raster.patches:
+            sums = onnx_patch_sums(graph, levels, patches_of(raster), raster.shape)
+            more = self._onnx_roots(graph, sums, common.units[1])
+            flat = graph.add("Concat", flat, more, axis=1)
+        middle = graph.constant(common.middle.astype(np.float32))
+        entries = graph.constant((common.axes / AXIS_STEPS).astype(np.float32))
+        return graph.unit_rows(graph.add("MatMul", graph.add("Sub", flat, middle), entries))
+
+    @staticmethod
+    def _onnx_roots(graph: NodeList, sums: str, units: Float64) -> str:
+        sizes = graph.add("Mul", sums, graph.constant(units.astype(np.float32)))
         bright = graph.add("Sqrt", graph.add("Relu", sizes))
         dark = graph.add("Sqrt", graph.add("Relu", graph.add("Neg", sizes)))
         root = graph.add("Sub", bright, dark)
         within = graph.add("Clip", root, graph.number(-LARGEST), graph.number(LARGEST))
         steps = graph.rounded(graph.add("Mul", within, graph.number(STEPS)))
-        flat = graph.add("Reshape", steps, graph.whole(-1, len(common.middle)))
-        middle = graph.constant(common.middle.astype(np.float32))
-        entries = graph.constant((common.axes / AXIS_STEPS).astype(np.float32))
-        return graph.unit_rows(graph.add("MatMul", graph.add("Sub", flat, middle), entries))
+        return graph.add("Flatten", steps)
 
 
 # Brightness, red against blue, and both against green; whole levels up to ±255 again.
@@ -621,47 +593,56 @@ def roots(sums: Float64, units: Float64) -> Int64:
     return steps
 
 
+def sums_of(levels: Float32, raster: _Raster) -> tuple[Float64, ...]:
+    """Return `pooled` and, if asked for, `patch_sums` of pictures."""
+    if not raster.patches:
+        return (pooled(levels, raster),)
+    return pooled(levels, raster), patch_sums(levels, patches_of(raster))
+
+
+def all_roots(sums: tuple[Float64, ...], units: tuple[Float64, ...]) -> Int64:
+    return np.hstack([roots(some, unit) for some, unit in zip(sums, units, strict=True)])
+
+
 @lru_cache(maxsize=4)
-def axes_of(raster: _Raster, dimension: int, mirror: bool = False, views: bool = False) -> Axes:
-    shape = (raster.colours, raster.rows, raster.columns)
-    pictures = pairs_of_views(DRAWN // 2, shape) if views else procedural_pictures(DRAWN, shape)
-    sums = np.concatenate(
-        [pooled(pictures[k : k + BLOCK_RECORDS], raster) for k in range(0, DRAWN, BLOCK_RECORDS)]
-    )
-    once = np.tile(raster.units, raster.colours)[:, None]
-    squares = np.square(sums * once).mean(axis=(0, 2))
-    if mirror:
-        squares = (squares + squares[raster.swapped]) / 2
-    typical = np.sqrt(squares)[:, None]
-    units: Float64 = once / np.maximum(typical, np.finfo(np.float32).tiny)
-    steps = roots(sums, units)
+def patches_of(raster: _Raster) -> Dictionary:
+    chance = public_chance(0, f"patches/{raster.shape}")
+    pictures = procedural_pictures(PATCHED, raster.shape, series=1)
+    return dictionary_of(pictures, raster.patches, chance)
+
+
+@lru_cache(maxsize=4)
+def axes_of(raster: _Raster, dimension: int, mirror: bool = False) -> Axes:
+    pictures = procedural_pictures(DRAWN, raster.shape)
+    blocks = [
+        sums_of(pictures[k : k + BLOCK_RECORDS], raster) for k in range(0, DRAWN, BLOCK_RECORDS)
+    ]
+    sums = tuple(np.concatenate(some) for some in zip(*blocks, strict=True))
+    swapped = raster.swapped, np.roll(np.arange(raster.patches), raster.patches // 2)
+    ones = np.tile(raster.units, raster.colours)[:, None], np.ones((raster.patches, 1))
+    units = []
+    for some, once, mirrored in zip(sums, ones, swapped, strict=False):
+        squares = np.square(some * once).mean(axis=(0, 2))
+        squares = (squares + squares[mirrored]) / 2 if mirror else squares
+        units.append(once / np.maximum(np.sqrt(squares)[:, None], np.finfo(np.float32).tiny))
+    if raster.patches:
+        waves, patches = (roots(*pair).var(axis=0).sum() for pair in zip(sums, units, strict=True))
+        units[1] *= waves / patches  # to one variance
+    steps = all_roots(sums, tuple(units))
     middle = np.rint(steps.mean(axis=0)).astype(np.int64)
     rows = (steps - middle) / STEPS
     rows = (rows + rows[:, raster.mirrored]) / 2 if mirror else rows
-    axes = steadied(rows, dimension) if views else narrowed(rows, dimension)
+    axes = narrowed(rows, dimension, NARROWED_PATCHED if raster.patches else NARROWED)
     whole = np.rint(axes * (AXIS_STEPS / np.abs(axes).max())).astype(np.int64)
     if mirror:  # exactly, also after rounding
         whole = whole + whole[raster.mirrored]
     for array in (middle, whole):
         array.setflags(write=False)
-    return Axes(units, middle, whole)
+    return Axes(tuple(units), middle, whole)
 
 
-def steadied(rows: Float64, dimension: int) -> Float64:
-    """Return `narrowed` axes (values, dimension) of n/2 pairs of views, rows k and n/2 + k.
-
-    Directions in which views differ by variance w are scaled by (w + c)^-0.25 before."""
-    basis = np.linalg.qr(rows.T)[0]
-    inside = rows @ basis
-    first, second = np.split(inside, 2)
-    within, vectors = np.linalg.eigh((first - second).T @ (first - second) / len(rows))
-    scales = (within.clip(0) + STEADY_FLOOR * within.mean()) ** -NARROWED
-    turned = (vectors * scales) @ vectors.T
-    return np.asarray(basis @ turned @ narrowed(inside @ turned, dimension))
-
-
-def narrowed(rows: Float64, dimension: int) -> Float64:
-    """Return the main axes (values, dimension) of rows (n, values), scaled by variance^-0.25."""
+def narrowed(rows: Float64, dimension: int, exponent: float) -> Float64:
+    """Return the main axes (values, dimension) of rows (n, values) times variance^-exponent."""
     count, values = rows.shape
     wide = values > count
     variances, vectors = np.linalg.eigh((rows @ rows.T if wide else rows.T @ rows) / count)
@@ -673,7 +654,7 @@ def narrowed(rows: Float64, dimension: int) -> Float64:
     largest = np.abs(vectors).argmax(axis=0)
     vectors *= np.sign(vectors[largest, np.arange(dimension)])
     floor = FLOOR * variances.mean()
-    found: Float64 = vectors * (variances + floor) ** -NARROWED
+    found: Float64 = vectors * (variances + floor) ** -exponent
     return found
 
 
@@ -693,7 +674,7 @@ PARTS = (
         summary="Pictures of any kind, grey or in colour: wavelets on the main axes of procedural"
         " pictures.",
         parameters=PicturesParameters,
-        build=lambda parameters, _: Pictures(parameters),
+        build=lambda parameters, _: Pictures(parameters, SIDE + GRID if parameters.patches else 4),
         source="Bruna and Mallat 2013; Perronnin, Sánchez and Mensink 2010, on drawn pictures",
         needs="pictures",
         example="features: [{name: pictures}]",

@@ -167,8 +167,6 @@ def _one_hot(labels: list[int], classes: int) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor(labels), classes).to(torch.float64)
 
 
-# --- how closely a recorded device's records are reconstructed ---
-
 LADDER = (1, 2, 4, 8)  # records that the attack is tried on
 WINDOW = 7  # of the structural similarity
 

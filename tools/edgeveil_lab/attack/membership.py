@@ -198,9 +198,6 @@ def _joined(parts: Sequence[Records]) -> Records:
     return Records(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
 
 
-# --- shadow training: heads of `fm` on chosen records ---
-
-
 def trained(
     parameters: FmParameters,
     context: MethodContext,

@@ -249,8 +249,6 @@ def _worst_broadcast(round: PlannedRound, tensors: Tensors) -> dict[str, NDArray
     return chosen
 
 
-# --- claimed, not proven ---
-
 TILT = math.radians(20)
 
 

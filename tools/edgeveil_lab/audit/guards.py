@@ -48,8 +48,6 @@ class GuardFinding:
         return "holds" if self.flawed.broke else "BLIND"
 
 
-# --- a real device that is attacked ---
-
 JOB_ID = bytes(16)
 
 

@@ -84,9 +84,6 @@ def _plans(guesses: tuple[str, ...]) -> Iterator[Plan]:
                 yield parse_plan(_JOB + json.dumps({"data": data})[1:-1])
 
 
-# --- files ---
-
-
 def _write(place: Path, form: str, rows: list[list[str]]) -> dict[str, Any]:
     if form in ("headed", "headless"):
         with place.open("w", newline="", encoding="utf-8") as file:
@@ -105,9 +102,6 @@ def _write(place: Path, form: str, rows: list[list[str]]) -> dict[str, Any]:
 
 
 _FORMS = ("headed", "headless", "npz", *(("parquet",) if find_spec("pyarrow") else ()))
-
-
-# --- the device ---
 
 
 def _seen(folder: Path, form: str, flawed: bool, plan: Plan, rows: list[list[str]]) -> Any:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy import special
+from scipy.optimize import bisect
+from scipy.special import betainccinv, betaincinv, ndtr
+from scipy.stats import binom
 
-from edgeveil.privacy.accountant import gaussian_delta
+from edgeveil.privacy.accountant import LARGEST_EPSILON, gaussian_delta
 
 BETA = 1e-6  # probability that a whole audit accuses at least one sound mechanism
 POWER = 0.99
@@ -54,7 +56,7 @@ def caught(claimed: float, delta: float, runs: int, rate: float, beta: float) ->
 def pessimistic(without: float, present: float, delta: float, runs: int, beta: float) -> float:
     """Return the bound that an event of these probabilities reaches in 99 % of audits or more."""
     tail = (1 - POWER) / 2
-    few, many = _quantile(tail, runs, present), _quantile(1 - tail, runs, without)
+    few, many = (int(binom.ppf(at, runs, p)) for at, p in ((tail, present), (1 - tail, without)))
     return lower_bound(EventCounts(runs, many, few), delta, beta)
 
 
@@ -71,7 +73,7 @@ def gaussian_threshold(mu: float, runs: int) -> tuple[float, float]:
         low, high = 0.0, 0.9
         for _ in range(12):
             middle = (low + high) / 2
-            present, without = (float(special.ndtr((at - edge) / (1 - middle))) for at in (mu, 0))
+            present, without = (float(ndtr((at - edge) / (1 - middle))) for at in (mu, 0))
             found = pessimistic(without, present, delta, runs, BETA / TYPICAL) > epsilon
             low, high = (low, middle) if found else (middle, high)
         return high
@@ -82,28 +84,14 @@ def gaussian_threshold(mu: float, runs: int) -> tuple[float, float]:
 
 
 def epsilon_at(mu: float, delta: float) -> float:
-    low, high = 0.0, 1.0
-    while gaussian_delta(high, mu) > delta:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_delta(middle, mu) > delta else (low, middle)
-    return high
+    return float(bisect(lambda e: gaussian_delta(e, mu) - delta, 0.0, LARGEST_EPSILON))
 
 
 def _interval(count: int, runs: int, tail: float) -> tuple[float, float]:
     """Return one-sided Clopper–Pearson bounds at `tail`."""
-    low = float(special.betaincinv(count, runs - count + 1, tail)) if count else 0.0
-    high = float(special.betainccinv(count + 1, runs - count, tail)) if count < runs else 1.0
+    low = float(betaincinv(count, runs - count + 1, tail)) if count else 0.0
+    high = float(betainccinv(count + 1, runs - count, tail)) if count < runs else 1.0
     return low, high
-
-
-def _quantile(tail: float, runs: int, p: float) -> int:
-    """Return the smallest count whose cumulative binomial probability is at least `tail`."""
-    if p == 1 or special.bdtr(0, runs, p) >= tail:
-        return runs if p == 1 else 0
-    count: int = math.ceil(special.bdtrik(tail, runs, p))
-    return count - bool(special.bdtr(count - 1, runs, p) >= tail)
 
 
 def _epsilon(a: tuple[float, float], b: tuple[float, float], delta: float) -> float:

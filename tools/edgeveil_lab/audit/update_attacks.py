@@ -98,9 +98,6 @@ def _claim(event: str, priced: Event, delta: float = DELTA) -> Claim:
     return Claim(event, epsilon([priced], delta).epsilon, delta)
 
 
-# --- methods that train a network ---
-
-
 def single_step_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
     def event(count: int) -> PoissonSampled:
         return sampled_gaussian_event("audit", 0.25, 1, 1 << 30, count, grid_bits=30)
@@ -196,8 +193,7 @@ def threshold(event: PoissonSampled) -> float:
     return float(edges[np.argmax(gain)])
 
 
-# --- update stages: the worst two updates that one device can make ---
-
+# Update stages: the worst two updates that one device can make.
 _LARGE_UPDATE = 1e4  # every value, before clipping
 _WEIGHTS = network_of(CONTEXT).initial()
 
@@ -236,9 +232,7 @@ def staged(stage: BaseStage, present: bool, count: int) -> Float64:
     return np.stack([flat(stage.apply(task, update)) for _ in range(count)])
 
 
-# --- `pate`: two data sets of one device whose votes are as far apart as they can be ---
-
-
+# `pate`: two data sets of one device whose votes are as far apart as they can be.
 class TurnedLabels:
     """Votes of a device, and with all its labels changed; `honest` of `summed` share the noise."""
 
@@ -275,9 +269,7 @@ def pate_attack(runs: int) -> Attack:
     return past("pate", "all labels turned", runs, ratio, edge, claim)
 
 
-# --- `noise_only`: the same noise whatever the records are ---
-
-
+# `noise_only`: the same noise whatever the records are.
 def noise_only_attack(runs: int) -> Attack:
     """Build the attack with no record against a huge one; every value is a run and ε is 0."""
     broadcast = {PACKAGE: np.zeros(1, np.float32)}

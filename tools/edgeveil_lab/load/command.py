@@ -29,8 +29,6 @@ from edgeveil_tools.result import write_json, writing
 
 _RAW_ROUNDS = 5
 
-# --- Ctrl-C, SIGTERM, a closed terminal ---
-
 ENDING = [signal.SIGINT, signal.SIGTERM]
 if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
     ENDING.append(signal.SIGHUP)
@@ -79,9 +77,6 @@ def until_stopped(work: Coroutine[Any, Any, None]) -> BaseException | None:
     for number in ENDING:  # the loop left them at their defaults
         signal.signal(number, signal.SIG_IGN)
     return failure[0] if failure else None
-
-
-# --- the test ---
 
 
 def run(options: LoadOptions, *, as_json: bool) -> int:

@@ -15,8 +15,7 @@ from typing import Any
 from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.transfer import place_of
 
-# --- durations in logarithmic buckets, 2 % wide: merged without loss, a few KiB ---
-
+# Durations in logarithmic buckets, 2 % wide: merged without loss, a few KiB.
 _SMALLEST_S = 1e-5
 _STEP = math.log(1.02)
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -45,8 +44,6 @@ class DurationHistogram(Counter[int]):
             result.update(part)
         return result
 
-
-# --- connections and uploads ---
 
 RoundKey = tuple[int, int]  # round and attempt of the one job
 _REMEMBERED = 8  # newest rounds, kept and reported
@@ -205,8 +202,6 @@ class UploadCounters:
             "unanswered": sum(not s.status and not s.away for s in remaining),
         }
 
-
-# --- a generator's load while uploads are in progress ---
 
 _SCHEDSTAT = Path("/proc/self/schedstat")
 

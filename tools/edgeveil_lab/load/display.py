@@ -14,8 +14,6 @@ from edgeveil.units import byte_text, seconds_text
 from edgeveil_lab.load.run_log import faults
 from edgeveil_lab.load.scenario import LoadOptions
 
-# --- the result: throughput, and the cost per process ---
-
 Result = Mapping[str, Any]
 _REASONS = 4
 _PERCENTILES = ("p50", "p95", "p99", "max")
@@ -130,8 +128,6 @@ def ms(seconds: float | None) -> str:
 def size_text(count: float | None) -> str:
     return "–" if count is None else byte_text(count)
 
-
-# --- progress: a status line on a terminal, or plain lines in a file or pipe ---
 
 _LINE_S = 5.0  # interval of lines without a terminal; a change of phase prints one too
 

@@ -44,8 +44,6 @@ class GeneratorReport:
     load: GeneratorLoad
 
 
-# --- work, one device after the other on the loop ---
-
 _SLICE_S = 0.01  # per turn, so that sockets are served in between
 _QUIET_S = 0.1  # without new work, after which all devices count as sealed
 
@@ -96,8 +94,6 @@ class Turns:
         if self._sealed:
             asyncio.get_running_loop().call_soon(self._answer)
 
-
-# --- one share of the devices, on one event loop ---
 
 TICK_S = 1.0
 _LOOK_S = 0.05
@@ -168,8 +164,6 @@ class Generator:
             for one in self.devices:
                 loop.call_later(wait_s, one.cut)
 
-
-# --- one generator process ---
 
 REPORT_S = 1.0
 _ASK_S = 0.2

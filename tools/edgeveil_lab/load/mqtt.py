@@ -176,8 +176,6 @@ class BareClient(asyncio.Protocol):
             self._owner.on_down(reason)
 
 
-# --- connections at a rate, a bounded number at a time ---
-
 _AT_ONCE = 32  # brokers queue about 100 connections; above that a dial waits for a second
 _TIMEOUT_S = 30.0
 _STEP_S = 0.01

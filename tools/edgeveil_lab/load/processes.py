@@ -182,8 +182,6 @@ def _local_reader(pid: int) -> Read:
     return read
 
 
-# --- figures of a running site's processes, from their `/metrics` pages ---
-
 _WAIT_S = 5.0  # an overloaded process answers late
 _CPU, _RSS = "process_cpu_seconds_total", "process_resident_memory_bytes"
 _STARTED, _PEAK = "process_start_time_seconds", "edgeveil_peak_resident_memory_bytes"

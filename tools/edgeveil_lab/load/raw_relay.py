@@ -36,8 +36,7 @@ from edgeveil_tools.cli.common import load_as
 
 TOPICS = Topics()
 
-# --- relay, sink and generators: each runs in a process of its own ---
-
+# Relay, sink and generators: each runs in a process of its own.
 READY, _WHERE = "ready", "--compare raw"
 KEEPALIVE_S = 65_535  # the largest: no pings
 CONNECT_S = 60.0

@@ -176,8 +176,6 @@ def load_scenario(path: Path) -> LoadOptions:
     return only_block(LoadOptions, "load", tree, path)
 
 
-# --- the job that a load test runs ---
-
 MANY_ROUNDS = 10_000
 _RETRIES = 2
 
@@ -219,8 +217,6 @@ def job_yaml(options: LoadOptions, enrolled: int) -> bytes:
     text: str = yaml.safe_dump(job, sort_keys=False)
     return text.encode()
 
-
-# --- the same keys as options of the command line ---
 
 _SECONDS = re.compile(r"(_per)?_s$")
 

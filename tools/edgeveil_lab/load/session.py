@@ -88,8 +88,6 @@ class LoadSession:
         by_cell = {cell: self._leader.totals(cell) for cell in self._target.cells}
         return outcome(self.measured, totals, self._run_log, self._samples, self._watch, by_cell)
 
-    # --- phases ---
-
     async def _connect(self) -> None:
         options, self._phase = self._options, "connecting"
         self._leader.command("connect")
@@ -182,8 +180,6 @@ class LoadSession:
         last = self._run_log.committed[-1]
         row = self._leader.totals().rounds.get((last["round"], last["attempt"]))
         return row is not None and row["counted"] >= last["uploads"]
-
-    # --- meanwhile ---
 
     async def _look(self) -> None:
         self._watch.add(self._leader.pids)

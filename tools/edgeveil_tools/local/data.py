@@ -251,9 +251,6 @@ def _called(data: DataSource) -> str:
     return data.source if data.path is None else str(data.path)
 
 
-# --- checks ---
-
-
 def form_of(job: Job) -> dict[str, Any]:
     form = {"classes": job.data.classes, "input_shape": job.data.input_shape}
     return {**form, "input_range": input_range(job), "anomaly": job.anomaly}

@@ -180,9 +180,6 @@ def _differing(rows: Sequence[ComparedRuns]) -> list[tuple[str, list[str]]]:
     return [(name, of) for name, of in found if len(set(of)) > 1 and name not in skipped]
 
 
-# --- tables and page ---
-
-
 def heads(rows: Sequence[ComparedRuns]) -> list[str]:
     several = any(len(row.results) > 1 for row in rows)
     led = _measure(rows) + (", median (range)" if several else "")

@@ -93,9 +93,6 @@ def report_view(
     return job_view(facts, events)
 
 
-# --- records by device ---
-
-
 class Holdings(NamedTuple):
     """Dealt records (devices, classes) by the labels that devices see, and low-quality devices."""
 

@@ -116,8 +116,6 @@ class SimulatedDevices:
         size = self._round[0].segments[group].count
         return ExactSum(size, grids).add(self._shelf.all(group, numbers))
 
-    # --- one device ---
-
     def _answer(self, number: int) -> DeviceAnswer:
         context, package, selected = self._round
         device = self._device(number)
@@ -163,8 +161,6 @@ class SimulatedDevices:
             computer = Computer(self._sites[role], key, load, self._inference)
             self._devices[number] = _Device(role, self._seeds.noise(number), computer)
         return self._devices[number]
-
-    # --- consent ---
 
     def _consent(self, device: _Device, context: RoundContext, selected: int) -> None:
         """Raise UsageError or PrivacyError if the device declines this round."""

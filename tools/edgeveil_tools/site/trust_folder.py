@@ -88,8 +88,6 @@ class TrustFolder:
             raise TrustError("too_few_signatures", what, where=str(self.folder), fix=fix)
         return found
 
-    # --- changes ---
-
     def init(
         self,
         keys: Sequence[SigningKey],
@@ -204,8 +202,6 @@ class TrustFolder:
     def secret_keys(self) -> list[SigningKey]:
         files = sorted((self.folder / "keys").glob("*.key"))
         return [load_root_key(path, self._passphrase) for path in files]
-
-    # --- inside ---
 
     def _delegate(self, action: str, what: Mapping[str, Any], **changed: Any) -> Missing:
         self._check_nothing_pending()

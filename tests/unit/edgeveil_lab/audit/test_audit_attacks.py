@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 import psutil
 import pytest
-from scipy import stats
 
 from edgeveil.evaluation.cluster_sums import ONE, ClusterSums
 from edgeveil.evaluation.record_counts import Confusion
@@ -63,13 +62,6 @@ def test_the_lower_bound_is_that_of_clopper_and_pearson_in_any_direction_less_de
     assert bound(1000, 900, 700) == pytest.approx(one)
     assert bound(1000, 0, 0) == bound(10**6, 0, 1000, 0.01) == 0.0
     assert bound(10**6, 0, 20_000, 0.01) > 5
-
-
-@pytest.mark.parametrize("p", [0.0, 1e-12, 1e-3, 0.3, 1 - 1e-9, 1.0])
-@pytest.mark.parametrize("tail", [0.005, 0.995])
-def test_quantiles_of_counts_are_those_of_the_library(tail, p):
-    for runs in (1, 7, 350, 400_000):
-        assert st._quantile(tail, runs, p) == stats.binom.ppf(tail, runs, p)
 
 
 def test_a_sound_claim_is_hardly_ever_refuted_and_a_false_one_nearly_always():

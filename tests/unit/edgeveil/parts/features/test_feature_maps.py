@@ -9,13 +9,14 @@ from pydantic import ValidationError
 from edgeveil.errors import ConfigError, DataError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.parts.features import IdentityParameters, PcaParameters, build_features, projection_of
+from edgeveil.parts.features.patches import FLAT, GRID, SIDE, patch_sums, windows
 from edgeveil.parts.features.pictures import (
     LEVELS,
     PicturesParameters,
+    _Raster,
     filters,
-    pairs_of_views,
+    patches_of,
     procedural_pictures,
-    steadied,
 )
 from edgeveil.parts.features.values import projection
 
@@ -132,33 +133,46 @@ def test_a_colour_image_is_three_grey_ones():
 def test_a_picture_and_its_mirror_image_have_the_same_features_if_asked(shape):
     x = procedural_pictures(5, shape if len(shape) == 3 else (1, *shape)).reshape(5, *shape)
     turned = np.ascontiguousarray(x[..., ::-1])
-    found = phi(dimension=60, mirror=True, views=shape == (12, 16))
+    found = phi(dimension=60, mirror=True, patches=16 if shape == (12, 16) else None)
     np.testing.assert_array_equal(found(x), found(turned))
     assert np.linalg.norm(found(x), axis=1) == pytest.approx(1)
     plain = phi(dimension=60)
     assert np.abs(plain(x) - plain(turned)).max() > 0.05
 
 
-@pytest.mark.parametrize("mirror", [False, True])
-def test_axes_of_views_know_a_new_picture_again_by_another_view(mirror):
-    x = pairs_of_views(200, (3, 12, 12), series=1)
-    assert x.min() >= 0
-    assert x.max() <= 255
-    assert (x == np.rint(x)).all()
+@pytest.mark.parametrize(
+    "raster", [_Raster(1, 12, 13, 4, 8, 2, 10), _Raster(3, 9, 10, 4, 8, 2, 10)]
+)
+def test_sums_of_likenesses_by_hand(raster):
+    found, levels = patches_of(raster), procedural_pictures(4, raster.shape, series=3)
+    sums, taps = patch_sums(levels, found), found.taps.astype(np.int64)
+    assert np.array_equal(found.taps, taps)
+    assert 255 * np.abs(taps).sum(axis=0).max() < 2**24  # so float32 holds every sum exactly
+    picture, likenesses = levels[1].astype(np.int64), []
+    for i in range(raster.rows - SIDE + 1):
+        for j in range(raster.columns - SIDE + 1):
+            patch = picture[:, i : i + SIDE, j : j + SIDE].ravel()
+            over = (patch @ taps) / np.sqrt(patch.var() + FLAT) - found.threshold
+            likenesses.append(np.maximum(over, 0))
+    places = np.array(likenesses).reshape(raster.rows - SIDE + 1, raster.columns - SIDE + 1, 10)
+    (tall, down), (wide, across) = (windows(n) for n in places.shape[:2])
+    for i, j in np.ndindex(GRID, GRID):
+        wanted = places[i * down : i * down + tall, j * across : j * across + wide].sum(axis=(0, 1))
+        np.testing.assert_allclose(sums[1, :, GRID * i + j], wanted, rtol=1e-4, atol=tall * wide)
+    assert (sums.sum(axis=(0, 2)) > 0).all()  # no entry of the dictionary is idle
 
-    def known(views):
-        found = phi(dimension=60, mirror=mirror, views=views)(x)
-        return ((found[:200] @ found[200:].T).argmax(axis=1) == np.arange(200)).mean()
 
-    assert known(True) > known(False) + 0.05
+@pytest.mark.parametrize("places", range(3, 60))
+def test_windows_of_patches_lie_symmetrically_within(places):
+    size, stride = windows(places)
+    assert size + (GRID - 1) * stride == places
 
 
-def test_a_direction_in_which_views_differ_has_less_part():
-    rng = np.random.default_rng(0)
-    common, own = rng.normal(size=(400, 3)), rng.normal(size=(800, 3))
-    rows = np.hstack([np.tile(common, (2, 1)), own])
-    axes = steadied(rows, 3)
-    assert np.linalg.norm(axes[:3]) > 10 * np.linalg.norm(axes[3:])
+def test_half_of_a_dictionary_mirrors_the_other_and_brightness_has_no_part():
+    taps = patches_of(_Raster(3, 12, 12, 4, 8, 2, 20)).taps
+    first, second = np.split(taps.T.reshape(20, 3, SIDE, SIDE), 2)
+    np.testing.assert_array_equal(first[..., ::-1], second)
+    assert np.abs(taps.sum(axis=0)).max() <= len(taps) / 2  # each tap was rounded by itself
 
 
 def test_a_flat_record_is_the_picture_that_it_says():
@@ -178,6 +192,7 @@ def test_a_flat_record_is_the_picture_that_it_says():
         ((1, 1, 8, 8), {}),
         ((8, 8), {"dimension": 273}),  # more features than there are
         ((8, 8), {"dimension": 141, "mirror": True}),
+        ((8, 8), {"patches": 10}),
     ],
 )
 def test_what_is_no_picture_is_refused(shape, options):
