@@ -556,8 +556,15 @@ class Pictures(_PictureMap):
             more = self._onnx_roots(graph, sums, common.units[1])
             flat = graph.add("Concat", flat, more, axis=1)
         middle = graph.constant(common.middle.astype(np.float32))
-        entries = graph.constant((common.axes / AXIS_STEPS).astype(np.float32))
-        return graph.unit_rows(graph.add("MatMul", graph.add("Sub", flat, middle), entries))
+        steps, entries = graph.add("Sub", flat, middle), common.axes / AXIS_STEPS
+        if self.parameters.mirror:  # a value and its mirror image have the same entries
+            first = np.flatnonzero(np.arange(raster.values) <= raster.mirrored)
+            second = raster.mirrored[first]
+            entries = entries[first] * np.where(first == second, 0.5, 1)[:, None]
+            pairs = (graph.add("Gather", steps, graph.whole(*at), axis=1) for at in (first, second))
+            steps = graph.add("Add", *pairs)
+        product = graph.add("MatMul", steps, graph.constant(entries.astype(np.float32)))
+        return graph.unit_rows(product)
 
     @staticmethod
     def _onnx_roots(graph: NodeList, sums: str, units: Float64) -> str:
