@@ -32,8 +32,9 @@ class Dictionary(NamedTuple):
 
 def dictionary_of(pictures: Float32, count: int, chance: np.random.RandomState) -> Dictionary:
     """Return `count` centres of patches of pictures in whole levels, the whitening folded in."""
-    drawn = flat_patches(pictures)
-    drawn = drawn[chance.permutation(len(drawn))[:SEEN]]
+    seen = all_patches(pictures)
+    places = tuple(chance.randint(0, size, SEEN) for size in seen.shape[:3])
+    drawn = seen[places].reshape(SEEN, -1)
     even = (drawn - drawn.mean(axis=1, keepdims=True)) / spreads(drawn)[:, None]
     mirror = np.arange(even.shape[1]).reshape(-1, SIDE)[:, ::-1].ravel()
     both = np.concatenate([even, even[:, mirror]]).astype(np.float64)
@@ -63,10 +64,10 @@ def windows(places: int) -> tuple[int, int]:
     return size, (places - size) // (GRID - 1)
 
 
-def flat_patches(levels: Float32) -> Float32:
-    """Return all patches (n · places, values) of pictures (n, colours, rows, columns)."""
-    seen = sliding_window_view(levels, (SIDE, SIDE), axis=(2, 3)).transpose(0, 2, 3, 1, 4, 5)
-    return seen.reshape(-1, levels.shape[1] * SIDE * SIDE)
+def all_patches(levels: Float32) -> Float32:
+    """Return a view (n, down, across, colours, SIDE, SIDE) of pictures' patches."""
+    seen = sliding_window_view(levels, (SIDE, SIDE), axis=(2, 3))
+    return np.asarray(seen.transpose(0, 2, 3, 1, 4, 5))
 
 
 def spreads(patches: Float32) -> Float32:
@@ -79,16 +80,17 @@ def spreads(patches: Float32) -> Float32:
 
 def patch_sums(levels: Float32, found: Dictionary) -> Float64:
     """Return integers (n, count, GRID²) of pictures (n, colours, rows, columns) in whole levels."""
-    rows, columns = (size - SIDE + 1 for size in levels.shape[2:])
-    (tall, down), (wide, across) = windows(rows), windows(columns)
+    seen = all_patches(levels)
+    (tall, down), (wide, across) = (windows(places) for places in seen.shape[1:3])
     sums = np.empty((len(levels), found.taps.shape[1], GRID, GRID))
-    for picture, into in zip(levels[:, None], sums, strict=True):  # bounds memory
-        patches = flat_patches(picture)
+    for at, i in np.ndindex(len(levels), GRID):  # a band of one picture: bounds memory
+        band = seen[at, i * down :][:tall]
+        patches = band.reshape(-1, len(found.taps))
         likeness = patches @ found.taps / spreads(patches)[:, None] - found.threshold
-        passed = np.rint(np.maximum(likeness, 0)).reshape(rows, columns, -1)
-        for i, j in np.ndindex(GRID, GRID):
-            window = passed[i * down :, j * across :][:tall, :wide]
-            into[:, i, j] = window.sum(axis=(0, 1), dtype=np.float64)
+        passed = np.rint(np.maximum(likeness, 0)).reshape(*band.shape[:2], -1)
+        for j in range(GRID):
+            window = passed[:, j * across :][:, :wide]
+            sums[at, :, i, j] = window.sum(axis=(0, 1), dtype=np.float64)
     return sums.reshape(len(levels), -1, GRID * GRID)
 
 
