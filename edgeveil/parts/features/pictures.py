@@ -82,7 +82,7 @@ class PicturesParameters(MapParameters):
         some_names(exclude_if=lambda value: value is ... or value is None, examples=[600])
     )
     """Of `pictures`: number of patches of procedural pictures that a picture is compared with,
-    besides wavelets: more accurate for photographs, at twice the time or more; null: none."""
+    besides wavelets: more accurate for photographs, for twice the time and memory; null: none."""
 
 
 class _PictureMap:
