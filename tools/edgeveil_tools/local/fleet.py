@@ -39,6 +39,7 @@ from edgeveil_tools.simulation.workers import (
     ProcessWorkers,
     RayWorkers,
     Workers,
+    one_thread,
 )
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
 from edgeveil_tools.site.provision import (
@@ -250,10 +251,7 @@ class Simulation(LocalFleet):
         self._declined = ""
 
     def play(self) -> None:
-        from threadpoolctl import threadpool_limits
-
-        # The last bits of a product depend on how many threads compute it.
-        with threadpool_limits(1), _log_file(self.out / "logs" / "simulation.log"):
+        with one_thread(), _log_file(self.out / "logs" / "simulation.log"):
             self._play()
         self._seconds = self.log.elapsed_s
         self.train_reference()

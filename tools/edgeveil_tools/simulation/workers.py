@@ -15,7 +15,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.parts.methods.local_steps import gpu_in_sight
 from edgeveil.ray_cluster import imported_ray, join_cluster
+from edgeveil.subnormals import loaded_torch
 from edgeveil.units import byte_text
 from edgeveil_tools.simulation.devices import SimulatedDevices, SimulatedFleet
 
@@ -139,6 +140,21 @@ class ProcessWorkers(Workers):
         return JobFailed(what, where=process.name, fix=fix)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, on which the last bits of a product depend, then as before."""
+    from threadpoolctl import threadpool_limits
+
+    torch = loaded_torch()
+    before = torch.get_num_threads() if torch else os.cpu_count() or 1
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        if torch := loaded_torch():
+            torch.set_num_threads(before)
+
+
 class InProcess(Workers):
     """The calling process itself: nothing is started, so a small simulation takes milliseconds."""
 
@@ -146,15 +162,11 @@ class InProcess(Workers):
     count = 1
 
     def __init__(self, fleet: SimulatedFleet) -> None:
-        import torch
-
-        self._threads, self._set_threads = torch.get_num_threads(), torch.set_num_threads
         self._holder = _Holder(fleet)
         self._calls = dict[int, Call]()
 
     def stop(self) -> None:
-        self._set_threads(self._threads)
-        self._holder.release()
+        """Do nothing: `one_thread` gives this process its threads back."""
 
     def _send(self, worker: int, call: Call) -> int:
         self._calls[worker] = call
@@ -181,12 +193,9 @@ class _Holder:
         from threadpoolctl import threadpool_limits
 
         torch.set_num_threads(1)
-        self._limits = threadpool_limits(1)
+        threadpool_limits(1)
         self._fleet = fleet
         self._devices: SimulatedDevices | None = None
-
-    def release(self) -> None:
-        self._limits.restore_original_limits()
 
     def version(self) -> str:
         return metadata.version("edgeveil")
