@@ -179,7 +179,7 @@ def test_a_network_learns_the_files_of_a_tutorial(page, tmp_path):
         train = {"method": "sgd", "rounds": 12, "local_epochs": 3, "batch_size": 16}
         train |= {"learning_rate": 0.005, "optimizer": {"name": "adam"}}
         job = {**kept, "model": model, "train": train, "privacy": {"accept_unproven": True}}
-        file = tmp_path / "job.yaml"
+        file = tmp_path / file.name
         file.write_text(yaml.safe_dump(job))
     ran("run", str(file), "--data", data, "--simulate", cwd=tmp_path, timeout=280)
     (result,) = tmp_path.glob("out/*/result.json")
