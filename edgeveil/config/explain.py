@@ -246,7 +246,8 @@ def _one(walk: SchemaWalk, node: Schema) -> str:
         return f"a list{size} ({describe(walk, walk.item(node))})"
     kind = _KINDS.get(str(node.get("type")), "a value of another form")
     if node.get("type") in ("integer", "number"):
-        return f"{kind} {bounds(node)}".rstrip()
+        steps = f", a multiple of {node['multipleOf']}" if "multipleOf" in node else ""
+        return f"{kind} {bounds(node)}".rstrip() + steps
     if node.get("pattern") == SHA256_HEX:
         return "64 hex digits, as `edgeveil check FILE` prints"
     if "pattern" in node:

@@ -58,6 +58,7 @@ def line_of(text, key):
         ("method: fm\n", "method: fm\n  batch_norm: local\n", "train.batch_norm", "method: fedbn"),
         ("identity, input", "hashed_text, input", "features[0]", "write text: {}"),
         ("identity, input", "logmel, input", "features[0]", "write audio: {}"),
+        ("identity, input", "pictures, patches: 7, input", "features[0].patches", "multiple of 2"),
         ("  method: fm\n", "  \n", "train.method", "is missing"),
         ("job: quickstart\n", "job: on\n", "job", "put it in quotes"),
         ("job: quickstart\n", "job: A b\n", "job", "of the form"),
