@@ -57,14 +57,17 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
             raise ValueError("requires y to be passed, but the target y is None")
         if groups is not None:
             check_consistent_length(X, groups)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        chance = check_random_state(self.random_state)
+        seed, fleet = int(chance.randint(2**31 - 1)), groups
         data: Any = (X, y)
         if job is None:
             X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=self._numeric)
             data, played = self._made_up(X, y, groups)
+            if groups is None:  # evenly: none then holds more than the nominal number
+                fleet = chance.permutation(len(X)) % self.devices
         else:
             self.n_features_in_, played = np.shape(X)[1], job
-        fleet = None if groups is None else np.asarray(groups)
+        fleet = None if fleet is None else np.asarray(fleet)
         how: dict[str, Any] = {"report": False, "reference": False, "workers": 0, "seed": seed}
         self.result_ = simulate(played, data=data, fleet=fleet, **how)
         self.model_ = self.result_.model.read_bytes()

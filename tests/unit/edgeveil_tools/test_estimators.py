@@ -52,6 +52,12 @@ def test_scikit_learns_own_checks_pass_but_for_the_listed_ones(kind, epsilon):
     assert sum(row["status"] == "passed" for row in found) > 45
 
 
+def test_few_records_are_dealt_evenly_so_that_no_device_exceeds_its_bound():
+    x = np.random.RandomState(0).normal(size=(10, 4))
+    found = FederatedRegressor(epsilon=None, rounds=1, random_state=1605).fit(x, x[:, 0])
+    assert found.result_.status == "completed"
+
+
 def test_a_classifier_learns_scores_and_survives_clone_and_pickle():
     found = FederatedClassifier(epsilon=None, **PUBLIC).fit(X, Y)
     assert found.score(X, Y) > 0.8 and found.classes_.tolist() == [0, 1, 2]
