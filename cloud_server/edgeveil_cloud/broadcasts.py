@@ -45,7 +45,7 @@ from edgeveil.protocol.sealed import (
     in_pieces,
 )
 from edgeveil.protocol.tensors import pack_tensors
-from edgeveil.selection import how_many, rounded_up, uniform
+from edgeveil.selection import how_many, in_turn, rounded_up, uniform
 from edgeveil_cloud.compute.processes import WorkerProcesses
 from edgeveil_cloud.early_stopping import is_newest, released
 from edgeveil_cloud.evaluation import Evaluation, HeldTests, as_federated
@@ -96,8 +96,9 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
     everybody = [key for cell in enrolled.values() for key in cell]
     count = how_many(asked.devices, len(everybody), asked.over_select)
     drawn = choose(everybody, count) if count >= floor else []
+    turns = plan.context.correlation is not None  # in which a cell below the floor is left out
     chosen = {
-        cell: _whole_batch([key for key in drawn if key in of_it], keys, floor, choose)
+        cell: _whole_batch([k for k in drawn if k in of_it], keys, floor, choose, keep=turns)
         for cell, keys, of_it in ((cell, keys, set(keys)) for cell, keys in enrolled.items())
     }
     chosen = {cell: keys for cell, keys in chosen.items() if keys}
@@ -118,14 +119,14 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
 
 
 def _whole_batch(
-    drawn: list[bytes], cell: Sequence[bytes], floor: int, choose: Choose
+    drawn: list[bytes], cell: Sequence[bytes], floor: int, choose: Choose, *, keep: bool
 ) -> list[bytes]:
     """Return the keys drawn in a cell; if below the floor of its batch, the floor or none.
 
     The choice is random, so that on average devices of all cells are selected equally often."""
     if len(drawn) >= floor or not drawn:
         return drawn
-    if len(cell) < floor or choose(cell[:floor], 1)[0] not in cell[: len(drawn)]:
+    if keep or len(cell) < floor or choose(cell[:floor], 1)[0] not in cell[: len(drawn)]:
         return []
     first = set(drawn)
     others = [key for key in cell if key not in first]
@@ -177,6 +178,7 @@ def seal_round(
         shuffled=context.shuffled,
         masked=context.masked,
         sets=context.sets,
+        correlated=context.correlated,
     )
     keys = [SealingKey(raw) for raw in recipients]
     plain = encode_package(round_package(context, state))
@@ -454,7 +456,7 @@ class Sealer:
                 cell: [key for key in announced.get(cell, ()) if key in keys]
                 for cell, keys in known.items()
             }
-            chosen = select(plan, cohorts, self._choose)
+            chosen = select(plan, cohorts, self._choose_for(plan, task))
             return {
                 cell: self._fitting(keys, bucketed=self._bucketed([cell]))
                 for cell, keys in chosen.items()
@@ -471,6 +473,11 @@ class Sealer:
             return again
         nobody = TooFewDevices("none of the selected cells can be reached")
         raise short[0] if short else nobody
+
+    def _choose_for(self, plan: Plan, task: SealRound) -> Choose:
+        """Return the usual draw; with correlated noise devices take turns."""
+        noise = plan.correlated(plan.round(task.round))
+        return self._choose if noise is None else in_turn(task.job_id, noise.number)
 
     def _check_size(self, plan: Plan, selected: int) -> None:
         """Raise TooManyDevices before devices spend budget on a batch above the limit."""

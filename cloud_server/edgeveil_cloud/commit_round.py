@@ -65,6 +65,9 @@ from edgeveil_cloud.validate_batch import (
 
 LOG = logging.getLogger("edgeveil.cloud")
 
+NOISE_HALF = "noise-half/"  # prefix of the state's halves of correlated noise, by round and cell
+_QUESTION_BYTES = 32
+
 CellSum = tuple[int, Mapping[str, NDArray[np.int64]]]
 """Number of uploads in a sum, and the sum of each segment."""
 
@@ -103,11 +106,14 @@ def combine_sums(
     sums: Sequence[CellSum],
     random_bytes: RandomBytes = os_random,
 ) -> dict[str, Array]:
-    """Return the next state from upload counts and exact sums; same rules as `aggregate`."""
+    """Return the next state from upload counts and exact sums; same rules as `aggregate`.
+
+    Sums with correlated noise have one public divisor: that of the noise that is taken back."""
     plan, round, sets = context.plan, context.round, context.sets
     uploads = sum(of_set for of_set, _ in sums)
+    public = plan.context.devices if context.correlated is not None else 0
     means = {
-        name: [arrays[name].astype(np.float64) / of_set for of_set, arrays in sums]
+        name: [arrays[name].astype(np.float64) / (public or of_set) for of_set, arrays in sums]
         for name in sums[0][1]
         if name != SOFTMAX
     }
@@ -116,6 +122,12 @@ def combine_sums(
     combined = plan.rule.combine(Uploads(means, plan.cloud.aim(state, round), random_bytes))
     counted = max(1, plan.rule.counted(len(sums)) * uploads // len(sums))
     return plan.next_state(state, round, combined, counted)
+
+
+def noise_half(state: Mapping[str, Array], number: int, cell: str) -> bytes:
+    """Return a question and this cloud's half of its round's noise, or b"" if there is none."""
+    found = state.get(f"{NOISE_HALF}{number}/{cell}")
+    return b"" if found is None else found.tobytes()
 
 
 def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str, Array]:
@@ -407,11 +419,22 @@ class RoundCommitter:
             except TooFewDevices as error:
                 short.append(error)
             else:
-                found[cell] = KeptSums.of(opened.batches[cell], of_it)
+                of_noise = self._noise(entry, at, cell)
+                found[cell] = KeptSums.of(opened.batches[cell], of_it, *of_noise)
         if not found:
             return opened.too_few(short[0])
         sums = self._store.keep_sums(entry.id, at.round, at.attempt, pack_kept(found))
         return AskUnmask(kept_unmasks(sums), opened.misfits)
+
+    def _noise(self, entry: JobEntry, at: RoundId, cell: str) -> tuple[bytes, bytes]:
+        """Return the factors' key, and the request of the round whose noise is taken back."""
+        noise = self._round(at)[1].correlated
+        secret = self._store.round_key(entry.id, at.round, at.attempt, cell)
+        if noise is None or secret is None:
+            return b"", b""
+        check = RoundCheck.of(at, RoundSecret.from_bytes(secret).membership, disclosed=True)
+        half = noise_half(self._jobs.state(entry), noise.number - 1, cell)
+        return check.key.to_bytes(), half[:_QUESTION_BYTES]
 
     def finish(self, task: TakeMasks) -> RoundCommit:
         """Unmask the stored sums and commit the round; raises JobFailed or StoreError."""
@@ -423,9 +446,17 @@ class RoundCommitter:
             return self._again(entry.id, at, context)
         all_kept = unpack_kept(raw)
         kept = {cell: all_kept[cell] for cell in task.masks if cell in all_kept}
+        before = state_after(self._store.last_commit(entry.id), context.plan)
+        noise = context.correlated
+        earlier = 0 if noise is None else noise.number - 1
         try:
             by_cell = [
-                of_it.sums(context, task.masks[cell], RoundSecret.from_bytes(secrets[cell]))
+                of_it.sums(
+                    context,
+                    task.masks[cell],
+                    RoundSecret.from_bytes(secrets[cell]),
+                    noise_half(before, earlier, cell),
+                )
                 for cell, of_it in kept.items()
             ]
         except ProtocolError:
@@ -437,7 +468,6 @@ class RoundCommitter:
             ) from None
         sound = [[one if within_bounds(context, one) else None for one in of] for of in by_cell]
         sums = joined_sums(sound)
-        before = state_after(self._store.last_commit(entry.id), context.plan)
         valid = joined([of_it.valid() for of_it in kept.values()])
         least = context.plan.rule.least if context.sets > 1 and under_rule(context) else 1
         if len(sums) < least:
@@ -445,6 +475,12 @@ class RoundCommitter:
         else:
             state = combine_sums(context, before, sums, self._work.random_bytes)
             valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
+        if noise is not None:  # halves of earlier rounds are used up
+            state = {name: a for name, a in state.items() if not name.startswith(NOISE_HALF)}
+            for (cell, of_it), usable in zip(kept.items(), sound, strict=True):
+                if usable != [None]:
+                    half = np.frombuffer(of_it.half(context), np.uint8)
+                    state[f"{NOISE_HALF}{noise.number}/{cell}"] = half
         batches = {cell: of_it.batch for cell, of_it in kept.items()}
         counted = [sum(one[0] for one in of if one is not None and sums) for of in sound]
         cells = dict(zip(kept, counted, strict=True))

@@ -29,7 +29,15 @@ from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest_of
 from edgeveil.parts.round import TRAIN, Array, SegmentSpec
 from edgeveil.protocol import sealed as real_sealing
 from edgeveil.protocol.cloud_job import BatchPart
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Batch, Blob, Group, RoundId, Unmask
+from edgeveil.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    Batch,
+    Blob,
+    Group,
+    RoundId,
+    Unmask,
+    encode_inner,
+)
 from edgeveil.protocol.sealed import (
     RoundCheck,
     Sealing,
@@ -40,6 +48,7 @@ from edgeveil.protocol.sealed import (
     segment_mark,
 )
 from edgeveil.protocol.tensors import (
+    correlated_sums,
     exact_sums,
     pack_tensors,
     packed_vectors,
@@ -594,13 +603,16 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
     refused: dict[str, int]
 
     @classmethod
-    def of(cls, batch: Batch, valid: ValidatedBatch) -> KeptSums:
+    def of(
+        cls, batch: Batch, valid: ValidatedBatch, key: bytes = b"", before: bytes = b""
+    ) -> KeptSums:
+        """Return the sums and their request; of correlated noise with `key` and `before` of it."""
         chosen = choice(valid.chosen, valid.masked)
         rows = valid.arrays.get(SOFTMAX, ())
         stacked = {SOFTMAX: np.stack([np.asarray(row) for row in rows])} if rows else {}
         return cls(
             batch,
-            Unmask(batch.at, batch.blob.digest, chosen),
+            Unmask(batch.at, batch.blob.digest, chosen, key, before),
             len(valid.chosen),
             b"".join(map(packed_vectors, valid.totals)),
             pack_tensors(stacked),
@@ -620,13 +632,31 @@ class KeptSums(msgspec.Struct, frozen=True, array_like=True):
         uploads = 8 * len(self.unmask.chosen)
         return chosen_of(self.unmask.chosen, uploads)
 
+    @property
+    def question(self) -> bytes:
+        """Digest of the request, by which the proxy knows the round's noise."""
+        return hashlib.sha256(encode_inner(self.unmask)).digest()
+
+    def half(self, context: RoundContext) -> bytes:
+        """Return the question, then this cloud's half of the round's correlated noise."""
+        noise = masked_vectors(self.batch.at, context.groups, context.masked)[-1]
+        return self.question + self.totals[-noise.ring.byte_count :]
+
     def sums(
-        self, context: RoundContext, masks: bytes, secret: RoundSecret
+        self, context: RoundContext, masks: bytes, secret: RoundSecret, half: bytes = b""
     ) -> list[tuple[int, dict[str, NDArray[np.int64]]]]:
-        """Return upload count and exact sums per set; raises ProtocolError `wrong_mask_sums`."""
+        """Return upload count and exact sums per set; raises ProtocolError `wrong_mask_sums`.
+
+        `half`: that of the round before, of whose correlated noise a share is taken back."""
         vectors = masked_vectors(self.batch.at, context.groups, context.masked)
         check = RoundCheck.of(self.batch.at, secret.membership, disclosed=secret.checked)
         shapes = {spec.name: spec.shape for spec in context.segments}
+        if context.correlated is not None:
+            totals = unpacked_vectors(vectors, self.totals)
+            before = half[len(self.question) :] if self.unmask.before else b""
+            of = context.correlated.coefficient
+            sums = correlated_sums(vectors, totals, masks, of, before, check)
+            return [(len(self.chosen), {n: a.reshape(shapes[n]) for n, a in sums.items()})]
         size, sets = sum(one.ring.byte_count for one in vectors), context.sets
         if len(masks) != size * sets:
             raise ProtocolError("wrong_mask_sums")

@@ -247,6 +247,8 @@ class RoundWork:
             self._check_memory(task)
             self._check_trial(task)
             held = self._ledger.recall(manifest.at.job_id.hex(), manifest.at.round)
+            if held is None:
+                check_separation(context, manifest.at.job_id.hex(), self._ledger)
             late = None if held else self._late(manifest, job.plan)
             held, weight = late or (held, 1.0)
             parts = [] if held else self._computed(task, job, context, package, price)
@@ -412,6 +414,20 @@ def check_package(context: RoundContext, manifest: Manifest, package: RoundPacka
         raise ProtocolError("wrong_groups")
     if (manifest.masked, manifest.sets) != (context.masked, context.sets):
         raise ProtocolError("wrong_masks")
+    if manifest.correlated != context.correlated or (context.correlated and not manifest.check):
+        raise ProtocolError("wrong_noise")
+
+
+def check_separation(context: RoundContext, job_id: str, ledger: Ledger) -> None:
+    """Raise PrivacyError if a round too near was answered, for which the noise does not suffice."""
+    noise = context.correlated
+    if noise is None:
+        return
+    rounds = context.plan.of_method
+    near = [e.index for e in rounds if 0 < abs(e.number - noise.number) < noise.min_separation]
+    if ledger.released(job_id, near):
+        what = f"this device answered one of the {noise.min_separation - 1} rounds before or after"
+        raise PrivacyError(what, where="privacy.min_separation")
 
 
 def released_in(ledger: Ledger, job_id: str) -> Callable[[int], bytes | None]:

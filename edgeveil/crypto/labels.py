@@ -25,6 +25,7 @@ SEGMENT = b"edgeveil/v1/segment"
 MEMBERSHIP = b"edgeveil/v1/membership"
 MODEL_STREAM = b"edgeveil/v1/model-stream"
 MASK_SEED = b"edgeveil/v1/mask-seed"
+CORRELATED_SEED = b"edgeveil/v1/mask-seed-of-correlated-noise"
 
 # Derivations inside this package.
 DATA_SET = b"edgeveil/v1/data-set"

@@ -181,6 +181,17 @@ def sum_of_masks(seeds: Iterable[MaskSeed], use: bytes, ring: Ring) -> Vector:
     return total
 
 
+def taken_back(half: Vector, coefficient: int, bits: int) -> UInt64:
+    """Return coefficient · `half`, rounded down by `bits` bits, without which no half may leave.
+
+    The two halves' results add up, mod 2^(ring bits - `bits`), to the whole's share within 2 steps:
+    each drops less than one, and both together a whole number."""
+    within = np.uint64((1 << half.ring.bits) - 1)
+    product = (half.numbers * np.uint64(coefficient % 2**64)) & within
+    found: UInt64 = product >> np.uint64(bits)
+    return found
+
+
 def check_of(numbers: Int64, key: CheckKey, use: bytes) -> int:
     """Return Σ r_j·x_j mod 2^64 with this key's factors."""
     plain = np.ascontiguousarray(numbers, np.int64).view(np.uint64)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from edgeveil.errors import CryptoError
 
-LEAST_BITS, MOST_BITS = 8, 56
+LEAST_BITS, MOST_BITS = 8, 60
 CHECK_BYTES = 8
+NOISE_BITS = 8  # of a ring of correlated noise beyond its update's, where the coefficient acts
 
 
 @dataclass(frozen=True)

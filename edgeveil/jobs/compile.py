@@ -405,16 +405,18 @@ def _chosen_before_noise(stages: Sequence[tuple[str, BaseStage]]) -> Iterator[Mi
 
 def _secure(plan: Plan) -> Iterator[Mix]:
     job, stages, method = plan.job, plan.context.stages, plan.job.train.method
-    shared = job.privacy.noise == "shared"
+    shared = job.privacy.noise != "local"
     if not job.aggregation.secure:
         if job.aggregation.groups > 1:
             text = "without secure sums each upload is seen; leave groups out, or set secure"
             yield Mix(("aggregation.groups", "aggregation.secure"), text)
         if shared:
-            text = "shared noise protects only in sums; set aggregation.secure, or noise: local"
+            text = f"{job.privacy.noise} noise protects only in sums; set aggregation.secure, or"
+            text += " noise: local"
             yield Mix(("privacy.noise", "aggregation.secure"), text)
         return
     yield from _groups(job)
+    yield from _correlated(plan)
     if not METHODS[method].summed:
         able = ", ".join(name for name in METHODS if METHODS[name].summed)
         text = f"uploads of method '{method}' cannot be summed as integers; use {able}, or leave"
@@ -437,6 +439,35 @@ def _secure(plan: Plan) -> Iterator[Mix]:
         yield Mix(("aggregation.secure", "features"), text)
     if projection is not None and projection.noise == "wishart":
         yield Mix(("aggregation.secure", "features"), "Wishart noise has no bound; use gaussian")
+
+
+def _correlated(plan: Plan) -> Iterator[Mix]:
+    job, stages = plan.job, plan.context.stages
+    given, asked = job.privacy, job.selection.devices
+    if given.noise != "correlated":
+        for key in ("min_separation", "local_share"):
+            if key in given.model_fields_set:
+                yield Mix((f"privacy.{key}", "privacy.noise"), "is of noise: correlated alone")
+        return
+    if given.min_separation is None:
+        text = "is missing; set at most the devices of the fleet divided by selection.devices"
+        yield Mix(("privacy.min_separation", "privacy.noise"), text)
+    if not stages or not stages[-1].correlates:
+        text = "is noise of the stage gradient_gaussian; put it last under update, or use shared"
+        yield Mix(("privacy.noise", "update"), text)
+    if asked == "all":
+        text = "updates are divided by a public number; name a number of devices"
+        yield Mix(("selection.devices", "privacy.noise"), text)
+    if job.selection.over_select != 1:
+        text = "devices take turns with correlated noise; leave over_select out"
+        yield Mix(("selection.over_select", "privacy.noise"), text)
+    for key, fits, text in (
+        ("aggregation.groups", job.aggregation.groups == 1, "a sum of its own each; leave it out"),
+        ("round.mode", job.round.mode == "sync", "noise of a late round stays; use mode: sync"),
+        ("unsupervised.eval_type", not plan.sums_inferences, "has no noise to take back; leave it"),
+    ):
+        if not fits:
+            yield Mix((key, "privacy.noise"), f"with correlated noise: {text}")
 
 
 def _groups(job: Job) -> Iterator[Mix]:

@@ -116,10 +116,17 @@ class Privacy(Block):
     """δ of the whole training; must stay below 1 / data.nominal_records."""
     max_participations: int | None = Field(default=None, ge=1)
     """Training rounds one device may answer; the noise is calibrated to it. null: all rounds."""
-    noise: Literal["local", "shared"] = omittable("local")
-    """`local`: each device adds all noise. `shared`: each a part, in sums; two ε are printed."""
+    noise: Literal["local", "shared", "correlated"] = omittable("local")
+    """`local`: each device adds all noise. `shared`: each a part, in sums; two ε are printed.
+    `correlated`: shared, and each round takes back a share of the noise of the round before."""
     honest_share: float = omittable(0.8, gt=0, le=1)
     """Assumed honest share of a sum's uploads, for shared noise. With fewer, ε does not hold."""
+    min_separation: int | None = omittable(None, ge=1, le=10**6, examples=[30])
+    """b, of correlated noise: training rounds from one answer of a device to its next, at least;
+    at most the fleet's size divided by `selection.devices`."""
+    local_share: float = omittable(0.0, ge=0, le=1)
+    """Of correlated noise: variance that stays in an upload, as a share of what is taken back. With
+    0, updates are not protected if cloud and proxy collude."""
     accept_unproven: bool = False
     """Accept parts without a proven guarantee; reports then print no ε."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 
 import numpy as np
@@ -48,6 +48,7 @@ from edgeveil.parts.round import (
     summed_spec,
 )
 from edgeveil.parts.stages import STAGES
+from edgeveil.privacy.correlation import Correlation
 from edgeveil.privacy.events import Event, LaplaceEvent, UnprotectedEvent
 from edgeveil.privacy.gaussian_mechanism import counts_event
 from edgeveil.privacy.guarantee import up
@@ -60,7 +61,12 @@ from edgeveil.privacy.laplace_mechanism import (
 )
 from edgeveil.privacy.policy import JobRequest, Quote, price
 from edgeveil.privacy.sampler import RandomBytes, os_random
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
+from edgeveil.protocol.messages import (
+    SEAL_OVERHEAD_BYTES,
+    CorrelatedNoise,
+    Group,
+    MaskedGroup,
+)
 from edgeveil.protocol.sealed import padded
 from edgeveil.selection import rounded_up
 
@@ -80,10 +86,18 @@ def summands(job: Job) -> int:
 
 def honest_devices(job: Job, sets: int = 0) -> int:
     """Return how many devices share the noise of each of `sets` sums (0: the job's own)."""
-    if job.privacy.noise != "shared":
+    if job.privacy.noise == "local":
         return 0
     least = job.round.min_batch // (sets or job.aggregation.groups)
     return rounded_up(least, job.privacy.honest_share)
+
+
+def correlation_of(job: Job) -> Correlation | None:
+    """Return the facts of the job's correlated noise, None for other noise."""
+    apart = job.privacy.min_separation
+    if job.privacy.noise != "correlated" or apart is None:
+        return None
+    return Correlation.of_least_error(job.rounds, job.max_participations, apart)
 
 
 def network_input(job: Job) -> tuple[int, ...]:
@@ -121,6 +135,8 @@ class Plan:
             whole=job.proxy.shuffle == "whole",
             summed=summands(job) if job.aggregation.secure else 0,
             honest=honest_devices(job),
+            correlation=correlation_of(job),
+            local_share=job.privacy.local_share,
             local=() if network is None else staying(job.train, network),
             weighted=getattr(mean, "weights", "equal") == "records",
             fleet=job.selection.min_devices if isinstance(asked, int) else 0,
@@ -337,6 +353,13 @@ class Plan:
         """Return the groups summed under masks, as in the manifest."""
         specs = enumerate(self.segments(round))
         return tuple(MaskedGroup(at, spec.count, spec.bits) for at, spec in specs if spec.bits)
+
+    def correlated(self, round: PlannedRound) -> CorrelatedNoise | None:
+        """Return the facts of the round's correlated noise, as in the manifest."""
+        found = self.context.correlation
+        if found is None or round.evaluates:
+            return None
+        return CorrelatedNoise(**asdict(found), number=round.number)
 
     @cached_property
     def upload_bytes(self) -> int:

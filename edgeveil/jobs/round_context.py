@@ -9,7 +9,7 @@ from edgeveil.jobs.job import Round
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.round import PlannedRound, SegmentSpec
 from edgeveil.privacy.events import Event
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, Group, MaskedGroup
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, CorrelatedNoise, Group, MaskedGroup
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class RoundContext:
     groups: tuple[Group, ...]
     recalled: tuple[PlannedRound, ...]
     masked: tuple[MaskedGroup, ...] = ()
+    correlated: CorrelatedNoise | None = None
 
     @classmethod
     def of(cls, plan: Plan, index: int) -> RoundContext:
@@ -29,7 +30,7 @@ class RoundContext:
         round = plan.round(index)
         segments, groups = plan.segments(round), plan.groups(round)
         recalled, masked = plan.recalled(round), plan.masked(round)
-        return cls(plan, round, segments, groups, recalled, masked)
+        return cls(plan, round, segments, groups, recalled, masked, plan.correlated(round))
 
     @property
     def job(self) -> Job:

@@ -19,6 +19,7 @@ from edgeveil.parts.models.layers import Weight, value_count
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import BlockPart, PartBlock
 from edgeveil.parts.round import CloudMethod, DeviceMethod
+from edgeveil.privacy.correlation import Correlation
 
 if TYPE_CHECKING:
     from edgeveil.data.records import Records
@@ -35,6 +36,7 @@ class MethodContext:
     `projection`: federated PCA after the `features`. `network` is trained on the `features` if
     `mapped`; its updates pass the `stages`, in one segment if `whole`. `summed`: largest number of
     uploads in a masked sum, 0 without; `honest`: devices per sum that share the noise, 0 without.
+    `correlation`: facts of noise that later rounds take back, of which `local_share` stays.
     `regression`: labels are numbers (`data.target`). `anomaly`: normal records are learned
     (`data.anomaly`). `local`: weights of the network that stay on the device. `weighted`: uploads
     weigh by the device's record count. `fleet`: devices enrolled, 0 if all take part. `server`: the
@@ -55,6 +57,8 @@ class MethodContext:
     whole: bool = False
     summed: int = 0
     honest: int = 0
+    correlation: Correlation | None = None
+    local_share: float = 0.0
     regression: bool = False
     anomaly: bool = False
     local: tuple[str, ...] = ()

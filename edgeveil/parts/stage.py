@@ -24,7 +24,8 @@ from edgeveil.privacy.events import Event
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.sampler import RandomBytes
 
-CLIP_NORM, WITHIN = "clip-norm", "clip-within"  # cannot collide with names of weights
+# Names that cannot collide with those of weights.
+CLIP_NORM, WITHIN, NOISE = "clip-norm", "clip-within", "correlated-noise"
 SMALLEST_CLIP, LARGEST_CLIP = 1e-6, 1e6  # range of an adaptive clip norm
 CLIP_RATE = 0.2  # η: C changes by a factor of at most e^η per round
 BIT_SHARE = 0.05  # s: share of the squared sensitivity that the bit gets
@@ -107,7 +108,8 @@ class BaseStage:
 
     `protects`: the stage's events price the whole update. `chooses`: zeroes values depending on the
     input. `leads`: must be first. `remembers`: its memory follows from the upload. `shares`:
-    devices of a sum can share its noise. `wire`: dtype of the output; other than float32 only last.
+    devices of a sum can share its noise; `correlates`: later rounds can take it back. `wire`: dtype
+    of the output; other than float32 only last.
     """
 
     protects = False
@@ -115,6 +117,7 @@ class BaseStage:
     leads = False
     remembers = False
     shares = False
+    correlates = False
     wire: str = "float32"
 
     def __init__(self, parameters: Any = None, context: Any = None) -> None:
@@ -141,7 +144,10 @@ class BaseStage:
         raise NotImplementedError
 
     def steps(self, task: Task, update: Update) -> Int64:
-        """Return noised integers (d,) in the weights' order, followed by any bit of `clip`."""
+        """Return noised integers (d,) in the weights' order, followed by any bit of `clip`.
+
+        With correlated noise they are followed by the noise that is taken back, as many integers.
+        """
         raise NotImplementedError
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.crypto.ring import NOISE_BITS
 from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.aggregation.mean import BLOCK_VALUES
@@ -40,6 +41,7 @@ from edgeveil.parts.round import (
 from edgeveil.parts.stage import (
     CLIP_NORM,
     LARGEST_CLIP,
+    NOISE,
     SMALLEST_CLIP,
     USUAL_GRID,
     WITHIN,
@@ -243,6 +245,8 @@ class UpdateDevice:
         values: NDArray[Any]
         if context.summed:
             values = self._stages.summed(task, update)
+            if context.correlation is not None:
+                values, noise = np.split(values, 2)
         else:
             values = segments_of(self._form, self._stages.apply(task, update), whole=True)[WHOLE]
             values = values.astype(self._stages.last.wire, copy=False)
@@ -250,6 +254,8 @@ class UpdateDevice:
         segments: dict[str, Array] = dict(split(self._form, values[:size], whole=context.whole))
         if self._stages.last.clip is not None:
             segments[WITHIN] = values[size:]
+        if context.correlation is not None:
+            segments[NOISE] = noise
         return Answer(segments, self.price(round), task.memory, without)
 
     def _personal(self, memory: Memory) -> dict[str, NDArray[np.float32]]:
@@ -324,7 +330,12 @@ class UpdateCloud:
             return specs_of(self._form, whole=whole, wire=self._stages.last.wire)
         specs, largest = specs_of(self._form, whole=whole), self._stages.grid.largest
         specs += (SegmentSpec(WITHIN, (1,), "int64"),) * (self._clip is not None)
-        return tuple(summed_spec(s.name, s.shape, largest, summed) for s in specs)
+        found = tuple(summed_spec(s.name, s.shape, largest, summed) for s in specs)
+        if self.context.correlation is None:
+            return found
+        values = (sum(spec.count for spec in found),)
+        bits = found[0].bits + NOISE_BITS
+        return (*found, SegmentSpec(NOISE, values, "int64", bits, largest))
 
     def initial_state(self) -> dict[str, Array]:
         first = {} if self._clip is None else {CLIP_NORM: np.array([self._clip.first])}

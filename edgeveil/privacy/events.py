@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 from edgeveil.errors import PrivacyError
+from edgeveil.privacy.correlation import Correlation
 
 Unit = Literal["record", "device"]
 Status = Literal["proven", "claimed", "none"]
@@ -134,7 +135,43 @@ class SharedGaussian(_Wrapping):
             finest_sigma_squared=self.honest * self.own.finest_sigma_squared,
         )
 
+    @property
+    def alone(self) -> Event:
+        """The release as visible if all others collude."""
+        return self.own
+
     _wrapped = property(lambda self: self.own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedGaussian(SharedGaussian):
+    """A device's part of one round's correlated noise, `own` as if each round had its own noise.
+
+    `local_sigma_squared`: variance of noise that stays in the upload, so that nobody takes it back.
+    """
+
+    correlation: Correlation
+    local_sigma_squared: int = 0
+
+    @property
+    def together(self) -> GaussianEvent:
+        """One participation's share of the job: k of them have the price of all T rounds."""
+        summed, of = super().together, self.correlation
+        steps = of.sensitivity_steps(self.own.sensitivity_steps, self.own.coordinates)
+        drawn = -(-self.own.coordinates * of.rounds // of.participations)
+        return replace(summed, sensitivity_steps=steps, coordinates=drawn)
+
+    @property
+    def local(self) -> GaussianEvent | None:
+        """The noise left if cloud and proxy collude; None: none."""
+        variance = self.local_sigma_squared
+        if not variance:
+            return None
+        return replace(self.own, sigma_squared=variance, finest_sigma_squared=variance)
+
+    @property
+    def alone(self) -> Event:
+        return self.local or UnprotectedEvent(what=self.what, unit=self.unit, purpose=self.purpose)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +266,7 @@ def as_summed(event: Event) -> Event:
 
 def as_single(event: Event) -> Event:
     """Return the release as visible if all others collude: with the device's own noise alone."""
-    return event.own if isinstance(event, SharedGaussian) else event
+    return event.alone if isinstance(event, SharedGaussian) else event
 
 
 def for_one_record(event: Event) -> Event:
@@ -251,6 +288,7 @@ _KINDS: dict[str, type[Event]] = {
     "gaussian": GaussianEvent,
     "sampled_gaussian": PoissonSampled,
     "shared_gaussian": SharedGaussian,
+    "correlated_gaussian": CorrelatedGaussian,
     "laplace": LaplaceEvent,
     "selection": SelectionEvent,
     "two_value": TwoValueEvent,
@@ -261,6 +299,7 @@ _KINDS: dict[str, type[Event]] = {
 _WIDE = {
     "sigma_squared",
     "finest_sigma_squared",
+    "local_sigma_squared",
     "scale_numerator",
     "scale_denominator",
     "epsilon_numerator",
@@ -278,6 +317,9 @@ def to_dict(event: Event) -> dict[str, Any]:
         values |= sampling | size
     elif isinstance(event, SharedGaussian):
         values = {**asdict(event.own), "honest": event.honest}
+        if isinstance(event, CorrelatedGaussian):
+            local = event.local_sigma_squared
+            values |= {**asdict(event.correlation), "local_sigma_squared": local}
     else:
         values = asdict(event)
     plain = {k: str(v) if k in _WIDE else v for k, v in values.items()}
@@ -293,9 +335,12 @@ def event_from_dict(plain: Mapping[str, Any]) -> Event:
     if kind not in _KINDS:
         raise PrivacyError(f"unknown privacy event '{kind}'", fix="update this device")
     cls = _KINDS[kind]
-    known = {f.name: f.type for f in fields(cls) if f.name not in ("event", "own")}
-    if cls in (PoissonSampled, SharedGaussian):
+    wrapped = ("event", "own", "correlation")
+    known = {f.name: f.type for f in fields(cls) if f.name not in wrapped}
+    if cls in (PoissonSampled, SharedGaussian, CorrelatedGaussian):
         known |= {f.name: f.type for f in fields(GaussianEvent)}
+    if cls is CorrelatedGaussian:
+        known |= {f.name: f.type for f in fields(Correlation)}
     if cls is PoissonSampled:
         del known["finest_sigma_squared"]
     if set(values) - set(known):
@@ -305,6 +350,10 @@ def event_from_dict(plain: Mapping[str, Any]) -> Event:
         if cls is SharedGaussian:
             honest = typed.pop("honest")
             return SharedGaussian(own=GaussianEvent(**typed), honest=honest)
+        if cls is CorrelatedGaussian:
+            more = {name: typed.pop(name) for name in ("honest", "local_sigma_squared")}
+            matrix = Correlation(**{f.name: typed.pop(f.name) for f in fields(Correlation)})
+            return CorrelatedGaussian(own=GaussianEvent(**typed), correlation=matrix, **more)
         if cls is PoissonSampled:
             sampling = {name: typed.pop(name) for name in ("sampling_probability", "steps")}
             one = GaussianEvent(finest_sigma_squared=typed["sigma_squared"], **typed)

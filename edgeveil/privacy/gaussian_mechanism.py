@@ -21,8 +21,15 @@ from numpy.typing import NDArray
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import discreteness_tv, epsilon, mu_for
+from edgeveil.privacy.correlation import Correlation
 from edgeveil.privacy.derived import bound
-from edgeveil.privacy.events import GaussianEvent, PoissonSampled, SharedGaussian, Unit
+from edgeveil.privacy.events import (
+    CorrelatedGaussian,
+    GaussianEvent,
+    PoissonSampled,
+    SharedGaussian,
+    Unit,
+)
 from edgeveil.privacy.grid import SHRINK
 from edgeveil.privacy.sampler import (
     LARGEST_SCALE,
@@ -39,6 +46,9 @@ GAUSSIAN_SOURCE = "Dong, Roth, Su 2022, thm 2.7 and cor. 3.3; discrete by Canonn
 SAMPLED_SOURCE = (
     "Abadi et al. 2016; Zhu, Dong, Wang 2022, thm 11; Mironov, Talwar, Zhang 2019; discrete by "
     "Canonne et al. 2020"
+)
+CORRELATED_SOURCE = (
+    f"{GAUSSIAN_SOURCE}; correlated: Choquette-Choo et al. 2023, thm 2.1; Kalinin, Lampert 2024"
 )
 TIGHT = 1.0 + 2.0**-9  # most ratio of the calibrated noise to the least sufficient one
 LARGEST_MULTIPLIER = LARGEST_SCALE >> 30
@@ -141,6 +151,51 @@ def update_event(
         return gaussian_event(what, steps, mu, coordinates, grid_bits=bits, unit="device")
 
     return meeting(of, epsilon_, delta, times)
+
+
+def correlated_event(
+    what: str,
+    clip_norm: float,
+    coordinates: int,
+    epsilon_: float,
+    delta: float,
+    correlation: Correlation,
+    honest: int,
+    local_share: float = 0.0,
+) -> CorrelatedGaussian:
+    """Return the event of a device's update, part of rounds that are (ε, δ)-DP all together.
+
+    `local_share`: noise that is never taken back, as a share of the other noise's variance.
+    Raises `PrivacyError` if no noise meets (ε, δ)."""
+    times, k = correlation.rounds, correlation.participations
+    # Discreteness may use a third of δ.
+    finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (16 * delta / 3)
+    sigma_bits = max(SUMMED_SIGMA_BITS, math.ceil(math.log2(finest) / 2))
+
+    def at(mu: float) -> CorrelatedGaussian:
+        norm = math.sqrt(correlation.squared_sensitivity / 2**64 / k)
+        size = min(CLIP_STEPS_BITS, sigma_bits + math.floor(math.log2(mu / norm)))
+        bits = size - math.ceil(math.log2(clip_norm))
+        own = gaussian_event(what, int(clip_norm * 2.0**bits), 1.0, coordinates, grid_bits=bits)
+        steps = correlation.sensitivity_steps(own.sensitivity_steps, coordinates)
+        summed = gaussian_event(what, steps, mu, coordinates, grid_bits=bits, unit="device")
+        own = replace(summed, sensitivity_steps=own.sensitivity_steps, source=CORRELATED_SOURCE)
+        shared = shared_gaussian(own, honest)
+        if not isinstance(shared, SharedGaussian):
+            raise PrivacyError(f"{what}: correlated noise needs devices that share it")
+        local = math.ceil(Fraction(local_share) * shared.own.sigma_squared)
+        return CorrelatedGaussian(
+            own=shared.own, honest=honest, correlation=correlation, local_sigma_squared=local
+        )
+
+    found = list[CorrelatedGaussian]()
+
+    def of(mu: float) -> GaussianEvent:
+        found.append(at(mu))
+        return found[-1].together
+
+    meeting(of, epsilon_, delta, k)
+    return found[-1]
 
 
 def counts_event(

@@ -15,7 +15,7 @@ import hashlib
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,6 +228,11 @@ class Ledger:
         if not receipt.covers(row[0]):
             raise _other_tensors(answer, self._path)
         return receipt, row[0]
+
+    def released(self, job_id: str, rounds: Collection[int]) -> bool:
+        """Return whether any of these rounds was answered."""
+        with self._file.guard():
+            return any(self._answer(job_id, round) is not None for round in rounds)
 
     def close_job(self, job_id: str) -> None:
         """Close a job: free its unspent reservation and delete its tensors."""

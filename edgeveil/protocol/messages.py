@@ -123,7 +123,7 @@ class MaskedGroup(msgspec.Struct, frozen=True, array_like=True):
 
     group: Count  # index; a device uploads all masked groups or none
     count: Annotated[int, Meta(ge=1, le=2**31)]
-    bits: Annotated[int, Meta(ge=8, le=56)]
+    bits: Annotated[int, Meta(ge=8, le=60)]
 
 
 MOST_SETS = 64  # of uploads in one round
@@ -131,6 +131,24 @@ DATA_SET_TAG_BYTES = 16
 NEW_KEY_EVERY_S = 60.0  # minimum interval between new sealing keys of one device
 DECLINE_CAUSES = ("policy", "budget", "conditions", "fit", "fault")
 MOST_CAUSES = 16  # in one message; leaves room for causes of later versions
+
+
+class CorrelatedNoise(msgspec.Struct, frozen=True, array_like=True):
+    """Noise of which training round `number` takes back `coefficient`/2⁸ of the round before.
+
+    It is the last masked group: one number for each number of the groups before it, 8 bits wider.
+    """
+
+    rounds: Annotated[int, Meta(ge=1, le=2**31)]
+    participations: Annotated[int, Meta(ge=1, le=2**31)]
+    min_separation: Annotated[int, Meta(ge=1, le=2**31)]
+    coefficient: Annotated[int, Meta(ge=0, lt=256)]
+    number: Annotated[int, Meta(ge=1, le=2**31)]
+
+    @property
+    def job(self) -> tuple[int, int, int, int]:
+        """What is equal in all rounds of a job."""
+        return self.rounds, self.participations, self.min_separation, self.coefficient
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
@@ -172,6 +190,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, tag="manifest"):
     broadcast_bytes: Bytes = 0  # maximum of a round's package or the release, without stanzas
     release_proof: Annotated[bytes, Meta(max_length=64)] = b""  # signs `proof_of_releases`
     upload_bytes: Bytes = 0  # maximum of a device's upload
+    correlated: CorrelatedNoise | None = None
 
 
 # Sequences of broadcasts and numbers of statements are milliseconds since 1970 by the cloud's
@@ -333,6 +352,9 @@ class Unmask(msgspec.Struct, frozen=True, array_like=True, tag="unmask"):
     batch: Digest
     # One bit for each upload with masked groups, in batch order, lowest bit first.
     chosen: Annotated[bytes, Meta(min_length=1, max_length=1 << 17)]
+    # Of correlated noise: the factors' key, and the request of the round whose noise is taken back.
+    key: Annotated[bytes, Meta(max_length=32)] = b""
+    before: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 class CheckMasks(msgspec.Struct, frozen=True, array_like=True, tag="checkmasks"):

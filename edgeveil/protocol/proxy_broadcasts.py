@@ -454,6 +454,7 @@ class Broadcasts:
             if any(job == job_id for job, _ in memory.unmasked):
                 memory.summed.add(job_id)
                 memory.unmasked = {k: v for k, v in memory.unmasked.items() if k[0] != job_id}
+            memory.halves = {k: v for k, v in memory.halves.items() if k[0] != job_id}
             while len(memory.ended) > self._context.settings.ended_kept:
                 forgotten = next(iter(memory.ended))
                 del memory.ended[forgotten]

@@ -28,7 +28,14 @@ job's end: restarted under its name, a job would bring the same integers again. 
 floor is refused, as is a round of several sets unless each has this proxy's floor. Before its
 choice the cloud requests the check of each mask, to exclude uploads that do not fit their seed.
 Only the factors to which the manifest commits are accepted: devices used them for their own checks,
-so for an honest device the cloud can compute the same value itself."""
+so for an honest device the cloud can compute the same value itself.
+
+**Correlated noise.** Of the last masked group, the sum of a round's noise, no sum is ever sent:
+cloud and proxy each keep their half. If the cloud's request names the round before, the proxy
+subtracts that noise's share from the masks' sums, after rounding its half down by itself, since the
+low bits would show the noise. The coefficient is the manifest's, equal in all rounds of a job; a
+training round is unmasked once, and a half is deleted once the next round is over. A lost half
+leaves that share out, which costs accuracy and no privacy."""
 
 from __future__ import annotations
 
@@ -43,12 +50,19 @@ from typing import Protocol
 
 from msgspec import structs
 
-from edgeveil.crypto.keys import CheckKey, MaskSeed, OpeningKey, VerifyKey
+from edgeveil.crypto.keys import KEY_BYTES, CheckKey, MaskSeed, OpeningKey, VerifyKey
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol import transfer as tr
-from edgeveil.protocol.sealed import MaskedVector, check_factors, chosen_of, dealt, masked_vectors
+from edgeveil.protocol.sealed import (
+    MaskedVector,
+    check_factors,
+    chosen_of,
+    dealt,
+    masked_vectors,
+    noise_vector,
+)
 
 
 @dataclass(frozen=True)
@@ -115,6 +129,18 @@ class RoundUnmasked:
 
 
 @dataclass(frozen=True)
+class NoiseHalf:
+    """This proxy's half of the noise of a round unmasked by `question`, which nobody else gets.
+
+    Durable before the round's answer is sent; deleted once a later round is dropped."""
+
+    at: m.RoundId
+    correlated: m.CorrelatedNoise
+    question: bytes
+    half: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class RoundDropped:
     """End of a round: delete all but its manifest, never open it again."""
 
@@ -134,6 +160,7 @@ class ProxyMemory:
     answered: dict[str, int] = field(default_factory=dict)  # newest answer's number, by device
     earlier: dict[str, int] = field(default_factory=dict)  # `knows` of earlier versions, by device
     unmasked: dict[tuple[bytes, int], RoundUnmasked] = field(default_factory=dict)  # by round
+    halves: dict[tuple[bytes, int], NoiseHalf] = field(default_factory=dict)  # by round
     summed: set[bytes] = field(default_factory=set)  # jobs ended or restored: never unmasked
     name: bytes = b""  # differs after this memory was lost or restored from a backup
 
@@ -280,11 +307,15 @@ class SumMasks:
     vectors: tuple[MaskedVector, ...]
     sets: tuple[tuple[MaskSeed, ...], ...]
     key: CheckKey | None = None  # disclosed: compute the check of each seed's masks instead
+    correlated: m.CorrelatedNoise | None = None
+    factors: CheckKey | None = None
+    before: bytes = field(default=b"", repr=False)  # the half of the round before
 
 
 @dataclass(frozen=True)
 class SummedMasks:
     data: bytes
+    half: bytes = field(default=b"", repr=False)
 
 
 class CollectionState(Enum):
@@ -617,6 +648,11 @@ class ProxyRounds:
     def drop(self, at: m.RoundId) -> fx.Effects:
         self._context.memory.batches.pop(at, None)
         self._puts.pop(at, None)
+        memory = self._context.memory
+        done = memory.unmasked.get((at.job_id, at.round))
+        if done is not None and done.at == at:  # the noise before is used up
+            for key in [key for key in memory.halves if key[0] == at.job_id and key[1] < at.round]:
+                del memory.halves[key]
         collection = self.collections.get(at)
         if collection:
             self.uploads_ended(at)
@@ -900,7 +936,26 @@ class ProxyMasks:
         if min(map(len, sets)) < collection.floor // len(sets) or len(chosen) < collection.floor:
             raise ProtocolError("choice_below_floor")
         seeds = tuple(tuple(batch.seeds[index] for index in members) for members in sets)
-        return SumMasks(at, question, vectors, seeds)
+        if manifest.correlated is None:
+            return SumMasks(at, question, vectors, seeds)
+        if len(request.key) != KEY_BYTES:
+            raise ProtocolError("wrong_factors")
+        check_factors(manifest, factors := CheckKey(request.key))
+        before, number = self._newest_half(at.job_id, at.round), manifest.correlated.number - 1
+        known_half = before is not None and before.question == request.before
+        half = b""
+        if before is not None and known_half and before.correlated.number == number:
+            half = before.half
+        noise = manifest.correlated
+        return SumMasks(
+            at, question, vectors, seeds, correlated=noise, factors=factors, before=half
+        )
+
+    def _newest_half(self, job_id: bytes, below: int) -> NoiseHalf | None:
+        """Return this proxy's half of the job's newest round before index `below`."""
+        halves = self._context.memory.halves
+        found = [key for key in halves if key[0] == job_id and key[1] < below]
+        return halves[max(found)] if found else None
 
     def misfits(self, report: m.Misfits) -> fx.Effects:
         """Name the senders of misfits, once. Raises ProtocolError `malformed_choice`."""
@@ -917,11 +972,16 @@ class ProxyMasks:
         self._at_work = b""
         if not isinstance(result, SummedMasks):  # the cloud repeats its request
             return [fx.Report("masks_not_summed", {"round": task.at.round})]
+        kept: fx.Effects = []
+        if task.correlated is not None:
+            half = NoiseHalf(task.at, task.correlated, task.question, result.half)
+            self._context.memory.halves[task.at.job_id, task.at.round] = half
+            kept = [fx.Persist(half)]
         blob = tr.describe(result.data, tr.part_bytes(self._context.settings.packet_bytes))
         self._ready = (m.MaskSums(task.at, task.question, blob), result.data)
         data = {"round": task.at.round, "uploads": sum(map(len, task.sets))}
         report = fx.Report("masks_checked" if task.key else "unmasked", data)
-        return [report, *self._offer(*self._ready)]
+        return [*kept, report, *self._offer(*self._ready)]
 
     def _offer(self, sums: m.MaskSums, data: bytes) -> fx.Effects:
         settings = self._context.settings
@@ -944,10 +1004,20 @@ class ProxyMasks:
         ended = bool(header.masked) and at.job_id in memory.summed
         if ended or (known is not None and known.at != at):
             return "unmasked_already"
+        noise = header.correlated
         try:
             masked_vectors(header.at, header.groups, header.masked)
+            if noise is not None:
+                noise_vector(header)
         except ProtocolError as error:
             return error.reason
+        before = self._newest_half(at.job_id, at.round)
+        if noise is not None and before is not None:
+            again = noise.number <= before.correlated.number
+            if again or noise.job != before.correlated.job:
+                return "other_noise"
+        if noise is not None and noise.number > noise.rounds:
+            return "other_noise"
         floor = self._context.settings.min_batch_floor
         small = header.sets > 1 and header.min_batch < header.sets * floor
         return "sets_below_floor" if small else ""

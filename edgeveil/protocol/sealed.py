@@ -19,6 +19,7 @@ from edgeveil.crypto.chunked import TAG_BYTES, commit, commits_to, open_chunked,
 from edgeveil.crypto.keys import CheckKey, ContentKey, MaskSeed, OpeningKey, SealingKey
 from edgeveil.crypto.labels import (
     CONTENT_KEY,
+    CORRELATED_SEED,
     MASK_SEED,
     MEMBERSHIP,
     MODEL_STREAM,
@@ -26,7 +27,7 @@ from edgeveil.crypto.labels import (
     SEGMENT_MARK,
     context,
 )
-from edgeveil.crypto.ring import Ring
+from edgeveil.crypto.ring import NOISE_BITS, Ring
 from edgeveil.crypto.sealing import (
     SEAL_OVERHEAD_BYTES,
     open_sealed,
@@ -35,7 +36,7 @@ from edgeveil.crypto.sealing import (
     seal_stanzas,
 )
 from edgeveil.errors import CryptoError, ProtocolError
-from edgeveil.protocol.messages import Group, Manifest, MaskedGroup, RoundId
+from edgeveil.protocol.messages import CorrelatedNoise, Group, Manifest, MaskedGroup, RoundId
 from edgeveil.protocol.transfer import describe
 
 
@@ -130,6 +131,7 @@ class Terms:
     data_set: bytes = b""
     broadcast_bytes: int = 0
     upload_bytes: int = 0
+    correlated: CorrelatedNoise | None = None
 
     def manifest(
         self,
@@ -365,10 +367,23 @@ def masked_vectors(
     return tuple(found)
 
 
+def noise_vector(manifest: Manifest) -> MaskedVector:
+    """Return the correlated noise's masked group. Raises ProtocolError `malformed_noise`."""
+    *updates, noise = masked_vectors(manifest.at, manifest.groups, manifest.masked) or [None]
+    bits = {one.ring.bits + NOISE_BITS for one in updates if one is not None}
+    count = sum(one.ring.count for one in updates if one is not None)
+    fits = noise is not None and bits == {noise.ring.bits} and count == noise.ring.count
+    if noise is None or not fits or manifest.sets != 1 or not manifest.check:
+        raise ProtocolError("malformed_noise")
+    return noise
+
+
 def _seed_info(manifest: Manifest, device: str) -> bytes:
     at = manifest.at
     parts = (at.job_id, at.numbers, manifest.job_digest, device.encode())
-    return context(MASK_SEED, *parts, *([manifest.check] if manifest.check else []))
+    # A proxy that does not know correlated noise, and would unmask it, cannot open these seeds.
+    label = MASK_SEED if manifest.correlated is None else CORRELATED_SEED
+    return context(label, *parts, *([manifest.check] if manifest.check else []))
 
 
 def seal_seed(seed: MaskSeed, manifest: Manifest, device: str, round_key: bytes) -> bytes:

@@ -17,8 +17,17 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from edgeveil.crypto.keys import MaskSeed
-from edgeveil.crypto.masking import Factors, Vector, masked, sum_of_masks, unmasked
-from edgeveil.crypto.ring import CHECK_BYTES
+from edgeveil.crypto.masking import (
+    Factors,
+    UInt64,
+    Vector,
+    masked,
+    signed,
+    sum_of_masks,
+    taken_back,
+    unmasked,
+)
+from edgeveil.crypto.ring import CHECK_BYTES, NOISE_BITS
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.sealed import MaskedVector, RoundCheck
 
@@ -161,6 +170,64 @@ def exact_sums(
             raise ProtocolError("wrong_mask_sums")
         result[one.name] = numbers
     return result
+
+
+def correlated_mask_sums(
+    vectors: Sequence[MaskedVector],
+    seeds: Sequence[MaskSeed],
+    coefficient: int,
+    before: bytes,
+    check: RoundCheck,
+) -> tuple[bytes, bytes]:
+    """Return the proxy's answer for a round of correlated noise, and its half of that noise.
+
+    The last of `vectors` is the noise; `before`: the proxy's half of the round before, or b"". The
+    answer: one byte, whether a share of that is taken back, and the updates' mask sums minus it."""
+    *updates, noise = vectors
+    half = sum_of_masks(seeds, noise.use, noise.ring)
+    back = None
+    if before:
+        back = taken_back(Vector.from_bytes(noise.ring, before), coefficient, NOISE_BITS)
+    sums = [sum_of_masks(seeds, one.use, one.ring) for one in updates]
+    for one, total, part in zip(updates, sums, _shares(updates, back), strict=True):
+        if part is not None:
+            total.numbers -= part
+            form = Factors(check.key, one.use, one.ring).form(part)
+            # Higher bits would tell which numbers wrapped around.
+            total.check = (total.check - form) % (1 << one.ring.bits)
+    return bytes([back is not None]) + packed_vectors(sums), half.to_bytes()
+
+
+def correlated_sums(
+    vectors: Sequence[MaskedVector],
+    totals: Sequence[Vector],
+    answer: bytes,
+    coefficient: int,
+    before: bytes,
+    check: RoundCheck,
+) -> dict[str, NDArray[np.int64]]:
+    """Return the updates' sums with noise, less a share of the round before's; within one step.
+
+    `before`: the cloud's half of that round's noise. Raises ProtocolError `wrong_mask_sums`."""
+    *updates, noise = vectors
+    back = None
+    if answer[:1] == b"\x01" and before:
+        half = Vector.from_bytes(noise.ring, before)
+        back = taken_back(half, -coefficient, NOISE_BITS) + np.uint64(1)
+    if answer[:1] != bytes([back is not None]):
+        raise ProtocolError("wrong_mask_sums")
+    sums = exact_sums(updates, totals[:-1], answer[1:], check)
+    for one, part in zip(updates, _shares(updates, back), strict=True):
+        if part is not None:
+            sums[one.name] = signed(one.ring, sums[one.name].view(np.uint64) + part)
+    return sums
+
+
+def _shares(updates: Sequence[MaskedVector], whole: UInt64 | None) -> list[UInt64 | None]:
+    if whole is None:
+        return [None] * len(updates)
+    ends = list(accumulate(one.ring.count for one in updates))
+    return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def packed_vectors(totals: Sequence[Vector]) -> bytes:

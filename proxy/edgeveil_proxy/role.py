@@ -205,11 +205,16 @@ class ProxyHost:
                 return self._spool.streamed(task, self._shuffle)
             case rounds.SumMasks(vectors=vectors, sets=sets, key=key):
                 # Imported here, since proxies without masked rounds need no numpy.
-                from edgeveil.protocol.tensors import mask_checks, mask_sums
+                from edgeveil.protocol.tensors import correlated_mask_sums, mask_checks, mask_sums
 
                 if key is not None:
                     checks = mask_checks(vectors, sets[0], RoundCheck(key, disclosed=True))
                     return rounds.SummedMasks(checks)
+                if task.correlated is not None and task.factors is not None:
+                    check = RoundCheck(task.factors, disclosed=True)
+                    of = task.correlated.coefficient
+                    found = correlated_mask_sums(vectors, sets[0], of, task.before, check)
+                    return rounds.SummedMasks(*found)
                 return rounds.SummedMasks(b"".join(mask_sums(vectors, seeds) for seeds in sets))
             case FindAnswered():
                 return self._spool.answered(task)

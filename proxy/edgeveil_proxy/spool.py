@@ -28,7 +28,7 @@ from edgeveil.storage import FileData, SqliteFile, StorageError, sync_folder
 from edgeveil_proxy.shuffle import MaskedStream, PiecedData, Shuffle, shuffle_round
 
 SPOOL_FILE = "spool.sqlite"
-_VERSION = 7  # of the tables below
+_VERSION = 8  # of the tables below
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,
   digest BLOB UNIQUE, job BLOB, kind TEXT, signed BLOB);
@@ -72,7 +72,12 @@ _KNOWING = """
 ALTER TABLE earlier ADD COLUMN knows INTEGER DEFAULT 0;
 INSERT OR IGNORE INTO earlier SELECT DISTINCT device, 1 FROM answered;
 """
-_STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES, 4: _NAMED, 5: _EARLIER, 6: _KNOWING}
+# This proxy's halves of correlated noise.
+_HALVES = """
+CREATE TABLE halves (job BLOB, round INTEGER, attempt INTEGER, correlated BLOB, question BLOB,
+  half BLOB, PRIMARY KEY (job, round)) WITHOUT ROWID;
+"""
+_STEPS = {1: _ANSWERED, 2: _MASKS, 3: _PIECES, 4: _NAMED, 5: _EARLIER, 6: _KNOWING, 7: _HALVES}
 _DELIVERED = "UPDATE batches SET delivered = 1, seeds = x'', pieces = x''"
 _UNMASKED = "SELECT job, round, attempt, question FROM unmasked WHERE job = ? AND round = ?"
 _SINCE = b""  # job of the row with the number from which all answers are known
@@ -179,9 +184,17 @@ class Spool:
                 row = (*structs.astuple(at), question)
                 if row not in db.execute(_UNMASKED, row[:2]).fetchall():
                     db.execute("INSERT INTO unmasked VALUES (?, ?, ?, ?)", row)
+            case rounds.NoiseHalf(at=at, correlated=correlated, question=question, half=half):
+                row = (*structs.astuple(at), _encode(correlated), question, half)
+                db.execute("INSERT OR IGNORE INTO halves VALUES (?, ?, ?, ?, ?, ?)", row)
             case rounds.BatchDelivered(at=at) | rounds.RoundDropped(at=at):
                 if isinstance(item, rounds.RoundDropped):
                     _run(db, "DELETE FROM uploads", at)
+                    if structs.astuple(at) in [
+                        tuple(row[:3]) for row in db.execute(_UNMASKED, (at.job_id, at.round))
+                    ]:
+                        used = "DELETE FROM halves WHERE job = ? AND round < ?"
+                        db.execute(used, (at.job_id, at.round))
                 _run(db, _DELIVERED, at)
                 self._files.dropped.add(uploads_of(at))
                 self._files.dropped.add(batch_of(at))
@@ -331,7 +344,8 @@ class Spool:
         self._drop_kept(db, "job = ? AND kind NOT IN ('release', 'commit')", job_id)
         found = "SELECT DISTINCT job FROM unmasked WHERE job = ?"
         db.execute(f"INSERT OR IGNORE INTO summed {found}", (job_id,))
-        db.execute("DELETE FROM unmasked WHERE job = ?", (job_id,))
+        for table in ("unmasked", "halves"):
+            db.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608 - constants
         row = (job_id, _encode(note))
         db.execute("INSERT OR REPLACE INTO ended (job, note) VALUES (?, ?)", row)
         old = "FROM ended WHERE number <= (SELECT MAX(number) FROM ended) - ?"
@@ -344,7 +358,7 @@ class Spool:
         with self._file.transaction() as db:
             for table in ("kept", "uploads", "batches", "unmasked", "ended"):
                 db.execute(f"INSERT OR IGNORE INTO summed SELECT DISTINCT job FROM {table}")  # noqa: S608 - constants
-            for table in ("uploads", "batches", "unmasked"):
+            for table in ("uploads", "batches", "unmasked", "halves"):
                 db.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
             db.execute("DELETE FROM kept WHERE kind = 'round'")
             db.execute("UPDATE memory SET name = randomblob(16)")
@@ -398,6 +412,10 @@ class Spool:
         for job, number, attempt, question in db.execute("SELECT * FROM unmasked"):
             at = m.RoundId(job, number, attempt)
             memory.unmasked[job, number] = rounds.RoundUnmasked(at, question)
+        for job, number, attempt, correlated, *kept_half in db.execute("SELECT * FROM halves"):
+            noise = msgspec.msgpack.decode(correlated, type=m.CorrelatedNoise)
+            at = m.RoundId(job, number, attempt)
+            memory.halves[job, number] = rounds.NoiseHalf(at, noise, *kept_half)
         memory.summed.update(job for (job,) in db.execute("SELECT job FROM summed"))
         for job, note in db.execute("SELECT job, note FROM ended ORDER BY number"):
             memory.ended[job] = msgspec.msgpack.decode(note, type=m.Note)

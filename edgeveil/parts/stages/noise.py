@@ -39,6 +39,7 @@ from edgeveil.privacy.accountant import HAIR
 from edgeveil.privacy.duchi_mechanism import duchi_event, duchi_mechanism
 from edgeveil.privacy.events import (
     ClaimedEvent,
+    CorrelatedGaussian,
     Event,
     GaussianEvent,
     SharedGaussian,
@@ -48,6 +49,7 @@ from edgeveil.privacy.gaussian_mechanism import (
     SIGMA_BITS,
     SUMMED_SIGMA_BITS,
     clipped_steps,
+    correlated_event,
     gaussian,
     shared_gaussian,
     update_event,
@@ -71,20 +73,24 @@ class GradientGaussian(BaseStage):
 
     protects = True
     shares = True
+    correlates = True
 
     @cached_property
     def release(self) -> GaussianEvent | SharedGaussian:
         """One round's event. Raises PrivacyError if (ε, δ) cannot be met."""
         context, adapts = self.context, self.parameters.quantile is not None
-        event = update_event(
+        facts = (
             "update with Gaussian noise",
             1.0 if adapts else self.parameters.clip_norm,
             size_of(context) + adapts,
             context.epsilon,
             context.delta,
-            context.max_participations,
-            SUMMED_SIGMA_BITS if context.summed else SIGMA_BITS,
         )
+        if context.correlation is not None:
+            shares = context.correlation, context.honest, context.local_share
+            return correlated_event(*facts, *shares)
+        fine = SUMMED_SIGMA_BITS if context.summed else SIGMA_BITS
+        event = update_event(*facts, context.max_participations, fine)
         return shared_gaussian(event, context.honest)
 
     @property
@@ -105,6 +111,8 @@ class GradientGaussian(BaseStage):
         2^60 normal values exceed it with probability below 2^-40 (Mills' ratio: 2·Q(12) < 2^-107).
         """
         noise = math.ceil(12 * math.sqrt(self.event.sigma_squared))
+        if isinstance(self.release, CorrelatedGaussian):
+            noise += math.ceil(12 * math.sqrt(self.release.local_sigma_squared))
         return FixedPoint(self.event.grid_bits, self.event.sensitivity_steps + noise)
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
@@ -122,7 +130,12 @@ class GradientGaussian(BaseStage):
         else:
             total = clip.steps(flat(update), task.clip_norm)
         noised, _ = gaussian(total, event, task.random_bytes)
-        return noised
+        if not isinstance(release := self.release, CorrelatedGaussian):
+            return noised
+        noise = noised - total
+        if release.local is not None:
+            noised, _ = gaussian(noised, release.local, task.random_bytes)
+        return np.concatenate([noised, noise])
 
 
 class LdpFlParameters(StageParameters):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.crypto.ring import NOISE_BITS
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.artifacts import read_artifacts
@@ -23,14 +24,17 @@ from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids
 from edgeveil.parts.models.heads import bake
 from edgeveil.parts.own_records import local_records
-from edgeveil.parts.round import Array
+from edgeveil.parts.round import Array, PlannedRound
+from edgeveil.parts.stage import NOISE
 from edgeveil.protocol.cloud_reasons import RoundAnswers, all_declined
 from edgeveil.protocol.messages import DECLINE_CAUSES, RoundId
 from edgeveil.protocol.proxy_rounds import ShuffleRound
 from edgeveil.protocol.sealed import dealt, encode_package
+from edgeveil.selection import in_turn
 from edgeveil.testing import KEY_BYTES, SimulationSeeds
 from edgeveil_cloud.broadcasts import TooFewDevices, TooManyDevices, round_package, select
 from edgeveil_cloud.commit_round import (
+    NOISE_HALF,
     RoundFacts,
     aggregate,
     check_chosen,
@@ -98,7 +102,7 @@ class SimulatedRounds:
         for round in plan.all_rounds:
             asked = round.index - 1
             try:
-                selected = self._selected()
+                selected = self._selected(round)
                 label = {"kind": "round", "selected": len(selected), "round": round.label}
                 self._notify("broadcast", label)
                 asked += 1
@@ -130,10 +134,12 @@ class SimulatedRounds:
 
     # --- one round ---
 
-    def _selected(self) -> list[int]:
+    def _selected(self, round: PlannedRound) -> list[int]:
+        noise = self._plan.correlated(round)
+        turns = None if noise is None else in_turn(self._seeds.split_key(0), noise.number)
         everybody = range(1, self._site.devices + 1)
         keys = [number.to_bytes(_NUMBER_BYTES, "big") for number in everybody]
-        chosen = select(self._plan, {"": keys}, self._seeds.choose)[""]
+        chosen = select(self._plan, {"": keys}, turns or self._seeds.choose)[""]
         return sorted(int.from_bytes(key, "big") for key in chosen)
 
     def _round(
@@ -212,9 +218,32 @@ class SimulatedRounds:
             held = {one.group: HeldArrays(self, one.group, numbers) for one in context.masked}
             of_set = {context.segments[group].name: one.integers() for group, one in held.items()}
             sums.append((len(numbers), of_set))
-        after = combine_sums(context, state, sums, self._draws)
+        kept = self._take_back(context, state, sums)
+        after = combine_sums(context, state, sums, self._draws) | kept
         valid.arrays |= {name: [of_set[name] for _, of_set in sums] for name in sums[0][1]}
         return after, len(valid.chosen)
+
+    def _take_back(
+        self,
+        context: RoundContext,
+        state: Mapping[str, Array],
+        sums: Sequence[tuple[int, dict[str, NDArray[np.int64]]]],
+    ) -> dict[str, Array]:
+        """Take back a share of the round before's noise in `sums`; return this round's, to keep."""
+        if context.correlated is None:
+            return {}
+        number, of_set = context.correlated.number, sums[0][1]
+        noise = of_set.pop(NOISE)
+        before = state.get(f"{NOISE_HALF}{number - 1}/")
+        if before is not None:
+            product = -context.correlated.coefficient * np.asarray(before, np.int64)
+            # What cloud and proxy drop by rounding their halves adds up as with a uniform half.
+            dropped = np.frombuffer(self._draws(len(product)), np.uint8).astype(np.int64)
+            share, start = ((product - dropped) >> NOISE_BITS) + 1, 0
+            for name, array in of_set.items():
+                of_set[name] = array + share[start : start + array.size].reshape(array.shape)
+                start += array.size
+        return {f"{NOISE_HALF}{number}/": noise}
 
     # --- arrays in the workers ---
 
