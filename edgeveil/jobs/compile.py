@@ -450,8 +450,8 @@ def _correlated(plan: Plan) -> Iterator[Mix]:
                 yield Mix((f"privacy.{key}", "privacy.noise"), "is of noise: correlated alone")
         return
     if given.min_separation is None:
-        text = "is missing; set at most the devices of the fleet divided by selection.devices"
-        yield Mix(("privacy.min_separation", "privacy.noise"), text)
+        text = "correlated noise needs privacy.min_separation; set at most the number of devices in"
+        yield Mix(("privacy.noise",), f"{text} the fleet divided by selection.devices")
     if not stages or not stages[-1].correlates:
         text = "is noise of the stage gradient_gaussian; put it last under update, or use shared"
         yield Mix(("privacy.noise", "update"), text)
