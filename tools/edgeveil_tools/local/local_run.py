@@ -255,6 +255,8 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
     return Policy(
         max_epsilon_per_job=_ANY_EPSILON,
         lifetime_epsilon=_ANY_EPSILON,
+        max_collusion_epsilon_per_job="any",
+        lifetime_collusion_epsilon="any",
         lifetime_delta=0.99,
         max_inference_epsilon=_ANY_EPSILON,
         accept_unproven=True,
