@@ -21,11 +21,7 @@ class Measured:
     def __init__(self, monkeypatch, folder, **changes):
         self.alone, self.left, self.asked = [], [], []
         plain = yaml.safe_load(JOB.read_text())
-        for key, value in changes.items():
-            block, _, name = key.partition("__")
-            plain[block] = (
-                {**plain[block], name: value} if isinstance(plain[block], dict) else value
-            )
+        plain |= changes
         path = folder / "job.yaml"
         path.write_text(yaml.safe_dump(plain))
         self.plan = load_plan(path)
@@ -65,6 +61,22 @@ def test_the_last_models_noise_is_as_much_less_as_computed(monkeypatch, tmp_path
     assert each_round / square > 0.8 * of.gain
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": {"method": "custom", "function": "tests.kits.own_training:fit", "rounds": 32}},
+        {"update": [{"name": "gradient_gaussian", "clip_norm": 0.3, "quantile": 0.5}]},
+    ],
+    ids=["own training", "a clip norm that moves"],
+)
+def test_it_serves_any_training_and_a_clip_norm_that_moves(monkeypatch, tmp_path, changes):
+    run = Measured(monkeypatch, tmp_path, **changes)
+    of = run.plan.context.correlation
+    each = np.std(run.alone) / np.sqrt(of.squared_sensitivity / 2**64)
+    last = np.std(np.array(run.left).sum(0) / np.sqrt(of.rounds))
+    assert np.sqrt(of.participations) * each / last > 0.9 * of.gain
+
+
 def test_devices_take_turns(monkeypatch, tmp_path):
     run = Measured(monkeypatch, tmp_path)
     assert len(run.asked) == 32 and {len(one) for one in run.asked} == {10}
@@ -73,6 +85,15 @@ def test_devices_take_turns(monkeypatch, tmp_path):
             assert not set(asked) & set(other)
     for device in range(1, 41):
         assert sum(device in asked for asked in run.asked) == 8
+
+
+def test_a_fleet_too_small_for_the_separation_is_told_at_once(tmp_path, capsys):
+    plain = yaml.safe_load(JOB.read_text())
+    plain["privacy"]["min_separation"] = 5
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    assert main(["run", str(path), "--simulate", "--out", str(tmp_path / "out")]) == 6
+    assert "enrol 50, or lower privacy.min_separation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
