@@ -128,7 +128,8 @@ def _whole_batch(
 ) -> list[bytes]:
     """Return the keys drawn in a cell; if below the floor of its batch, the floor or none.
 
-    Without `choose` none. The choice is random, so that on average devices of all cells are selected equally often."""
+    Without `choose` none. The choice is random, so that on average devices of all cells are
+    selected equally often."""
     if len(drawn) >= floor or not drawn:
         return drawn
     if choose is None or len(cell) < floor or choose(cell[:floor], 1)[0] not in cell[: len(drawn)]:
