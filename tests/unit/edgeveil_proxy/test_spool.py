@@ -29,7 +29,9 @@ def test_devices_of_an_earlier_version_stay_known(spool, path):
     spool.store(AnswersFrom("3" * 16, 1))
     spool.close()
     with closing(sqlite3.connect(path)) as db:  # all whom an earlier proxy heard
-        db.executescript("ALTER TABLE earlier DROP COLUMN knows; PRAGMA user_version = 6;")
+        db.executescript(
+            "DROP TABLE halves; ALTER TABLE earlier DROP COLUMN knows; PRAGMA user_version = 6;"
+        )
     known = dict.fromkeys(("1" * 16, "2" * 16), 0)
     assert sk.reopened(path).earlier == {"3" * 16: m.KNOWS_BUCKETS, **known}
 
