@@ -478,7 +478,7 @@ class RoundCommitter:
         if noise is not None:  # halves of earlier rounds are used up
             state = {name: a for name, a in state.items() if not name.startswith(NOISE_HALF)}
             for (cell, of_it), usable in zip(kept.items(), sound, strict=True):
-                if usable != [None]:
+                if usable != [None] and noise.number < noise.rounds:
                     half = np.frombuffer(of_it.half(context), np.uint8)
                     state[f"{NOISE_HALF}{noise.number}/{cell}"] = half
         batches = {cell: of_it.batch for cell, of_it in kept.items()}

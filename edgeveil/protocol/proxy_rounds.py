@@ -972,6 +972,8 @@ class ProxyMasks:
         self._at_work = b""
         if not isinstance(result, SummedMasks):  # the cloud repeats its request
             return [fx.Report("masks_not_summed", {"round": task.at.round})]
+        if task.at not in self._rounds.collections:  # its job or attempt has ended meanwhile
+            return []
         kept: fx.Effects = []
         if task.correlated is not None:
             half = NoiseHalf(task.at, task.correlated, task.question, result.half)

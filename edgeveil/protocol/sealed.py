@@ -379,11 +379,15 @@ def noise_vector(manifest: Manifest) -> MaskedVector:
 
 
 def _seed_info(manifest: Manifest, device: str) -> bytes:
-    at = manifest.at
-    parts = (at.job_id, at.numbers, manifest.job_digest, device.encode())
-    # A proxy that does not know correlated noise, and would unmask it, cannot open these seeds.
-    label = MASK_SEED if manifest.correlated is None else CORRELATED_SEED
-    return context(label, *parts, *([manifest.check] if manifest.check else []))
+    at, noise = manifest.at, manifest.correlated
+    parts = [at.job_id, at.numbers, manifest.job_digest, device.encode()]
+    parts += [manifest.check] if manifest.check else []
+    if noise is None:
+        return context(MASK_SEED, *parts)
+    # A proxy that would unmask the noise, not knowing it or having another manifest than the
+    # device, cannot open these seeds.
+    facts = manifest.min_batch, manifest.groups, manifest.masked, manifest.sets, noise
+    return context(CORRELATED_SEED, *parts, msgspec.msgpack.encode(facts))
 
 
 def seal_seed(seed: MaskSeed, manifest: Manifest, device: str, round_key: bytes) -> bytes:

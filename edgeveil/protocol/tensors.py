@@ -193,8 +193,8 @@ def correlated_mask_sums(
         if part is not None:
             total.numbers -= part
             form = Factors(check.key, one.use, one.ring).form(part)
-            # Higher bits would tell which numbers wrapped around.
-            total.check = (total.check - form) % (1 << one.ring.bits)
+            # One more for the first byte. Higher bits would tell which numbers wrapped around.
+            total.check = (total.check - form - 1) % (1 << one.ring.bits)
     return bytes([back is not None]) + packed_vectors(sums), half.numbers.tobytes()
 
 
@@ -216,6 +216,8 @@ def correlated_sums(
         back = taken_back(half, noise.ring, -coefficient) + np.uint64(1)
     if answer[:1] != bytes([back is not None]):
         raise ProtocolError("wrong_mask_sums")
+    for total in totals:
+        total.check -= answer[0]
     sums = exact_sums(updates, totals[:-1], answer[1:], check)
     for one, part in zip(updates, _shares(updates, back), strict=True):
         if part is not None:

@@ -24,6 +24,7 @@ from tests.chaos.run import ChaosRun
 from tests.chaos.site import ASKED_BY
 
 JOB = Path(__file__).parent / "chaos.yaml"
+CORRELATED_JOB = Path(__file__).parent / "correlated.yaml"
 _SHOWN = 20  # violations of one check that are listed
 
 
@@ -33,6 +34,7 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=1, help="of the schedule, default 1")
     parser.add_argument("--secure", action="store_true", help="with secure sums; one device has"
                         " wrong masks in every round")  # fmt: skip
+    parser.add_argument("--correlated", action="store_true", help="the same with correlated noise")
     parser.add_argument("--cells", type=int, default=1, help="cells under one cloud, default 1")
     parser.add_argument("--engine", choices=("local", "ray"), help="workers that open batches, of"
                         " the cloud or of a Ray cluster; they are killed too")  # fmt: skip
@@ -60,9 +62,10 @@ def _interrupt(*_):
 
 def _play(asked, out):
     wanted = Overrides(settings=(("aggregation.secure", True),) if asked.secure else None)
-    job, run = local_job(JOB, wanted)
+    path = CORRELATED_JOB if asked.correlated else JOB
+    job, run = local_job(path, wanted)
     if asked.cells > 1:  # each has as many devices as the job's one cell
-        job, run = local_job(JOB, {**wanted, "devices": asked.cells * run.devices})
+        job, run = local_job(path, {**wanted, "devices": asked.cells * run.devices})
     check_data(job, run)
     if asked.engine == "ray":
         imported_ray(ASKED_BY)

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from edgeveil.crypto.ring import NOISE_BITS, Ring
 from edgeveil.errors import EdgeVeilError
 from edgeveil.jobs.plan import SOFTMAX
+from edgeveil.parts.stage import NOISE
 from edgeveil.protocol.tensors import unpack_tensors
 from tests.chaos.faults import Fault
 from tests.chaos.supervisor import ProcessEnd
@@ -201,6 +205,54 @@ def unmasked_once(found, _facts):
                     yield f"{where} was not unmasked as attempt {commit.attempt} asks"
 
 
+def noise_stays_split(found, _facts):
+    """An answer on masks has no sum of correlated noise; a question has one answer."""
+    jobs, answers = {job.wire: job for job in found.jobs}, defaultdict(set)
+    for one in found.answers:
+        job = jobs[one.job]
+        round = job.plan.round(one.round)
+        answers[one.question].add(one.digest)
+        if job.plan.correlated(round) is None:
+            continue
+        yield 1
+        *updates, _noise = job.plan.masked(round)
+        size = 1 + sum(Ring(group.count, group.bits).byte_count for group in updates)
+        if one.size != size:
+            yield f"{_at(job, one.round)} was answered by {one.size} bytes, not {size}"
+    for question, digests in answers.items():
+        if len(digests) > 1:
+            yield f"question {question[:8]} had {len(digests)} answers"
+
+
+def halves_used_up(found, _facts):
+    """A proxy keeps its half of a round's noise until a later one is opened, or the job ends."""
+    names = {job.wire: job for job in found.jobs}
+    for one in found.deleted:
+        yield 1
+        job = names[one.job]
+        early = one.opened is not None and one.opened <= one.round
+        if early or (one.opened is None and job.status not in ("completed", "failed")):
+            yield f"{_at(job, one.round)}: its half was deleted before its use"
+    for job, round in found.left:
+        if names[job].status != "running":
+            yield f"{_at(names[job], round)}: its half is still at the proxy"
+
+
+def turns_kept(found, _facts):
+    """With correlated noise a device's answers are `min_separation` apart, and few enough."""
+    for job in found.jobs:
+        if job.plan.context.correlation is None:
+            continue
+        asked = job.plan.context.correlation
+        for device in found.devices:
+            rounds = sorted(round for name, round in device.links if name == job.wire.hex())
+            numbers = [job.plan.round(round).number for round in rounds]
+            yield len(numbers)
+            near = any(b - a < asked.min_separation for a, b in pairwise(numbers))
+            if near or len(numbers) > asked.participations:
+                yield f"{job.id}: device {device.number} answered the rounds {numbers}"
+
+
 def ledgers_exact(found, _facts):
     """Each release is priced once, as the job requires; nothing is stored or sent unpriced."""
     jobs = {job.wire.hex(): job for job in found.jobs}
@@ -304,6 +356,7 @@ def _at(job, index):
 
 # Of floats: far above the rounding of a sum, far below what one device's noise moves.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-7
+_STEPS = 1e-5  # far above the steps of a sum, far below a share of its noise
 
 
 def uploads_of(found, job):
@@ -325,7 +378,8 @@ def uploads_of(found, job):
 
 
 def sums_right(found, _facts):
-    """The cloud's state is that of the mean of the uploads it lists; under masks, bit for bit."""
+    """The cloud's state is that of the mean of the uploads it lists; under masks, bit for bit,
+    and with correlated noise less a share of the noise of the round before, within a step."""
     for job in found.jobs:
         try:
             yield from _job(job, uploads_of(found, job))
@@ -334,7 +388,7 @@ def sums_right(found, _facts):
 
 
 def _job(job, uploads):
-    state = job.plan.cloud.initial_state()
+    state, before = job.plan.cloud.initial_state(), None
     for commit in job.commits:
         where = f"{job.id} round {commit.index}"
         round = job.plan.round(commit.index)
@@ -347,13 +401,18 @@ def _job(job, uploads):
         if commit.uploads != least or not least:
             yield f"{where} has {commit.uploads} uploads and lists {least}"
             return
-        mean = {name: _mean(arrays) for name, arrays in groups.items()}
+        if job.plan.correlated(round) is None:
+            mean = {name: _mean(arrays) for name, arrays in groups.items()}
+        else:
+            mean, before = _less_a_share(job.plan, groups, before)
         state = job.plan.cloud.absorb(state, round, mean, commit.uploads)
         yield 1
     if job.commits:
         held = unpack_tensors(job.state) if job.state else {}
         for name in sorted(state.keys() | held.keys()):
             same = np.array_equal if job.plan.context.summed else _close
+            if job.plan.context.correlation is not None:
+                same = partial(_close, absolute=_STEPS)
             if name not in held or name not in state or not same(held[name], state[name]):
                 yield f"{job.id}: '{name}' of the state is not that of the uploads listed"
 
@@ -378,9 +437,21 @@ def _mean(arrays):
     return total / len(arrays)
 
 
-def _close(held, wanted):
+def _less_a_share(plan, groups, before):
+    """Return the means less a share of the noise sum `before`, and the noise sum of these."""
+    sums = {name: np.sum(np.stack(arrays), axis=0) for name, arrays in groups.items()}
+    noise, start = sums.pop(NOISE), 0
+    if before is not None:
+        share = before * (plan.context.correlation.coefficient / (1 << NOISE_BITS))
+        for name, total in sums.items():
+            sums[name] = total - share[start : start + total.size].reshape(total.shape)
+            start += total.size
+    return {name: total / plan.context.devices for name, total in sums.items()}, noise
+
+
+def _close(held, wanted, absolute=_ABSOLUTE):
     return held.shape == wanted.shape and np.allclose(
-        held.astype(np.float64), wanted.astype(np.float64), _RELATIVE, _ABSOLUTE
+        held.astype(np.float64), wanted.astype(np.float64), _RELATIVE, absolute
     )
 
 
@@ -391,6 +462,9 @@ CHECKS = (
     rounds_intact,
     counted_once,
     unmasked_once,
+    noise_stays_split,
+    halves_used_up,
+    turns_kept,
     sums_right,
     acknowledged_counted,
     ledgers_exact,

@@ -25,6 +25,7 @@ from edgeveil_tools.site.broker_rules import of_cell
 
 HASH_BYTES = 32
 CLOUD_STORE = Path("state") / "cloud" / "cloud.sqlite"
+ANSWERS_FILE = "answers"
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,26 @@ class UnmaskedChoice:
 
 
 @dataclass(frozen=True)
+class MaskAnswer:
+    """A sum of masks that a proxy computed for the cloud."""
+
+    job: bytes
+    round: int
+    question: str
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True)
+class DeletedHalf:
+    """A proxy's half of a round's noise; `opened`: newest round opened then, None: job ended."""
+
+    job: bytes
+    round: int
+    opened: int | None
+
+
+@dataclass(frozen=True)
 class Evidence:
     jobs: tuple[JobFacts, ...]
     devices: tuple[DeviceFacts, ...]
@@ -95,6 +116,9 @@ class Evidence:
     device_ids: tuple[str, ...] = ()
     unmasked: tuple[UnmaskedChoice, ...] = ()
     cells: tuple[str, ...] = ("",)
+    answers: tuple[MaskAnswer, ...] = ()
+    deleted: tuple[DeletedHalf, ...] = ()
+    left: tuple[tuple[bytes, int], ...] = ()  # job and round of halves still at a proxy
 
 
 def collect(site, logs, wrong_masks=()):
@@ -119,7 +143,22 @@ def collect(site, logs, wrong_masks=()):
             for choice in unmasked_choices(spool_of(plan, cell), cell)
         ),
         cells=plan.cell_names,
+        answers=tuple(mask_answers(folder / ANSWERS_FILE)),
+        deleted=tuple(DeletedHalf(*row) for row in _rows_of(plan, "chaos_halves")),
+        left=tuple(row[:2] for row in _rows_of(plan, "halves")),
     )
+
+
+def mask_answers(path):
+    for line in path.read_text("ascii").splitlines() if path.exists() else ():
+        job, round, question, digest, size = line.split()
+        yield MaskAnswer(bytes.fromhex(job), int(round), question, digest, int(size))
+
+
+def _rows_of(plan, table):
+    for cell in plan.cell_names:
+        with closing(sqlite3.connect(f"file:{spool_of(plan, cell)}?mode=ro", uri=True)) as db:
+            yield from db.execute(f"SELECT * FROM {table}").fetchall()
 
 
 def spool_of(plan, cell):
@@ -215,6 +254,10 @@ _TAP_SPOOL = """
 CREATE TABLE IF NOT EXISTS chaos_unmasked (job BLOB, round INTEGER, attempt INTEGER, question BLOB);
 CREATE TRIGGER IF NOT EXISTS chaos_unmask BEFORE INSERT ON unmasked
 BEGIN INSERT INTO chaos_unmasked VALUES (NEW.job, NEW.round, NEW.attempt, NEW.question); END;
+CREATE TABLE IF NOT EXISTS chaos_halves (job BLOB, round INTEGER, opened INTEGER);
+CREATE TRIGGER IF NOT EXISTS chaos_half BEFORE DELETE ON halves
+BEGIN INSERT INTO chaos_halves VALUES
+(OLD.job, OLD.round, (SELECT MAX(round) FROM unmasked WHERE job = OLD.job)); END;
 """
 _TAP_STORE = """
 CREATE TABLE IF NOT EXISTS chaos_opened
@@ -240,7 +283,9 @@ def tap_ledger(ledger):
 
 
 def tap_spool(spool):
-    """Keep every choice that a proxy unmasks, also if its table ignores or replaces it."""
+    """Keep every choice that a proxy unmasks, also if its table ignores or replaces it.
+
+    Keep when it deletes a half of correlated noise."""
     _tap(spool, _TAP_SPOOL)
 
 

@@ -19,13 +19,21 @@ from edgeveil_tools.local.job import site_of
 from edgeveil_tools.site.broker_rules import of_cell
 from edgeveil_tools.site.brokers import choose_engine, free_ports
 from edgeveil_tools.site.provision import CellPorts, Ports, broker_processes, provision
-from tests.chaos.evidence import CLOUD_STORE, spool_of, tap_ledger, tap_spool, tap_store
+from tests.chaos.evidence import (
+    ANSWERS_FILE,
+    CLOUD_STORE,
+    spool_of,
+    tap_ledger,
+    tap_spool,
+    tap_store,
+)
 from tests.chaos.faults import COMPUTE, FaultTargets, broker_of
+from tests.chaos.noted_answers import ANSWERS
 from tests.chaos.relays import Relays
 from tests.chaos.supervisor import Supervisor
 from tests.kits.live_site import start_again
 
-WRONG_MASKS = "tests.chaos.wrong_masks"
+WRONG_MASKS, NOTED_ANSWERS = "tests.chaos.wrong_masks", "tests.chaos.noted_answers"
 _PACKET_BYTES = 4096  # so that models, uploads and batches go in parts, and are hit between them
 _BLOCKS = {
     "devices-edge": ("edge", "broker"),
@@ -123,15 +131,16 @@ class ChaosSite:
         for broker in self.brokers.values():
             broker.start()
         self.relays.start()
-        for path in (self.site.cloud, *self.site.proxies.values()):
-            name, role = path.stem, path.stem.partition("-")[0]
-            self.supervisor.start(name, [role, "--config", str(path)])
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # of modules of tests
+        os.environ[ANSWERS] = str(self.site.spec.folder / ANSWERS_FILE)
+        self.supervisor.start("cloud", ["cloud", "--config", str(self.site.cloud)])
+        for path in self.site.proxies.values():
+            self.supervisor.start(path.stem, ["proxy", "--config", str(path)], NOTED_ANSWERS)
         cells, workers = len(self.site.proxies), self._workers - len(self.wrong)
         sound = [n for n in range(len(self.site.edges)) if n + 1 not in self.wrong]
         for k in range(workers):  # devices take turns in the cells: each worker gets some of all
             self._start_worker(k + 1, [n for n in sound if n // cells % workers == k])
-        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # of WRONG_MASKS
         for k, number in enumerate(sorted(self.wrong)):
             self._start_worker(workers + k + 1, [number - 1], WRONG_MASKS)
 
