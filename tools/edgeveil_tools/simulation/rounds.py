@@ -43,6 +43,7 @@ from edgeveil_cloud.round_report import Recorder, model_card, summary_of, weight
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
 from edgeveil_proxy.shuffle import batch_order
+from edgeveil_tools.simulation.canaries import CanaryScores
 from edgeveil_tools.simulation.devices import DeviceAnswer
 from edgeveil_tools.simulation.workers import Call, Workers
 from edgeveil_tools.site.provision import SiteSpec
@@ -62,6 +63,7 @@ class SimulatedRounds:
         notify: called with the job's events as the cloud would store them.
         report: called with each line that a device (its number) writes for its owner.
         look: called several times a second.
+        canaries: devices, from the first, that audit the run.
 
     `uploads` and `declined` count the answers of the open round."""
 
@@ -74,6 +76,7 @@ class SimulatedRounds:
         notify: Notify,
         report: Callable[[int, str], object],
         look: Callable[[], object],
+        canaries: int = 0,
     ) -> None:
         self.uploads = self.declined = 0
         self._plan = compile_job(job).with_artifacts(read_artifacts(job))
@@ -83,6 +86,7 @@ class SimulatedRounds:
         self._draws = self._seeds.draws()
         self._graph = b""
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
+        self.audit = CanaryScores(self._plan, self._seeds, canaries) if canaries else None
 
     def play(self) -> tuple[bytes, bytes] | None:
         """Return the model as (ONNX, safetensors); None if the job did not complete."""
@@ -163,6 +167,9 @@ class SimulatedRounds:
         except TooFewDevices as error:
             what = f"{error.what} ({replace(counts, void=dict(valid.refused))})"
             raise TooFewDevices(what, where=error.where, fix=error.fix) from None
+        if self.audit is not None:
+            numbers = batch.together or [one.number for one in gave]
+            self.audit.observe(context, numbers, valid.arrays, self.arrays)
         if self._recorder is not None:
             sent = plan.package(state, context.round)
             weights = self._evaluation.weights(plan, after)
