@@ -298,8 +298,8 @@ class Simulation(LocalFleet):
         self.log.require_completed(job.job, self._declined if published else "")
         if model is not None:  # the file itself says that it is unprotected
             self.keep_models(described(model[0], {"edgeveil.note": SIMULATED}), model[1])
-        if rounds.audit is not None:
-            self._judge(rounds.audit.guess())
+        if rounds.auditor is not None:
+            self._judge(rounds.auditor.guess())
 
     def _judge(self, audit: OneRunAudit) -> None:
         """Keep an audit's result; raises JobFailed if it refutes the proven guarantee."""

@@ -32,11 +32,11 @@ from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.parts.aggregation import build_rule
 from edgeveil.parts.partitions.dealing import needs_classes
 from edgeveil.parts.sources import guessed_header
-from edgeveil.parts.update import UpdateCloud
 from edgeveil.privacy.one_run_audit import LEAST_CANARIES
 from edgeveil.privacy.policy import Limits, check_job
 from edgeveil.selection import how_many
 from edgeveil_edge.consent import limits_of, refusals, too_few
+from edgeveil_tools.simulation import canaries
 
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True, math.inf, math.inf)
 _ANY_EPSILON = 1e15  # of an owner in a simulation, who allows every job
@@ -236,12 +236,8 @@ def _audit_mixes(plan: Plan, run: LocalRun, audit: Audit) -> Iterator[Mix]:
     if audit.canaries > (trainers := run.devices - run.infer_only):
         text = f"{audit.canaries} canaries are more than the {trainers} devices that train; raise"
         yield Mix(("local_run.audit.canaries", "local_run.devices"), f"{text} local_run.devices")
-    cloud, context = plan.cloud, plan.context
-    protects = any(stage.protects for stage in context.stages)
-    if not protects or context.local or not isinstance(cloud, UpdateCloud) or cloud.carries_more:
-        text = "canaries are whole updates under an update stage with noise, of a method that sends"
-        text += " nothing beside the update; use gradient_gaussian and sgd, or leave audit out"
-        yield Mix(("local_run.audit", "update", "train.method"), text)
+    if why := canaries.refusal(plan):
+        yield Mix(("local_run.audit", "train.method", "update", "features"), f"{why}, or leave it out")
 
 
 def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:

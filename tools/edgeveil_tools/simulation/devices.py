@@ -41,7 +41,7 @@ from edgeveil_edge.round_work import (
     too_large,
 )
 from edgeveil_edge.sealing import wire_arrays
-from edgeveil_tools.simulation.canaries import canary_records, with_canary
+from edgeveil_tools.simulation.canaries import Canaries
 from edgeveil_tools.site.provision import SiteSpec
 
 Role = Literal["train", "infer"]
@@ -84,7 +84,7 @@ class SimulatedDevices:
     """The devices of one worker, made on demand; numbers count from 1."""
 
     def __init__(self, fleet: SimulatedFleet) -> None:
-        self._plan_of_site, site, self._canaries = fleet.site, fleet.site, fleet.canaries
+        self._plan_of_site, site = fleet.site, fleet.site
         bare = compile_canonical(fleet.canonical)
         carried = match_artifacts(carried_digests(bare.job), fleet.backbones)
         self._plan = bare.with_artifacts(carried)
@@ -92,6 +92,7 @@ class SimulatedDevices:
         sites = device_sites(2, site.source, infer_only=1, policy=site.policy, seed=site.seed)
         self._sites: dict[Role, EdgeSite] = {one.role: one for one in sites}
         self._seeds, self._inference = SimulationSeeds(site.seed), SharedSession()
+        self._canaries = Canaries(self._plan, self._seeds, fleet.canaries)
         self._devices: dict[int, _Device] = {}
         rounds = self._plan.all_rounds
         recalled = (self._plan.recalled(round) for round in rounds)
@@ -158,17 +159,16 @@ class SimulatedDevices:
             return halves(pool.at(shares[number - 1]), key, share)
 
         def load_canary(*_: Any) -> tuple[Records, Records]:
-            held = canary_records(self._plan, self._seeds, number)
+            held = self._canaries.records(number)
             return held, held.at(np.zeros(0, np.int64))
 
         if number not in self._devices:
-            job, is_canary = self._job, number <= self._canaries
-            if is_canary:
-                job = replace(job, plan=with_canary(self._plan, self._seeds, number))
+            job, held = self._job, load
+            if number <= self._canaries.count:
+                job, held = replace(job, plan=self._canaries.plan_of(number)), load_canary
             role: Role = "infer" if number > site.devices - site.infer_only else "train"
             key = self._seeds.split_key(number)
             # Keep the records: values that a method derives from them are cached with them.
-            held = load_canary if is_canary else load
             computer = Computer(self._sites[role], key, held, self._inference)
             self._devices[number] = _Device(role, job, self._seeds.noise(number), computer)
         return self._devices[number]

@@ -43,7 +43,7 @@ from edgeveil_cloud.round_report import Recorder, model_card, summary_of, weight
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
 from edgeveil_proxy.shuffle import batch_order
-from edgeveil_tools.simulation.canaries import CanaryScores
+from edgeveil_tools.simulation.canaries import Auditor, Canaries
 from edgeveil_tools.simulation.devices import DeviceAnswer
 from edgeveil_tools.simulation.workers import Call, Workers
 from edgeveil_tools.site.provision import SiteSpec
@@ -86,7 +86,8 @@ class SimulatedRounds:
         self._draws = self._seeds.draws()
         self._graph = b""
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
-        self.audit = CanaryScores(self._plan, self._seeds, canaries) if canaries else None
+        held = Canaries(self._plan, self._seeds, canaries)
+        self.auditor = Auditor(held) if canaries else None
 
     def play(self) -> tuple[bytes, bytes] | None:
         """Return the model as (ONNX, safetensors); None if the job did not complete."""
@@ -167,9 +168,9 @@ class SimulatedRounds:
         except TooFewDevices as error:
             what = f"{error.what} ({replace(counts, void=dict(valid.refused))})"
             raise TooFewDevices(what, where=error.where, fix=error.fix) from None
-        if self.audit is not None:
-            numbers = batch.together or [one.number for one in gave]
-            self.audit.observe(context, numbers, valid.arrays, self.arrays)
+        if self.auditor is not None:
+            answered, sent = [one.number for one in gave], plan.package(state, context.round)
+            self.auditor.observe(context, sent, answered, valid.arrays, self.arrays)
         if self._recorder is not None:
             sent = plan.package(state, context.round)
             weights = self._evaluation.weights(plan, after)
