@@ -53,7 +53,9 @@ class Canaries:
     def __init__(self, plan: Plan, seeds: SimulationSeeds, count: int) -> None:
         self.plan, self.seeds, self.count = plan, seeds, count
         self.of_devices = any(stage.protects for stage in plan.context.stages)
-        self._made = synthetic_records(plan, count)
+        made = synthetic_records(plan, count)
+        extreme = np.where(made.x > 0.5 * made.x.max(initial=0), made.x.max(initial=0), 0)
+        self._made = Records(extreme.astype(np.float32), made.y)  # unlike each other
 
     def included(self, device: int) -> bool:
         return bool(self.seeds.canary(device)(1)[0] & 1)
@@ -159,15 +161,16 @@ class Auditor:
             return
         specs = [s for s in enumerate(context.segments) if s[1].name not in (SOFTMAX, WITHIN)]
         present = [number for number in answered if number <= self._canaries.count]
-        for start in range(0, len(present), BLOCK):
-            numbers = present[start : start + BLOCK]
+        for some in np.array_split(present, -(-len(present) // BLOCK) or 1):
+            numbers = [int(number) for number in some]
+            changes = self._canaries.changes(context.round, tensors, numbers)
             if self._plan.context.honest:
                 seen = _flat([np.sum(sums[spec.name], axis=0) for _, spec in specs])[None]
+                changes -= changes.mean(axis=0)  # as all canaries are in the sum
             else:
                 parts = [uploads(group, numbers) for group, _ in specs]
                 seen = np.stack([_flat([part[number] for part in parts]) for number in numbers])
-            changes = self._canaries.changes(context.round, tensors, numbers)
-            self._scores[np.array(numbers) - 1] += (changes * seen).sum(axis=1)
+            self._scores[some - 1] += (changes * seen).sum(axis=1)
 
     def guess(self) -> OneRunAudit:
         coins = [self._canaries.included(k + 1) for k in range(len(self._scores))]
