@@ -120,7 +120,8 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
         return found
     single = tuple(map(as_single, listed))
     largest = max(_or_infinite(single, delta), found.epsilon)
-    alone = replace(found, epsilon=largest, among_others=_among_others(single, delta))
+    others = {"among_others": _among_others(single, delta), "mu": None}
+    alone = replace(found, epsilon=largest, **others)
     return replace(found, colluding=alone, honest=max(event.honest for event in shared))
 
 
@@ -148,6 +149,7 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     noisy = Counter(e for e in listed if isinstance(e, NoisyEvent))
     exact = sum((e * n for e, n in pure.items()), Fraction(0))
     proven = math.nextafter(float(exact), math.inf) if exact else 0.0
+    mu, steps = 0.0, frozenset[SampledSteps]()
     if noisy:
         tv = math.fsum(n * discreteness_tv(event) for event, n in noisy.items())
         groups, steps = frozenset(pure.items()), _sampled(noisy)
@@ -161,7 +163,8 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     if any(isinstance(event, UnprotectedEvent) for event in listed):
         total = math.inf
     spent = delta if noisy else 0.0
-    return Guarantee(total, spent, unit, status)
+    gaussian = mu if status == "proven" and not (pure or steps) else None
+    return Guarantee(total, spent, unit, status, mu=gaussian or None)
 
 
 def _among_others(events: tuple[Event, ...], delta: float) -> float | None:

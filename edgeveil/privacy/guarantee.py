@@ -28,7 +28,8 @@ class Guarantee:
 
     `among_others`: ε of one record of a device that keeps its others; `of_device`: ε per device of
     the releases that have one. With shared noise ε holds while cloud and proxy do not collude and
-    each sum has `honest` parts; `colluding` is the guarantee by the device's own noise alone."""
+    each sum has `honest` parts; `colluding` is the guarantee by the device's own noise alone. `mu`:
+    Gaussian-DP parameter, if all releases are Gaussian; their discreteness is a part of δ."""
 
     epsilon: float
     delta: float
@@ -38,6 +39,12 @@ class Guarantee:
     of_device: float | None = None
     colluding: Guarantee | None = None
     honest: int = 0
+    mu: float | None = None
+
+    @property
+    def rho(self) -> float | None:
+        """zCDP parameter, μ²/2 rounded up; None where there is no `mu`."""
+        return None if self.mu is None else math.nextafter(self.mu**2 / 2, math.inf)
 
     @property
     def if_colluding(self) -> float | None:
@@ -51,7 +58,7 @@ class Guarantee:
     def plain(self) -> dict[str, Any]:
         """The form in results, events and pages: infinity is null; only ε that differ."""
         found: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
-        found |= {"unit": self.unit, "status": self.status}
+        found |= {"unit": self.unit, "status": self.status, "mu": self.mu, "rho": self.rho}
         more = {"record_epsilon": self.among_others, "device_epsilon": self.of_device}
         if self.colluding is not None:
             more["collusion_epsilon"] = self.colluding.epsilon

@@ -38,7 +38,7 @@ from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.parts.features.onnx import backbone_path
 from edgeveil.parts.models.network import SUFFIXES as STATE_DICT_SUFFIXES
 from edgeveil.parts.own_records import device_records
-from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.privacy.guarantee import Guarantee, up
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.registry import nearest
 from edgeveil_tools.backbone.command import NAME, ensure_for_jobs, file_lines, weight_facts
@@ -148,6 +148,15 @@ def _checked(
     if notes:
         one.fields["records"] = notes
     if show:
+        quote = one.plan.quote()
+        one.fields["privacy"] = {
+            "training": quote.training.plain,
+            "inference": quote.inference.plain,
+        }
+        for which, found in one.fields["privacy"].items():
+            if found["mu"] is not None:
+                text = f"{up(found['mu'])}-Gaussian DP, {up(found['rho'])}-zCDP"
+                one.lines.append(f"  {which}: {text}")
         one.fields["job"] = plain = job.model_dump(mode="json")
         one.lines.append(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip())
     return one
