@@ -347,7 +347,7 @@ MUTANTS = {
         "tests/unit/edgeveil/privacy/test_privacy_accountant.py::test_pure_epsilon_is_summed_exactly",
     ),
     "grid-costs-nothing": Mutant(
-        "edgeveil.privacy.accountant:_least_epsilon",
+        "edgeveil.privacy.accountant:least_epsilon",
         "(1 + math.exp(candidate)) * tv -> 0",
         "tests/unit/edgeveil/privacy/test_privacy_accountant.py::test_the_discreteness_of_the_noise_costs",
     ),
