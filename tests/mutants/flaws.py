@@ -779,7 +779,7 @@ MUTANTS = {
     ),
     "equal-jobs-counted-once": Mutant(
         "edgeveil.privacy.composition:_by_gaussians",
-        "steps * event.mu ** 2 -> event.mu ** 2",
+        "count * event.mu ** 2 -> event.mu ** 2",
         "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_twenty_jobs_cost_what_their_noise_composes_to",
     ),
     "a-coin-for-half-its-mu": Mutant(
@@ -805,7 +805,7 @@ MUTANTS = {
     ),
     "colluding-as-if-they-did-not": Mutant(
         "edgeveil.privacy.policy:_total",
-        "map(as_single, events) -> map(as_summed, events)",
+        "_mapped(as_single, counts) -> _mapped(as_summed, counts)",
         "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_if_all_others_collude_a_total_is_what_it_costs_one_record",
     ),
     "record-of-a-colluding-device-unpriced": Mutant(
