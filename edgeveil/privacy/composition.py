@@ -31,7 +31,7 @@ FILTER_ORDERS = ORDERS[::8]  # λ = 1/4, 1/2, 1, …, 512, each with an equal pa
 GRID_EPSILON, MOST_GRID = 2.0**-10, 2.0**-20
 
 
-def least_limit(events: Iterable[Event], delta: float) -> tuple[float, float]:
+def least_limit(events: Iterable[Event] | Mapping[Event, int], delta: float) -> tuple[float, float]:
     """Return the least limit (ε, δ) that admits `events` of one unit, δ = `delta`, or 0 if pure.
 
     ε is infinite if no region holds them, for instance because one has no proof."""
@@ -57,16 +57,16 @@ def pure_mu(epsilon: Fraction) -> float:
 def _by_gaussians(counts: Mapping[Event, int], delta: float) -> float:
     squares, grid = 0.0, 0.0
     for event, count in counts.items():
-        steps = count
-        if isinstance(event, PureEvent):
-            squares += count * pure_mu(event.epsilon) ** 2
-            continue
         if isinstance(event, PoissonSampled) and event.sampling_probability == 1:
-            event, steps = event.event, count * event.steps
-        if not isinstance(event, GaussianEvent):
+            count *= event.steps
+            event = event.event
+        if isinstance(event, GaussianEvent):
+            squares += count * event.mu**2
+            grid += count * event.coordinates / event.finest_sigma_squared
+        elif isinstance(event, PureEvent):
+            squares += count * pure_mu(event.epsilon) ** 2
+        else:
             return math.inf
-        squares += steps * event.mu**2
-        grid += steps * event.coordinates / event.finest_sigma_squared
     if grid > MOST_GRID or squares == math.inf:
         return math.inf
     mu = math.sqrt(squares) * ROUND_UP

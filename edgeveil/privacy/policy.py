@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -129,39 +129,45 @@ def _total(jobs: Iterable[tuple[list[Event], Guarantee]], delta: float | None) -
     parts = [part for _, part in listed]
     if len(parts) == 1:
         return parts[0]
-    events = [event for of_job, _ in listed for event in of_job]
+    counts = Counter(event for events, _ in listed for event in events)
     units = {p.unit for p in parts if max(p.record_epsilon, p.collusion_epsilon) > 0}
-    whole = _composed(parts, units, [*map(as_summed, events)], delta)
+    whole = _composed(parts, units, _mapped(as_summed, counts), delta)
     if all(part.colluding is None for part in parts):
         return whole
     own = [part.colluding or part for part in parts]
-    alone = _composed(own, units, [*map(as_single, events)], delta)
+    alone = _composed(own, units, _mapped(as_single, counts), delta)
     return replace(whole, colluding=alone, honest=max(part.honest for part in parts))
 
 
+def _mapped(change: Callable[[Event], Event], counts: Mapping[Event, int]) -> Counter[Event]:
+    found: Counter[Event] = Counter()
+    for event, count in counts.items():
+        found[change(event)] += count
+    return found
+
+
 def _composed(
-    parts: list[Guarantee], units: set[Unit], events: list[Event], delta: float | None
+    parts: list[Guarantee], units: set[Unit], counts: Mapping[Event, int], delta: float | None
 ) -> Guarantee:
     status, added = weakest(part.status for part in parts), math.fsum(part.delta for part in parts)
-    proven = [event for event in events if event.status == "proven"]
+    proven = {event: count for event, count in counts.items() if event.status == "proven"}
+    of_devices = {event: count for event, count in proven.items() if event.unit == "device"}
     all_proven = status == "proven"
 
-    def composed(events: Iterable[Event], own: list[float]) -> tuple[float, float]:
+    def composed(events: Mapping[Event, int], own: list[float]) -> tuple[float, float]:
         least, spent = least_limit(events, added if delta is None else delta)
         return max(least, max(own, default=0.0) if all_proven else _added(own)), spent
 
-    record_epsilons = [part.record_epsilon for part in parts]
-    of_records, spent = composed(map(for_one_record, proven), record_epsilons)
-    of_devices, spent_of_devices = composed(
-        [event for event in proven if event.unit == "device"], [p.device_epsilon for p in parts]
+    record, record_delta = composed(
+        _mapped(for_one_record, proven), [part.record_epsilon for part in parts]
     )
-    spent = max(spent, spent_of_devices) if all_proven else added
+    device, device_delta = composed(of_devices, [part.device_epsilon for part in parts])
+    spent = max(record_delta, device_delta) if all_proven else added
     if len(units) > 1 or any(part.of_device is not None for part in parts):
-        return Guarantee(of_records, spent, "record", status, of_device=of_devices)
+        return Guarantee(record, spent, "record", status, of_device=device)
     unit: Unit = min(units, default="record")
-    among = of_records if any(part.among_others is not None for part in parts) else None
-    whole = of_devices if unit == "device" else of_records
-    return Guarantee(whole, spent, unit, status, among)
+    among = record if any(part.among_others is not None for part in parts) else None
+    return Guarantee(device if unit == "device" else record, spent, unit, status, among)
 
 
 def _added(epsilons: Iterable[float]) -> float:

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -111,6 +111,7 @@ def test_what_stays_within_a_limit_did_so_before_each_release(life, data):
 
 
 @given(st.lists(events, min_size=1, max_size=5), st.floats(0.05, 40), st.floats(1, 3))
+@example([gaussian(1.0), pure("1/50")], 4.5, 1.0)  # at the owner's δ less than the first alone
 @settings(deadline=None, max_examples=30)
 def test_a_wider_limit_refuses_no_job_and_no_total_is_below_one_job(life, limit, times):
     job, *others = jobs_of(*[[event] for event in life])

@@ -87,6 +87,8 @@ def test_of_a_devices_update_one_record_costs_twice_in_both():
     assert isinstance(record, SharedGaussian)
     assert record.own.sensitivity_steps == 2 * update.own.sensitivity_steps
     assert record.unit == "record"
+    alone = epsilon([update], DELTA).colluding
+    assert alone is not None and alone.record_epsilon == epsilon([record.own], DELTA).epsilon
 
 
 @pytest.mark.parametrize(
