@@ -120,8 +120,8 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
         return found
     single = tuple(map(as_single, listed))
     largest = max(_or_infinite(single, delta), found.epsilon)
-    others = {"among_others": _among_others(single, delta), "mu": None}
-    alone = replace(found, epsilon=largest, **others)
+    among = _among_others(single, delta)
+    alone = replace(found, epsilon=largest, among_others=among, mu=None)
     return replace(found, colluding=alone, honest=max(event.honest for event in shared))
 
 

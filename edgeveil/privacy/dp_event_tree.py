@@ -43,9 +43,8 @@ def _node(event: Event) -> Tree:
     if isinstance(event, GaussianEvent):
         return {"class": "GaussianDpEvent", "noise_multiplier": event.noise_multiplier}
     if isinstance(event, PoissonSampled):
-        one = {"class": "PoissonSampledDpEvent", "event": _node(event.event)}
-        one["sampling_probability"] = event.sampling_probability
-        return _repeated(one, event.steps)
+        one = {"sampling_probability": event.sampling_probability, "event": _node(event.event)}
+        return _repeated({"class": "PoissonSampledDpEvent", **one}, event.steps)
     if isinstance(event, LaplaceEvent) and event.epsilon:
         return {"class": "LaplaceDpEvent", "noise_multiplier": float(1 / event.epsilon)}
     return {"class": "NoOpDpEvent" if getattr(event, "epsilon", 1) == 0 else "UnsupportedDpEvent"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
@@ -29,7 +29,7 @@ class Guarantee:
     `among_others`: ε of one record of a device that keeps its others; `of_device`: ε per device of
     the releases that have one. With shared noise ε holds while cloud and proxy do not collude and
     each sum has `honest` parts; `colluding` is the guarantee by the device's own noise alone. `mu`:
-    Gaussian-DP parameter, if all releases are Gaussian; their discreteness is a part of δ."""
+    Gaussian-DP parameter of one job with Gaussian releases only; their discreteness is in δ."""
 
     epsilon: float
     delta: float
@@ -39,11 +39,11 @@ class Guarantee:
     of_device: float | None = None
     colluding: Guarantee | None = None
     honest: int = 0
-    mu: float | None = None
+    mu: float | None = field(default=None, compare=False)
 
     @property
     def rho(self) -> float | None:
-        """zCDP parameter, μ²/2 rounded up; None where there is no `mu`."""
+        """The parameter of zCDP, μ²/2 rounded up; None where there is no `mu`."""
         return None if self.mu is None else math.nextafter(self.mu**2 / 2, math.inf)
 
     @property

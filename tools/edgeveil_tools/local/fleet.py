@@ -286,9 +286,7 @@ class Simulation(LocalFleet):
         for number, pid in enumerate(workers.pids, start=1):
             self.children.count(f"worker-{number}", pid)
         heard: Any = {"notify": self._notify, "report": self._report, "look": self._look}
-        rounds = self._rounds = SimulatedRounds(
-            job, self.site, workers, **heard, canaries=canaries
-        )
+        rounds = self._rounds = SimulatedRounds(job, self.site, workers, **heard, canaries=canaries)
         self.view.online = settings.devices
         model = rounds.play()
         # A refusal may quote a record: of own records it is only for this console.

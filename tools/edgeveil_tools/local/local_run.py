@@ -237,7 +237,9 @@ def _audit_mixes(plan: Plan, run: LocalRun, audit: Audit) -> Iterator[Mix]:
         text = f"{audit.canaries} canaries are more than the {trainers} devices that train; raise"
         yield Mix(("local_run.audit.canaries", "local_run.devices"), f"{text} local_run.devices")
     if why := canaries.refusal(plan):
-        yield Mix(("local_run.audit", "train.method", "update", "features"), f"{why}, or leave it out")
+        yield Mix(
+            ("local_run.audit", "train.method", "update", "features"), f"{why}, or leave audit out"
+        )
 
 
 def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,7 @@ class Canaries:
         """Return unbiased signs (values,) of a device's update in a round."""
         size = size_of(self.plan.context)
         drawn = np.frombuffer(self.seeds.canary(device, round.index)(-(-size // 8)), np.uint8)
-        return np.unpackbits(drawn)[:size] * 2.0 - 1.0
+        return np.unpackbits(drawn)[:size].astype(np.float64) * 2 - 1
 
     def changes(self, round: PlannedRound, tensors: Tensors, devices: Sequence[int]) -> Float64:
         """Return what the canaries change (devices, values), each up to a factor.
@@ -119,8 +120,7 @@ def _descent(plan: Plan, round: PlannedRound, tensors: Tensors, made: Records) -
 
 def _polynomial(plan: Plan, round: PlannedRound, tensors: Tensors, made: Records) -> Float64:
     """Return the records' coefficients; seen through a local minimum, times the curvature."""
-    device = plan.device
-    assert isinstance(device, FmDevice)  # by RECORD_CHANGES
+    device = cast("FmDevice", plan.device)
     each = [device.sums(round, tensors, made.at(np.array([k]))) for k in range(len(made))]
     weight = 1 / device.budget.noise_variance(round.phase)
     if round.phase == TRAIN and not plan.context.summed:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.testing import SimulationSeeds, device_sites
 from edgeveil_cloud.open_segments import norm
-from edgeveil_edge.compute import Computation, Computer, SharedSession, TaughtJob
+from edgeveil_edge.compute import Computation, Computer, LoadRecords, SharedSession, TaughtJob
 from edgeveil_edge.consent import decline_cause, judge, limits_of
 from edgeveil_edge.round_work import (
     check_price,
@@ -163,7 +163,7 @@ class SimulatedDevices:
             return held, held.at(np.zeros(0, np.int64))
 
         if number not in self._devices:
-            job, held = self._job, load
+            job, held = self._job, cast("LoadRecords", load)
             if number <= self._canaries.count:
                 job, held = replace(job, plan=self._canaries.plan_of(number)), load_canary
             role: Role = "infer" if number > site.devices - site.infer_only else "train"

@@ -175,8 +175,8 @@ class SimulatedRounds:
             what = f"{error.what} ({replace(counts, void=dict(valid.refused))})"
             raise TooFewDevices(what, where=error.where, fix=error.fix) from None
         if self.auditor is not None:
-            present, seen = [one.number for one in gave], plan.package(state, context.round)
-            self.auditor.observe(context, seen, present, valid.arrays, self.arrays)
+            numbers, sent = [one.number for one in gave], plan.package(state, context.round)
+            self.auditor.observe(context, sent, numbers, valid.arrays, self.arrays)
         if self._recorder is not None:
             sent = plan.package(state, context.round)
             weights = self._evaluation.weights(plan, after)
