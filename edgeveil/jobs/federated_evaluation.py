@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.records import Records
+from edgeveil.data.records import Records, grouped
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.cluster_sums import ClusterSums
 from edgeveil.evaluation.inference import InferenceSession
@@ -22,6 +22,7 @@ from edgeveil.evaluation.record_counts import RecordCounts
 from edgeveil.parts.round import Answer, Array, SegmentSpec, Tensors, summed_spec
 from edgeveil.privacy.events import GaussianEvent, SharedGaussian
 from edgeveil.privacy.gaussian_mechanism import gaussian
+from edgeveil.privacy.grid import clip_sum
 from edgeveil.privacy.sampler import RandomBytes, os_random
 
 Counts = RecordCounts | ClusterSums
@@ -75,11 +76,25 @@ class FederatedEvaluation:
     ) -> Answer:
         """Return a device's answer over its evaluation records. Raises DataError."""
         outputs = session.single_outputs(records.x, weights, self.counts.outputs, row_s)
-        return self.noised(self.counts.of(outputs, records.y), random_bytes)
+        return self._released(self._steps(outputs, records), random_bytes)
+
+    def _steps(self, outputs: NDArray[np.float64], records: Records) -> NDArray[np.int64]:
+        """Return the counts in steps, each unit's part within the norm of a record's."""
+        owners, bits = records.owners(self._own.unit), self._own.grid_bits
+        if owners is None:
+            return self.counts.of(outputs, records.y) << bits
+        limit = math.isqrt((self.counts.sensitivity_squared << 2 * bits) - 1) + 1
+        total = np.zeros(self.counts.cells, np.int64)
+        for own in grouped(owners):
+            total += clip_sum(self.counts.of(outputs[own], records.y[own]) << bits, limit)
+        return total
 
     def noised(self, counts: NDArray[np.int64], random_bytes: RandomBytes = os_random) -> Answer:
         """Return a device's answer from exact counts (cells,), each clipped before the noise."""
-        within = np.clip(counts, 0, self._room) << self._own.grid_bits
+        return self._released(counts << self._own.grid_bits, random_bytes)
+
+    def _released(self, steps: NDArray[np.int64], random_bytes: RandomBytes) -> Answer:
+        within = np.clip(steps, 0, self._room << self._own.grid_bits)
         noised, _ = gaussian(within, self._own, random_bytes)
         return Answer({COUNTS: noised}, (self.event,))
 

@@ -12,12 +12,13 @@ from fractions import Fraction
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon, weakest
 from edgeveil.privacy.events import (
+    UNITS,
     Event,
     PureEvent,
     Unit,
     UnprotectedEvent,
     event_from_dict,
-    for_one_record,
+    for_one,
     to_dict,
 )
 from edgeveil.privacy.guarantee import Guarantee, up
@@ -96,14 +97,15 @@ class Quote:
 
 
 def price(events: Iterable[Event], delta: float) -> Quote:
-    """Price training and inference events separately; inference of mixed units per record."""
+    """Price training and inference events separately; of mixed units per smallest one."""
     listed = tuple(events)
     training = epsilon([e for e in listed if e.purpose == TRAIN], delta)
     inferred = [e for e in listed if e.purpose != TRAIN]
     of_devices = [e for e in inferred if e.unit == "device"]
     if len(of_devices) in (0, len(inferred)):
         return Quote(training, epsilon(inferred, delta))
-    whole = epsilon([for_one_record(e) for e in inferred], delta)
+    least = min((e.unit for e in inferred), key=UNITS.index)
+    whole = epsilon([for_one(least, e) for e in inferred], delta)
     return Quote(training, replace(whole, of_device=epsilon(of_devices, delta).collusion_epsilon))
 
 
@@ -122,7 +124,8 @@ def _composed(parts: tuple[Guarantee, ...], units: set[Unit]) -> Guarantee:
     of_records = _added(part.record_epsilon for part in parts)
     delta, status = math.fsum(part.delta for part in parts), weakest(part.status for part in parts)
     if len(units) > 1 or any(part.of_device is not None for part in parts):
-        of_devices = _added(part.device_epsilon for part in parts)
+        devices = [part for part in parts if part.unit == "device" or part.of_device is not None]
+        of_devices = _added(part.device_epsilon for part in devices) if devices else None
         return Guarantee(of_records, delta, "record", status, of_device=of_devices)
     unit: Unit = min(units, default="record")
     among = of_records if any(part.among_others is not None for part in parts) else None
