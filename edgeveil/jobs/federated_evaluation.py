@@ -22,7 +22,6 @@ from edgeveil.evaluation.record_counts import RecordCounts
 from edgeveil.parts.round import Answer, Array, SegmentSpec, Tensors, summed_spec
 from edgeveil.privacy.events import GaussianEvent, SharedGaussian
 from edgeveil.privacy.gaussian_mechanism import gaussian
-from edgeveil.privacy.grid import clip_sum
 from edgeveil.privacy.sampler import RandomBytes, os_random
 
 Counts = RecordCounts | ClusterSums
@@ -79,14 +78,15 @@ class FederatedEvaluation:
         return self._released(self._steps(outputs, records), random_bytes)
 
     def _steps(self, outputs: NDArray[np.float64], records: Records) -> NDArray[np.int64]:
-        """Return the counts in steps, each unit's part within the norm of a record's."""
+        """Return the counts in steps; each person's, or the device's, are the mean of its records'.
+
+        So one adds as much as one record can, whatever the number of its records."""
         owners, bits = records.owners(self._own.unit), self._own.grid_bits
         if owners is None:
             return self.counts.of(outputs, records.y) << bits
-        limit = math.isqrt((self.counts.sensitivity_squared << 2 * bits) - 1) + 1
         total = np.zeros(self.counts.cells, np.int64)
         for own in grouped(owners):
-            total += clip_sum(self.counts.of(outputs[own], records.y[own]) << bits, limit)
+            total += (self.counts.of(outputs[own], records.y[own]) << bits) // len(own)
         return total
 
     def noised(self, counts: NDArray[np.int64], random_bytes: RandomBytes = os_random) -> Answer:

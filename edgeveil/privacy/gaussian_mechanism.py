@@ -23,7 +23,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import discreteness_tv, epsilon, mu_for
 from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import GaussianEvent, PoissonSampled, SharedGaussian, Unit
-from edgeveil.privacy.grid import SHRINK, clipped_slack
+from edgeveil.privacy.grid import SHRINK
 from edgeveil.privacy.sampler import (
     LARGEST_SCALE,
     RandomBytes,
@@ -173,8 +173,8 @@ def counts_event(
     def of(mu: float) -> GaussianEvent:
         bits = max(0, sigma_bits + math.floor(math.log2(mu)) - fine_bits)
         steps = math.isqrt((sensitivity_squared << 2 * bits) - 1) + 1
-        if unit != "record":
-            steps += clipped_slack(coordinates, steps)
+        if unit != "record":  # of a unit's mean, rounded; a record of it moves that by no more
+            steps += math.isqrt(coordinates) + 1
         event = gaussian_event(what, steps, mu, coordinates, grid_bits=bits)
         return replace(hiding(event, unit), purpose="infer")
 

@@ -117,7 +117,7 @@ def test_windows_belong_to_their_groups_person(tmp_path):
 def test_a_column_of_persons_that_stands_twice_or_not_at_all_is_refused(tmp_path):
     rows = table(4, 2)
     twice = [[*row, row[2]] for row in rows]
-    with pytest.raises(DataError, match="two columns 'who'.*its own name"):
+    with pytest.raises(DataError, match=r"two columns 'who'.*its own name"):
         device_records(
             source(tmp_path / "a.csv", twice, [*NAMES, "who"]),
             KEY,

@@ -184,6 +184,14 @@ def test_a_person_moves_the_counts_of_an_evaluation_no_further_than_a_record(cou
         "counts", counts.sensitivity_squared, counts.cells, 8.0, 1e-5, 1, 0, 0, "person"
     )
     asked = FederatedEvaluation(counts, event, 20)
+    labels = np.array([0, 0, 1, 2, 2])  # of one person with 3 records, 2 right, and one with 2
+    found = asked._steps(
+        np.eye(CLASSES)[[0, 1, 1, 2, 0]],
+        Records(
+            np.zeros((5, D), np.float32), labels, np.array([[1], [1], [1], [2], [2]], np.float32)
+        ),
+    )
+    assert found[:2] * 2.0**-event.grid_bits == pytest.approx([2 / 3 + 1 / 2, 1 / 3 + 1 / 2])
     for seed in range(4):
         records, owners = household(seed, alike=bool(seed % 2))
         outputs = np.random.default_rng(seed).random((len(records), CLASSES))
