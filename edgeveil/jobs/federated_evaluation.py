@@ -20,7 +20,7 @@ from edgeveil.evaluation.cluster_sums import ClusterSums
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.evaluation.record_counts import RecordCounts
 from edgeveil.parts.round import Answer, Array, SegmentSpec, Tensors, summed_spec
-from edgeveil.privacy.events import GaussianEvent, SharedGaussian
+from edgeveil.privacy.events import GaussianEvent, SharedGaussian, noise_of
 from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import RandomBytes, os_random
 
@@ -59,7 +59,7 @@ class FederatedEvaluation:
 
     @property
     def _own(self) -> GaussianEvent:
-        return self.event.own if isinstance(self.event, SharedGaussian) else self.event
+        return noise_of(self.event)
 
     @property
     def _room(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ _SLOT_KEY = bytes(32)  # for slots of synthetic records, not secret
 def brief(plan: Plan) -> Plan:
     """Return the same job with the fewest possible repeats of local work."""
     train = plan.job.train
-    fewer = {key: min(getattr(train, key), most) for key, most in _REPEATS if hasattr(train, key)}
+    given: dict[str, Any] = {key: getattr(train, key, ...) for key, _ in _REPEATS}
+    fewer = {key: min(given[key], most) for key, most in _REPEATS if given[key] is not ...}
     job = plan.job.model_copy(update={"train": train.model_copy(update=fewer)})
     return Plan(job, plan.artifacts)  # already compiled with more repeats
 

@@ -119,11 +119,16 @@ class PoissonSampled(_Wrapping):
     _wrapped = property(lambda self: self.event)
 
 
+NoisyEvent = GaussianEvent | PoissonSampled  # those with a δ
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedGaussian(_Wrapping):
-    """A device's `own` part in a sum to which `honest` devices or more add as much noise."""
+    """A device's `own` part in a sum to which `honest` devices or more add as much noise.
 
-    own: GaussianEvent
+    If `own` is sampled, each device samples its own records."""
+
+    own: NoisyEvent
     honest: int
 
     def __post_init__(self) -> None:
@@ -131,11 +136,12 @@ class SharedGaussian(_Wrapping):
             raise PrivacyError(f"event '{self.what}': needs an honest device")
 
     @property
-    def together(self) -> GaussianEvent:
-        return replace(
+    def together(self) -> NoisyEvent:
+        one = noise_of(self.own)
+        return with_noise(
             self.own,
-            sigma_squared=self.honest * self.own.sigma_squared,
-            finest_sigma_squared=self.honest * self.own.finest_sigma_squared,
+            sigma_squared=self.honest * one.sigma_squared,
+            finest_sigma_squared=self.honest * one.finest_sigma_squared,
         )
 
     _wrapped = property(lambda self: self.own)
@@ -223,7 +229,6 @@ class UnprotectedEvent(_Event):
 
 
 PureEvent = LaplaceEvent | SelectionEvent | TwoValueEvent  # those with an exact pure ε
-NoisyEvent = GaussianEvent | PoissonSampled  # those with a δ
 Event = NoisyEvent | SharedGaussian | PureEvent | ClaimedEvent | UnprotectedEvent
 
 
@@ -234,6 +239,18 @@ def as_summed(event: Event) -> Event:
 def as_single(event: Event) -> Event:
     """Return the release as visible if all others collude: with the device's own noise alone."""
     return event.own if isinstance(event, SharedGaussian) else event
+
+
+def noise_of(event: NoisyEvent | SharedGaussian) -> GaussianEvent:
+    """Return the Gaussian release whose noise a device adds itself, in each step if sampled."""
+    own = event.own if isinstance(event, SharedGaussian) else event
+    return own.event if isinstance(own, PoissonSampled) else own
+
+
+def with_noise(event: NoisyEvent, **changes: Any) -> NoisyEvent:
+    """Return the event with other fields of its Gaussian release."""
+    one = replace(noise_of(event), **changes)
+    return replace(event, event=one) if isinstance(event, PoissonSampled) else one
 
 
 def for_one_record(event: Event) -> Event:
@@ -248,7 +265,7 @@ def for_one(unit: Unit, event: Event) -> Event:
         return replace(event, event=replace(event.event, unit=unit))
     if isinstance(event, SharedGaussian):
         own = for_one(unit, event.own)
-        return replace(event, own=own) if isinstance(own, GaussianEvent) else event
+        return replace(event, own=own) if isinstance(own, NoisyEvent) else event
     if event.unit == "device" and isinstance(event, LaplaceEvent | GaussianEvent):
         steps = event.record_sensitivity_steps if unit == "record" else 0
         twice = 2 if isinstance(event, GaussianEvent) else 1
@@ -260,13 +277,13 @@ def for_one(unit: Unit, event: Event) -> Event:
 _KINDS: dict[str, type[Event]] = {
     "gaussian": GaussianEvent,
     "sampled_gaussian": PoissonSampled,
-    "shared_gaussian": SharedGaussian,
     "laplace": LaplaceEvent,
     "selection": SelectionEvent,
     "two_value": TwoValueEvent,
     "claimed": ClaimedEvent,
     "unprotected": UnprotectedEvent,
 }
+_SHARED = "shared_"  # before the kind of a device's own part
 # Steps may exceed 64 bits, which JSON and MessagePack readers need not support: sent as text.
 _WIDE = {
     "sigma_squared",
@@ -279,6 +296,9 @@ _WIDE = {
 
 
 def to_dict(event: Event) -> dict[str, Any]:
+    if isinstance(event, SharedGaussian):
+        own = to_dict(event.own)
+        return {**own, "kind": f"{_SHARED}{own['kind']}", "honest": event.honest}
     kind = next(name for name, known in _KINDS.items() if type(event) is known)
     if isinstance(event, PoissonSampled):
         values = asdict(event.event)
@@ -286,8 +306,6 @@ def to_dict(event: Event) -> dict[str, Any]:
         del values["finest_sigma_squared"]
         sampling = {"sampling_probability": event.sampling_probability, "steps": event.steps}
         values |= sampling | size
-    elif isinstance(event, SharedGaussian):
-        values = {**asdict(event.own), "honest": event.honest}
     else:
         values = asdict(event)
     plain = {k: str(v) if k in _WIDE else v for k, v in values.items()}
@@ -299,27 +317,32 @@ def to_dict(event: Event) -> dict[str, Any]:
 def event_from_dict(plain: Mapping[str, Any]) -> Event:
     """Invert `to_dict`. Raises PrivacyError for unknown kinds, unknown fields and wrong values."""
     values = dict(plain)
-    kind = values.pop("kind", None)
-    if kind not in _KINDS:
+    kind = str(values.pop("kind", None))
+    cls, shared = _KINDS.get(kind.removeprefix(_SHARED)), kind.startswith(_SHARED)
+    if cls is None or (shared and not issubclass(cls, NoisyEvent)):
         raise PrivacyError(f"unknown privacy event '{kind}'", fix="update this device")
-    cls = _KINDS[kind]
-    known = {f.name: f.type for f in fields(cls) if f.name not in ("event", "own")}
-    if cls in (PoissonSampled, SharedGaussian):
-        known |= {f.name: f.type for f in fields(GaussianEvent)}
+    known = {f.name: f.type for f in fields(cls) if f.name != "event"}
     if cls is PoissonSampled:
+        known |= {f.name: f.type for f in fields(GaussianEvent)}
         del known["finest_sigma_squared"]
+    if shared:
+        known["honest"] = "int"
     if set(values) - set(known):
         raise PrivacyError(f"{kind} event: unknown fields {sorted(set(values) - set(known))}")
     try:
         typed = {k: _typed(known[k], k, v) for k, v in values.items()}
-        if cls is SharedGaussian:
-            honest = typed.pop("honest")
-            return SharedGaussian(own=GaussianEvent(**typed), honest=honest)
+        honest = typed.pop("honest") if shared else 0
         if cls is PoissonSampled:
             sampling = {name: typed.pop(name) for name in ("sampling_probability", "steps")}
             one = GaussianEvent(finest_sigma_squared=typed["sigma_squared"], **typed)
-            return PoissonSampled(event=one, **sampling)
-        return cls(**typed)
+            own: Event = PoissonSampled(event=one, **sampling)
+        else:
+            own = cls(**typed)
+        return (
+            SharedGaussian(own=own, honest=honest)
+            if isinstance(own, NoisyEvent) and shared
+            else own
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise PrivacyError(f"{kind} event: {error}") from None
 

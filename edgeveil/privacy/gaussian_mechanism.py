@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import discreteness_tv, epsilon, mu_for
 from edgeveil.privacy.derived import bound
-from edgeveil.privacy.events import GaussianEvent, PoissonSampled, SharedGaussian, Unit
+from edgeveil.privacy.events import (
+    GaussianEvent,
+    NoisyEvent,
+    PoissonSampled,
+    SharedGaussian,
+    Unit,
+    noise_of,
+    with_noise,
+)
 from edgeveil.privacy.grid import SHRINK
 from edgeveil.privacy.sampler import (
     LARGEST_SCALE,
@@ -34,6 +42,7 @@ from edgeveil.privacy.sampler import (
 
 Int64 = NDArray[np.int64]
 Layout = Literal["vector", "symmetric"]
+E = TypeVar("E", bound=NoisyEvent)
 
 GAUSSIAN_SOURCE = "Dong, Roth, Su 2022, thm 2.7 and cor. 3.3; discrete by Canonne et al. 2020"
 SAMPLED_SOURCE = (
@@ -87,19 +96,20 @@ def hiding(event: GaussianEvent, unit: Unit) -> GaussianEvent:
     return replace(event, unit=unit, record_sensitivity_steps=same)
 
 
-def shared_gaussian(event: GaussianEvent, honest: int) -> GaussianEvent | SharedGaussian:
+def shared_gaussian(event: E, honest: int) -> E | SharedGaussian:
     """Return a release whose noise `honest` devices share in equal parts; 0: unchanged."""
     if not honest:
         return event
-    part = 2 * math.ceil(Fraction(event.sigma_squared, 2 * honest))
-    symmetric = event.finest_sigma_squared != event.sigma_squared
+    one = noise_of(event)
+    part = 2 * math.ceil(Fraction(one.sigma_squared, 2 * honest))
+    symmetric = one.finest_sigma_squared != one.sigma_squared
     finest = part // 2 if symmetric else part
     if finest < 1 << 2 * LEAST_SHARE_BITS:
         what = f"{event.what}: noise of {math.sqrt(finest):.3g} steps each is too coarse to add up"
         fix = "lower epsilon, or round.min_batch"
         raise PrivacyError(what, where="privacy.epsilon", fix=fix)
     source = f"{event.source}; shared: Kairouz, Liu, Steinke 2021, cor. 12"
-    own = replace(event, sigma_squared=part, finest_sigma_squared=finest, source=source)
+    own = with_noise(event, sigma_squared=part, finest_sigma_squared=finest, source=source)
     return SharedGaussian(own=own, honest=honest)
 
 

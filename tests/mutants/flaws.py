@@ -201,8 +201,8 @@ MUTANTS = {
         "tests/unit/edgeveil/parts/methods/test_units.py::test_a_person_moves_the_counts_of_an_evaluation_no_further_than_a_record",
     ),
     "gradients-against-a-quarter-of-the-noise": Mutant(
-        "edgeveil.parts.methods.dp_sgd:NoisedSums.draw",
-        "total << NOISE_BITS - RECORD_BITS -> total << NOISE_BITS - RECORD_BITS + 2",
+        "edgeveil.parts.methods.dp_sgd:NoisedSums.sampled",
+        "NOISE_BITS - RECORD_BITS -> NOISE_BITS - RECORD_BITS + 2",
         "tests/unit/edgeveil/parts/methods/test_updates_dp_sgd.py::test_a_step_is_the_sum_over_the_public_batch_and_only_that",
         of=("dp_sgd", "pso_dp_sgd"),
     ),
@@ -313,7 +313,7 @@ MUTANTS = {
     ),
     # --- Poisson sampling ---
     "one-sample-for-all-steps": Mutant(
-        "edgeveil.parts.methods.dp_sgd:NoisedSums.draw",
+        "edgeveil.parts.methods.dp_sgd:NoisedSums.sampled",
         "self.total(rows, chosen, norm)"
         " -> self.total(rows, self.__dict__.setdefault('first', chosen), norm)",
         "tests/contract/test_method_noise.py::test_a_round_of_dp_sgd_has_the_spread_of_fresh_samples_and_of_the_noise_that_is_paid",

@@ -136,14 +136,16 @@ UNIT_VALUES = 1 << 23  # of the sums of several units in memory
 
 
 class DpSgdParameters(LocalTraining):
-    """The `train` block of the methods with noised local steps; all of it is public."""
+    """The `train` block of the methods with noised steps; all of it is public."""
 
-    method: Literal["dp_sgd", "pso_dp_sgd"] = "dp_sgd"
+    method: Literal["dp_sgd", "pso_dp_sgd", "dp_sgd_sums"] = "dp_sgd"
     """Which method; `edgeveil methods` describes each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
-    """Training rounds."""
-    local_steps: int = Field(default=10, ge=1, le=10_000)
-    """Noised steps of one device in one round; each adds to the price."""
+    """Training rounds; of `dp_sgd_sums`: steps."""
+    local_steps: Annotated[int, Field(ge=1, le=10_000), only_for(dp_sgd=10, pso_dp_sgd=10)] = (
+        some_names()
+    )
+    """Noised steps of one device in one round, 10 by default; each adds to the price."""
     sampling_rate: float = Field(default=0.1, gt=0, le=1)
     """Probability of a record to be in a step's sample; 1: every step uses all records."""
     clip_norm: float = Field(default=1.0, gt=0, le=1e6)
@@ -176,6 +178,16 @@ def noised_steps(
     return calibrated(one, times, context.epsilon, context.delta)
 
 
+def gradient_rows(gradients: Gradients, weights: Mapping[str, torch.Tensor]) -> Rows:
+    """Return a function to n records' gradients under `weights`, one (n, values) for each."""
+
+    def rows(x: torch.Tensor, y: torch.Tensor) -> Parts:
+        found = gradients(weights, x, y)
+        return [found[name].flatten(1) for name in weights]
+
+    return rows
+
+
 class NoisedSums:
     def __init__(self, task: Task, event: PoissonSampled) -> None:
         import torch
@@ -199,18 +211,21 @@ class NoisedSums:
         """Return one priced step: the noised sum of `rows(x, y)`, of each unit clipped to `norm`.
 
         Raises PrivacyError for more values than the event prices."""
-        count = self.count if self._units is None else len(self._units)
-        chosen = poisson_sample(count, self._event.sampling_probability, self._random_bytes)
-        if self._units is None:
-            total = self.total(rows, chosen, norm) << NOISE_BITS - RECORD_BITS
-        else:
-            total = self._by_unit(rows, [self._units[at] for at in chosen], norm)
+        total = self.sampled(rows, norm)
         one = self._event.event
         if total.size > one.coordinates:
             raise PrivacyError(f"{self._event.what}: {total.size} values are more than was priced")
         event = replace(self._event, event=replace(one, coordinates=total.size))
         steps = noised_step(total, event, self._random_bytes)
         return np.asarray(steps * (norm * 2.0**-NOISE_BITS), np.float64)
+
+    def sampled(self, rows: Rows, norm: float) -> Int64:
+        """Return the exact sum of `rows` over a fresh sample of units, in steps of `norm`·2⁻³⁰."""
+        count = self.count if self._units is None else len(self._units)
+        chosen = poisson_sample(count, self._event.sampling_probability, self._random_bytes)
+        if self._units is None:
+            return self.total(rows, chosen, norm) << (NOISE_BITS - RECORD_BITS)
+        return self._by_unit(rows, [self._units[at] for at in chosen], norm)
 
     def total(self, rows: Rows, chosen: Int64, clip_norm: float) -> Int64:
         """Return the sum (values,) of `chosen` records' rows in steps of `clip_norm`·2⁻¹⁶.
@@ -278,10 +293,7 @@ class NoisedSgd:
     def take(self, weights: Mapping[str, torch.Tensor], optimizer: Steps | None = None) -> None:
         import torch
 
-        def rows(x: torch.Tensor, y: torch.Tensor) -> Parts:
-            found = self._gradients(weights, x, y)
-            return [found[name].flatten(1) for name in weights]
-
+        rows = gradient_rows(self._gradients, weights)
         drawn = self._scale * self._sums.draw(rows, self._clip_norm)
         step = torch.as_tensor(drawn.astype(np.float32)).to(self._sums.processor)
         parts = torch.split(step, [value.numel() for value in weights.values()])
