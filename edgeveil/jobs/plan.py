@@ -365,6 +365,9 @@ class Plan:
                 f"a record is a window of {schema.windows.length} readings: to change one reading"
             )
             found.append(f"{text} exchanges a record, one removed and one added")
+        if schema is not None and schema.person is not None and self.context.unit == "record":
+            text = "data.person: no person is in two halves, but the noise hides a record alone; to"
+            found.append(f"{text} hide persons set privacy.unit: person")
         if self.job.round.mode == "buffered" and self.adds_noise:
             text = "round.mode: buffered: a device also pays for an update that is more than"
             found.append(f"{text} {buffered_rounds.MAX_STALENESS} rounds late and dropped")
