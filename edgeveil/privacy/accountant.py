@@ -168,10 +168,15 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 
 
 def _among_others(events: tuple[Event, ...], delta: float) -> float | None:
-    updates = any(isinstance(event, GaussianEvent) and event.unit == "device" for event in events)
-    if not updates and not any(getattr(event, "record_sensitivity_steps", 0) for event in events):
+    for_records = tuple(map(for_one_record, events))
+    changes = zip(for_records, events, strict=True)
+    if all(_steps(one) == _steps(event) for one, event in changes):
         return None
-    return _or_infinite(tuple(map(for_one_record, events)), delta)
+    return _or_infinite(for_records, delta)
+
+
+def _steps(event: Event) -> int:
+    return getattr(event, "sensitivity_steps", 0)
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:

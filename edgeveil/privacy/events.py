@@ -9,16 +9,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.correlation import Correlation
 
-Unit = Literal["record", "device"]
+Unit = Literal["record", "person", "device"]  # each is part of the next
 Status = Literal["proven", "claimed", "none"]
 ADD_OR_REMOVE = "add_or_remove"
 
-_UNITS = ("record", "device")
+UNITS: tuple[Unit, ...] = get_args(Unit)
 _STATUSES: tuple[Status, ...] = ("proven", "claimed", "none")
 _LEAST = {  # least value of integer fields
     **dict.fromkeys(("sensitivity_steps", "coordinates"), 0),
@@ -40,7 +40,7 @@ class _Event:
     may_be: ClassVar[tuple[Status, ...]] = _STATUSES
 
     def __post_init__(self) -> None:
-        if self.unit not in _UNITS or self.status not in self.may_be:
+        if self.unit not in UNITS or self.status not in self.may_be:
             raise PrivacyError(f"event '{self.what}': cannot be '{self.unit}' and '{self.status}'")
         for name, least in _LEAST.items():
             if getattr(self, name, least) < least:
@@ -54,16 +54,20 @@ class GaussianEvent(_Event):
     """A sum of integer vectors plus independent discrete Gaussian noise.
 
     `sensitivity_steps`: L2 change of one unit; `finest_sigma_squared`: least variance of a
-    coordinate (half of `sigma_squared` for off-diagonals of a symmetric matrix)."""
+    coordinate (half of `sigma_squared` for off-diagonals of a symmetric matrix);
+    `record_sensitivity_steps`: change of a device's record, 0 for twice that of the device."""
 
     sensitivity_steps: int
     sigma_squared: int
     finest_sigma_squared: int
     coordinates: int
     grid_bits: int
+    record_sensitivity_steps: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.record_sensitivity_steps and self.unit != "device":
+            raise PrivacyError(f"event '{self.what}': has one sensitivity, of one {self.unit}")
         if not 0 < self.finest_sigma_squared <= self.sigma_squared:
             raise PrivacyError(f"event '{self.what}': needs 0 < finest σ² <= σ²")
 
@@ -288,18 +292,24 @@ def with_noise(event: NoisyEvent, **changes: Any) -> NoisyEvent:
 
 
 def for_one_record(event: Event) -> Event:
-    """Return the event for one record of a device; an update then has twice the sensitivity."""
-    if isinstance(event, LaplaceEvent) and event.record_sensitivity_steps:
-        steps = event.record_sensitivity_steps
-        return replace(event, unit="record", sensitivity_steps=steps, record_sensitivity_steps=0)
-    if isinstance(event, GaussianEvent) and event.unit == "device":
-        return replace(event, unit="record", sensitivity_steps=2 * event.sensitivity_steps)
+    return for_one("record", event)
+
+
+def for_one(unit: Unit, event: Event) -> Event:
+    """Return the event for one `unit` that is part of the event's own.
+
+    A device's update may have twice the sensitivity, as both neighbours are within its bound."""
     if isinstance(event, PoissonSampled):
-        return replace(event, event=replace(event.event, unit="record"))
+        return replace(event, event=replace(event.event, unit=unit))
     if isinstance(event, SharedGaussian):
-        own = for_one_record(event.own)
+        own = for_one(unit, event.own)
         return replace(event, own=own) if isinstance(own, NoisyEvent) else event
-    return replace(event, unit="record")
+    if event.unit == "device" and isinstance(event, LaplaceEvent | GaussianEvent):
+        steps = event.record_sensitivity_steps if unit == "record" else 0
+        twice = 2 if isinstance(event, GaussianEvent) else 1
+        steps = steps or twice * event.sensitivity_steps
+        return replace(event, unit=unit, sensitivity_steps=steps, record_sensitivity_steps=0)
+    return replace(event, unit=unit)
 
 
 _KINDS: dict[str, type[Event]] = {

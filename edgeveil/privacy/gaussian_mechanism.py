@@ -95,6 +95,12 @@ def gaussian_event(
     )
 
 
+def hiding(event: GaussianEvent, unit: Unit) -> GaussianEvent:
+    """Return the event of a sum in which each `unit`, and each record of it, moves no more."""
+    same = event.sensitivity_steps if unit == "device" else 0
+    return replace(event, unit=unit, record_sensitivity_steps=same)
+
+
 def shared_gaussian(event: E, honest: int) -> E | SharedGaussian:
     """Return a release whose noise `honest` devices share in equal parts; 0: unchanged."""
     if not honest:
@@ -212,10 +218,11 @@ def counts_event(
     times: int,
     honest: int = 0,
     fine_bits: int = 0,
+    unit: Unit = "record",
 ) -> GaussianEvent | SharedGaussian:
     """Return the event of integer counts in steps of 2**-fine_bits; `times` are (ε, δ)-DP.
 
-    `sensitivity_squared` bounds the sum of squares that one record adds. `honest` devices share the
+    `sensitivity_squared` bounds the sum of squares that one `unit` adds. `honest` devices share the
     noise; default 0: each adds all. Raises `PrivacyError` if no noise meets (ε, δ)."""
     # Discreteness may use a hundredth of δ; each part has only its share of the variance.
     finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (0.16 * delta)
@@ -226,8 +233,10 @@ def counts_event(
     def of(mu: float) -> GaussianEvent:
         bits = max(0, sigma_bits + math.floor(math.log2(mu)) - fine_bits)
         steps = math.isqrt((sensitivity_squared << 2 * bits) - 1) + 1
+        if unit != "record":  # of a unit's mean, rounded; a record of it moves that by no more
+            steps += math.isqrt(coordinates) + 1
         event = gaussian_event(what, steps, mu, coordinates, grid_bits=bits)
-        return replace(event, purpose="infer")
+        return replace(hiding(event, unit), purpose="infer")
 
     return shared_gaussian(meeting(of, epsilon_, delta, times), honest)
 

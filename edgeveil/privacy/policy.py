@@ -13,6 +13,7 @@ from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon, weakest
 from edgeveil.privacy.composition import least_limit
 from edgeveil.privacy.events import (
+    UNITS,
     Event,
     PureEvent,
     Unit,
@@ -20,6 +21,7 @@ from edgeveil.privacy.events import (
     as_single,
     as_summed,
     event_from_dict,
+    for_one,
     for_one_record,
     to_dict,
 )
@@ -99,14 +101,15 @@ class Quote:
 
 
 def price(events: Iterable[Event], delta: float) -> Quote:
-    """Price training and inference events separately; inference of mixed units per record."""
+    """Price training and inference events separately; of mixed units per smallest one."""
     listed = tuple(events)
     training = epsilon([e for e in listed if e.purpose == TRAIN], delta)
     inferred = [e for e in listed if e.purpose != TRAIN]
     of_devices = [e for e in inferred if e.unit == "device"]
     if len(of_devices) in (0, len(inferred)):
         return Quote(training, epsilon(inferred, delta))
-    whole = epsilon([for_one_record(e) for e in inferred], delta)
+    least = min((e.unit for e in inferred), key=UNITS.index)
+    whole = epsilon([for_one(least, e) for e in inferred], delta)
     return Quote(training, replace(whole, of_device=epsilon(of_devices, delta).collusion_epsilon))
 
 
@@ -164,7 +167,8 @@ def _composed(
     device, device_delta = composed(of_devices, [part.device_epsilon for part in parts])
     spent = max(record_delta, device_delta) if all_proven else added
     if len(units) > 1 or any(part.of_device is not None for part in parts):
-        return Guarantee(record, spent, "record", status, of_device=device)
+        any_device = any(part.unit == "device" or part.of_device is not None for part in parts)
+        return Guarantee(record, spent, "record", status, of_device=device if any_device else None)
     unit: Unit = min(units, default="record")
     among = record if any(part.among_others is not None for part in parts) else None
     return Guarantee(device if unit == "device" else record, spent, unit, status, among)

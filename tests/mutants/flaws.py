@@ -178,9 +178,27 @@ MUTANTS = {
         of=("pate",),
     ),
     "record-of-an-update-moves-it-once": Mutant(
-        "edgeveil.privacy.events:for_one_record",
-        "2 * event.sensitivity_steps -> event.sensitivity_steps",
+        "edgeveil.privacy.events:for_one",
+        "2 if isinstance(event, GaussianEvent) else 1 -> 1",
         "tests/unit/edgeveil/privacy/test_privacy_shared.py::test_of_a_devices_update_one_record_costs_twice_in_both",
+    ),
+    "person-bounded-by-record": Mutant(
+        "edgeveil.parts.methods.fm_sums:Rows.clipped_sum",
+        "clip_sum(of(self._at(group)), limit) -> of(self._at(group))",
+        "tests/unit/edgeveil/parts/methods/test_units.py::test_a_unit_of_fifty_records_moves_each_sum_of_fm_no_further_than_its_price",
+        of=("fm",),
+    ),
+    "persons-gradients-bounded-by-record": Mutant(
+        "edgeveil.parts.methods.dp_sgd:NoisedSums._by_unit",
+        "clip_sum(own << NOISE_BITS - RECORD_BITS, 1 << NOISE_BITS)"
+        " -> own << NOISE_BITS - RECORD_BITS",
+        "tests/unit/edgeveil/parts/methods/test_units.py::test_a_person_and_a_record_of_one_move_the_gradients_no_further_than_a_record",
+        of=("dp_sgd",),
+    ),
+    "persons-evaluation-counts-by-record": Mutant(
+        "edgeveil.jobs.federated_evaluation:FederatedEvaluation._steps",
+        "len(own) -> 1",
+        "tests/unit/edgeveil/parts/methods/test_units.py::test_a_person_moves_the_counts_of_an_evaluation_no_further_than_a_record",
     ),
     "gradients-against-a-quarter-of-the-noise": Mutant(
         "edgeveil.parts.methods.dp_sgd:NoisedSums.sampled",
@@ -615,6 +633,16 @@ MUTANTS = {
         "edgeveil.parts.own_records:halves",
         "records.places -> records.x",
         "tests/unit/edgeveil/data/test_encoding.py::test_two_schemas_split_and_deal_alike_where_labels_are_alike",
+    ),
+    "persons-parted-between-training-and-evaluation": Mutant(
+        "edgeveil.data.encoding:RowEncoder._places",
+        "self._digests if self._person is None else self._persons -> self._digests",
+        "tests/unit/edgeveil/data/test_persons.py::test_all_records_of_a_person_have_one_fate_and_a_person_removed_moves_no_other",
+    ),
+    "slots-by-record-beside-persons": Mutant(
+        "edgeveil.data.split:sample_slots",
+        "choosing is not None -> False",
+        "tests/unit/edgeveil/data/test_persons.py::test_a_persons_records_share_a_slot_and_one_at_most_counts",
     ),
     "another-jobs-share-moves-records": Mutant(
         "edgeveil_edge.round_work:RoundWork._check_split",

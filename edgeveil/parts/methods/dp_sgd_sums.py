@@ -137,6 +137,7 @@ PART = MethodPart(
     learns_on="model",
     summed=True,
     shares=True,
+    units=("record", "person"),
     refuses=_refuses,
     source="Abadi et al. 2016, alg. 1, summed under masks",
     needs="model, secure sums",

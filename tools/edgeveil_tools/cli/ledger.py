@@ -42,9 +42,9 @@ def _exported(book: LedgerChain) -> Iterator[dict[str, Any]]:
 
     for name, account in book.accounts.items():
         for job, entry in account.items():
-            kinds = dict.fromkeys((event.purpose, event.unit) for event in entry.counted)
+            kinds = dict.fromkeys((event.purpose, event.unit) for event in entry.counted.events)
             for purpose, unit in kinds:
-                events = [e for e in entry.counted if (e.purpose, e.unit) == (purpose, unit)]
+                events = [e for e in entry.counted.events if (e.purpose, e.unit) == (purpose, unit)]
                 found = epsilon(events, entry.request.delta)
                 row = {"data_set": name, "job": job, "purpose": purpose, "unit": unit}
                 row |= {key: found.plain.get(key) for key in ("status", "epsilon", "delta")}
