@@ -37,7 +37,7 @@ from edgeveil.selection import how_many
 from edgeveil_edge.consent import limits_of, refusals, too_few
 
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True, math.inf, math.inf)
-_ANY_EPSILON = 1e15  # of an owner in a simulation, who allows every job
+_ANY_EPSILON = math.inf  # of an owner in a simulation, who allows every job
 
 
 class RunData(DataFiles):
