@@ -133,7 +133,7 @@ def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
         if len(known) < len(events):
             return math.inf
         together = added(known)
-        return _least_epsilon(lambda e: delta_at(e, together), 0.0, delta)
+        return least_epsilon(lambda e: delta_at(e, together), 0.0, delta)
 
 
 def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
@@ -198,12 +198,12 @@ def _with_gaussians(
     mu: float, tv: float, delta: float, pure: float, groups: frozenset[tuple[Fraction, int]]
 ) -> float:
     """Return ε of a μ-GDP release with TV error `tv`, composed with pure releases of sum `pure`."""
-    alone = _finite(_least_epsilon(lambda e: gaussian_delta(e, mu), tv, delta), delta)
+    alone = _finite(least_epsilon(lambda e: gaussian_delta(e, mu), tv, delta), delta)
     if not pure:
         return alone
     basic = math.nextafter(pure + alone, math.inf)
     curve = mixture_curve(mu, dict(groups)) if mu and basic <= LARGEST_EPSILON else None
-    return min(basic, _least_epsilon(curve, tv, delta, alone)) if curve else basic
+    return min(basic, least_epsilon(curve, tv, delta, alone)) if curve else basic
 
 
 @lru_cache(maxsize=256)
@@ -217,7 +217,7 @@ def _with_sampled(
     """Return ε of sampled steps composed with a μ-GDP and pure releases; total TV error `tv`."""
     pure = [times(pure_moments(math.nextafter(float(e), math.inf)), n) for e, n in groups]
     moments = added([gaussian_moments(mu), *pure, *[steps.moments for steps in sampled]])
-    high = _finite(_least_epsilon(lambda e: delta_at(e, moments), 0.0, delta), delta)
+    high = _finite(least_epsilon(lambda e: delta_at(e, moments), 0.0, delta), delta)
     curve = mixture_curve(mu, dict(groups), sampled)
     if curve is None:
         return high
@@ -253,7 +253,7 @@ def _finite(value: float, delta: float) -> float:
     return value
 
 
-def _least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) -> float:
+def least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) -> float:
     """Return the least ε >= `start` with δ(ε) + (1 + e^ε)·TV <= δ, rounded up, or infinity."""
 
     def holds(candidate: float) -> bool:

@@ -261,6 +261,8 @@ def for_one(unit: Unit, event: Event) -> Event:
     """Return the event for one `unit` that is part of the event's own.
 
     A device's update may have twice the sensitivity, as both neighbours are within its bound."""
+    if event.unit == unit:
+        return event
     if isinstance(event, PoissonSampled):
         return replace(event, event=replace(event.event, unit=unit))
     if isinstance(event, SharedGaussian):

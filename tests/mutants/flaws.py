@@ -253,8 +253,8 @@ MUTANTS = {
         nth=2,
     ),
     "a-mean-beside-counts-costs-its-device-nothing": Mutant(
-        "edgeveil.privacy.policy:inference_epsilons",
-        "part.device_epsilon -> part.epsilon * (part.unit == 'device')",
+        "edgeveil.privacy.policy:_composed",
+        "event.unit == 'device' -> False",
         "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_what_is_counted_of_records_lets_no_mean_pass_the_limit_of_a_device",
     ),
     # --- clip ---
@@ -392,7 +392,7 @@ MUTANTS = {
         "tests/unit/edgeveil/privacy/test_privacy_accountant.py::test_pure_epsilon_is_summed_exactly",
     ),
     "grid-costs-nothing": Mutant(
-        "edgeveil.privacy.accountant:_least_epsilon",
+        "edgeveil.privacy.accountant:least_epsilon",
         "(1 + math.exp(candidate)) * tv -> 0",
         "tests/unit/edgeveil/privacy/test_privacy_accountant.py::test_the_discreteness_of_the_noise_costs",
     ),
@@ -821,6 +821,37 @@ MUTANTS = {
         "manifest.shuffled != context.shuffled -> False",
         "tests/unit/edgeveil_edge/test_answer.py::test_a_round_that_departs_from_its_job_is_refused",
     ),
+    # --- composition over a life ---
+    "delta-not-shared-out": Mutant(
+        "edgeveil.privacy.composition:least_limit",
+        "GAUSSIAN_SHARE * delta -> delta",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_the_regions_share_delta",
+    ),
+    "each-order-with-the-delta-of-all": Mutant(
+        "edgeveil.privacy.composition:least_limit",
+        "MOMENTS_SHARE * delta / len(FILTER_ORDERS) -> MOMENTS_SHARE * delta",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_the_regions_share_delta",
+    ),
+    "equal-jobs-counted-once": Mutant(
+        "edgeveil.privacy.composition:_by_gaussians",
+        "count * event.mu ** 2 -> event.mu ** 2",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_twenty_jobs_cost_what_their_noise_composes_to",
+    ),
+    "a-coin-for-half-its-mu": Mutant(
+        "edgeveil.privacy.composition:pure_mu",
+        "1 / (1 + math.exp(value)) -> 1 / (1 + math.exp(value / 2))",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_a_pair_of_gaussians_dominates_each_coin",
+    ),
+    "coarse-noise-composed-as-gaussian": Mutant(
+        "edgeveil.privacy.composition:_by_gaussians",
+        "grid > MOST_GRID -> False",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_noise_on_a_coarse_grid_is_admitted_by_its_moments",
+    ),
+    "a-total-below-one-job": Mutant(
+        "edgeveil.privacy.policy:_composed",
+        "max(own, default=0.0) -> 0.0",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_a_wider_limit_refuses_no_job_and_no_total_is_below_one_job",
+    ),
     # --- mixed totals ---
     "devices-and-records-added-up": Mutant(
         "edgeveil.privacy.policy:_composed",
@@ -828,19 +859,14 @@ MUTANTS = {
         "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_if_all_others_collude_a_total_is_what_it_costs_one_record",
     ),
     "colluding-as-if-they-did-not": Mutant(
-        "edgeveil.privacy.policy:total",
-        "part.colluding or part -> part",
+        "edgeveil.privacy.policy:_total",
+        "_mapped(as_single, counts) -> _mapped(as_summed, counts)",
         "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_if_all_others_collude_a_total_is_what_it_costs_one_record",
     ),
     "record-of-a-colluding-device-unpriced": Mutant(
         "edgeveil.privacy.accountant:epsilon",
         "_among_others(single, delta) -> None",
-        "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_if_all_others_collude_a_total_is_what_it_costs_one_record",
-    ),
-    "unit-of-a-free-job-ignored": Mutant(
-        "edgeveil.privacy.policy:total",
-        "max(p.record_epsilon, p.collusion_epsilon) -> p.epsilon",
-        "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_a_device_level_price_of_nothing_still_counts_what_a_record_costs",
+        "tests/unit/edgeveil/privacy/test_privacy_shared.py::test_of_a_devices_update_one_record_costs_twice_in_both",
     ),
     # --- trial ---
     "tried-at-the-jobs-own-count": Mutant(

@@ -40,8 +40,11 @@ def _lines(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> Iterat
     yield f"{path}: {book.links} entries, intact"
     for name, account in book.accounts.items():
         yield f"\n{name}"
-        yield f"  spent on training:  {spent(account)}"
-        yield f"  spent on inference: {spent(account, purpose=INFER)}"
+        delta = policies[name].lifetime_delta if name in policies else None
+        yield f"  spent on training:  {spent(account, delta=delta)}"
+        yield f"  spent on inference: {spent(account, purpose=INFER, delta=delta)}"
+        if len(account) > 1:
+            yield "  (of several jobs: the least lifetime limits that admit them)"
         if name in policies:
             rest = ", ".join(f"{k} {down(v)}" for k, v in left(account, policies[name]).items())
             yield f"  remaining by the policy: {rest}"
