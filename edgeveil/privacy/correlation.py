@@ -33,8 +33,12 @@ class Correlation:
 
     def __post_init__(self) -> None:
         least = min(self.rounds, self.participations, self.min_separation)
-        if least < 1 or not 0 <= self.coefficient < _ONE:
-            raise PrivacyError("correlated noise needs rounds, and a coefficient below 256")
+        fits = (self.participations - 1) * self.min_separation < self.rounds
+        if least < 1 or not fits or not 0 <= self.coefficient < _ONE:
+            what = (
+                "correlated noise needs rounds for all participations, and a coefficient below 256"
+            )
+            raise PrivacyError(what)
 
     @classmethod
     def of_least_error(cls, rounds: int, participations: int, min_separation: int) -> Correlation:
@@ -43,18 +47,22 @@ class Correlation:
 
     @cached_property
     def squared_sensitivity(self) -> int:
-        """Squared L2 norm of C's columns 0, b, 2b … summed, for a clip norm of 1; in 2⁻⁶⁴ steps."""
-        return sum((x * x >> _FINE_BITS) + 1 for x in self._shifts())
+        """Squared L2 norm of C's columns 0, b, 2b … summed, for a clip norm of 1; in 2⁻⁶⁴ steps.
+
+        As if rounds went on after the last, so that fewer participations have less each."""
+        found = [(x * x >> _FINE_BITS) + 1 for x in self._shifts()]
+        squared = self.coefficient**2
+        return sum(found) + -(-found[-1] * squared // (_ONE**2 - squared))
 
     def sensitivity_steps(self, clip_steps: int, coordinates: int) -> int:
         """Return each participation's part of the whole L2 sensitivity, rounded up.
 
-        As many independent releases of this sensitivity have the whole mechanism's μ."""
-        whole = clip_steps * _root_up(self.squared_sensitivity)  # in 2⁻³² steps
-        # ‖C‖₂ <= Σ γ^j < 1/(1 - γ), times √(d·T) steps of rounding.
+        As many independent releases of this sensitivity have at least the μ of the mechanism, for
+        any number of participations up to k."""
+        each = clip_steps * _root_up(self.squared_sensitivity // self.participations + 1)
+        # ‖C‖₂ <= Σ γ^j < 1/(1 - γ), times √(d·T) steps of rounding; in 2⁻³² steps.
         rounding = _root_up(coordinates * self.rounds << _FINE_BITS)
-        whole += -(-rounding * _ONE // (_ONE - self.coefficient))
-        each = math.isqrt((whole * whole - 1) // self.participations) + 1
+        each += -(-rounding * _ONE // (_ONE - self.coefficient))
         return -(-each >> _FINE_BITS // 2)
 
     @property
