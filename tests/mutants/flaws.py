@@ -195,6 +195,12 @@ MUTANTS = {
         "tests/unit/edgeveil/parts/methods/test_units.py::test_a_person_and_a_record_of_one_move_the_gradients_no_further_than_a_record",
         of=("dp_sgd",),
     ),
+    "a-record-of-a-sampled-person-as-the-person": Mutant(
+        "edgeveil.privacy.events:for_one",
+        "part = event.of_part or (event.unit != unit and event.sampling_probability < 1)"
+        " -> part = False",
+        "tests/unit/edgeveil/privacy/test_privacy_sampled.py::test_a_record_of_a_sampled_person_costs_more_than_its_person",
+    ),
     "persons-evaluation-counts-by-record": Mutant(
         "edgeveil.jobs.federated_evaluation:FederatedEvaluation._steps",
         "len(own) -> 1",

@@ -12,7 +12,7 @@ from scipy.stats import norm
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy import accountant
 from edgeveil.privacy.accountant import SampledSteps, discreteness_tv, epsilon, mixture_curve
-from edgeveil.privacy.events import PoissonSampled
+from edgeveil.privacy.events import PoissonSampled, for_one_record
 from edgeveil.privacy.gaussian_mechanism import (
     calibrated,
     gaussian_event,
@@ -20,7 +20,7 @@ from edgeveil.privacy.gaussian_mechanism import (
     poisson_sample,
     sampled_gaussian_event,
 )
-from edgeveil.privacy.moments import ORDERS, delta_at, sampled_moments, times
+from edgeveil.privacy.moments import ORDERS, delta_at, log_moments, sampled_moments, times
 from edgeveil.privacy.sampler import SeededRandom
 
 DELTA = 1e-5
@@ -143,3 +143,35 @@ def test_calibrated_noise_meets_the_budget_and_hardly_more():
     most = sampled_gaussian_event("s", 1.0, 10_000, 2**30, 1, grid_bits=30)
     with pytest.raises(PrivacyError, match="meets ε"):  # no noise does
         calibrated(most, 10_000, 0.001, DELTA)
+
+
+def delta_of_many(p, q, steps, epsilon_, size=40_000, room=1 << 22):
+    """Return δ(ε) of `steps` draws of p against q, from below: losses rounded down to a grid."""
+    loss = np.floor(np.log(p / q) * size).astype(int)
+    mass = np.bincount(loss - loss.min(), weights=p)
+    whole = np.fft.irfft(np.fft.rfft(mass, room) ** steps, room)
+    # Indices are modulo the room; the sum lies within half of it around its mean.
+    start = int((p * loss).sum() * steps) - room // 2
+    sums = start + (np.arange(room) + loss.min() * steps - start) % room
+    kept = sums > epsilon_ * size
+    return float((whole[kept] * (1 - np.exp(epsilon_ - sums[kept] / size))).sum()) - room * 1e-12
+
+
+def test_a_record_of_a_sampled_person_costs_more_than_its_person():
+    """Two vectors of norm σ, 60° apart, both sampled: their δ after 2,000 steps, from below."""
+    rate, count = 0.01, 2000
+    axis = np.linspace(-8, 8, 801)
+    x, y = np.meshgrid(axis, axis)
+    none = np.exp(-(x**2 + y**2) / 2)
+    p, q = (
+        (1 - rate) * none
+        + rate * np.exp(-((x - math.cos(turn)) ** 2 + (y - math.sin(turn)) ** 2) / 2)
+        for turn in (math.pi / 6, -math.pi / 6)
+    )
+    found = delta_of_many((p / p.sum()).ravel(), (q / q.sum()).ravel(), count, 1.0)
+    one = steps(rate, 1.0, count)
+    person = replace(one, event=replace(one.event, unit="person"))
+    record = for_one_record(person)
+    assert epsilon([person], found).epsilon < 1.0 <= epsilon([person], found).among_others
+    assert delta_at(1.0, times(sampled_moments(rate, 1.0, of_part=True), count)) >= found
+    assert record.of_part and log_moments(record) != log_moments(person)
