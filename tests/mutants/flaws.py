@@ -993,7 +993,7 @@ MUTANTS = {
     "refuted-guarantees-complete": Mutant(
         "edgeveil_tools.local.fleet:Simulation._judge",
         "audit.epsilon > printed.epsilon -> False",
-        "tests/unit/edgeveil_tools/test_audited_run.py::test_sound_noise_holds_and_nearly_none_fails_the_run",
+        "tests/unit/edgeveil_tools/test_audited_run.py::test_sound_noise_holds_and_nearly_none_fails_the_run[updates]",
     ),
     "an-array-of-objects-declines": Mutant(
         "edgeveil.parts.sources.arrays:_read_npy",
