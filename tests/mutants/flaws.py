@@ -1066,6 +1066,22 @@ MUTANTS = {
         "places.rstrip('0') -> places",
         "tests/unit/edgeveil/data/test_encoding.py::test_no_cell_of_a_column_changes_the_text_of_another",
     ),
+    # --- audit in one run ---
+    "one-run-audit-without-delta": Mutant(
+        "edgeveil.privacy.one_run_audit:_chance",
+        "2 * canaries * delta -> 0 * canaries * delta",
+        "tests/unit/edgeveil/privacy/test_privacy_one_run_audit.py::test_luck_and_leaks_within_delta_show_nothing",
+    ),
+    "one-run-audit-without-abstaining": Mutant(
+        "edgeveil.privacy.one_run_audit:_chance",
+        "guesses(canaries) -> right",
+        "tests/unit/edgeveil/privacy/test_privacy_one_run_audit.py::test_luck_and_leaks_within_delta_show_nothing",
+    ),
+    "refuted-guarantees-complete": Mutant(
+        "edgeveil_tools.local.fleet:Simulation._judge",
+        "audit.epsilon > printed.epsilon -> False",
+        "tests/unit/edgeveil_tools/test_audited_run.py::test_sound_noise_holds_and_nearly_none_fails_the_run[updates]",
+    ),
     "an-array-of-objects-declines": Mutant(
         "edgeveil.parts.sources.arrays:_read_npy",
         "RecordsError -> DataError",
