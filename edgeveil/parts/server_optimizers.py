@@ -63,6 +63,9 @@ class ServerOptimizerParameters(PartBlock):
     """τ of the adaptive ones: added to the root of the squared updates; 0.001 by default."""
     schedule: ScheduleParameters | None = omittable(None, examples=[{"name": "cosine"}])
     """The cloud's learning rate by round; null: the same in all."""
+    average: float = omittable(0.0, ge=0, lt=1, examples=[0.9])
+    """Share of the last mean that is kept in a moving mean of the weights, which is tested and
+    released in their place; less noise than theirs. 0: the weights themselves."""
 
     @property
     def moments(self) -> dict[str, float]:

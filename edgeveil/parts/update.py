@@ -62,6 +62,7 @@ from edgeveil.subnormals import flushed_training
 
 WHOLE = "update"
 EXTRA = "method-values"  # cannot collide with names of weights
+MEAN = "mean-moment/"  # prefix of weights' moving means in the state
 MOST_SHARE = 64.0  # a device's largest weight, in nominal record counts
 S = TypeVar("S", bound=np.generic)
 Float64 = NDArray[np.float64]
@@ -348,9 +349,14 @@ class UpdateCloud:
         }
         return {**self._network.initial(), **self._server.initial(), **moments, **first}
 
+    def _mean_of(self, state: Tensors, name: str) -> Array:
+        """Return the moving mean of a weight, or the weight itself if there is none."""
+        return np.asarray(state.get(MEAN + name, state[name]))
+
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
         names = (CLIP_NORM,) * (self._clip is not None) + tuple(self._server.initial())
-        return self.model(state) | {name: np.asarray(state[name]) for name in names}
+        weights = {w.name: np.asarray(state[w.name]) for w in self._network.weights}
+        return weights | {name: np.asarray(state[name]) for name in names}
 
     def aim(self, state: Tensors, round: PlannedRound) -> Aim | None:
         weights = segments_of(uploaded(self.context), state, whole=self.context.whole)
@@ -380,6 +386,11 @@ class UpdateCloud:
             change = server.step(step * np.nan_to_num(change), moments, share)
             new[name] = _moved(np.asarray(state[name]), change, 1.0)
             new |= {f"{m}-moment/{name}": one.astype(np.float32) for m, one in moments.items()}
+            if kept := server.average:
+                last = np.asarray(new[name], np.float64)
+                before = last if round.number == 1 else self._mean_of(state, name)
+                averaged = kept * np.asarray(before, np.float64) + (1 - kept) * last
+                new[MEAN + name] = averaged.astype(np.float32)
         return new
 
     def _method(
@@ -397,7 +408,7 @@ class UpdateCloud:
         return update
 
     def model(self, state: Tensors) -> dict[str, Array]:
-        return {w.name: np.asarray(state[w.name]) for w in self._network.weights}
+        return {w.name: self._mean_of(state, w.name) for w in self._network.weights}
 
 
 def _moved(before: Array, update: NDArray[np.float64], step: float) -> NDArray[np.float32]:

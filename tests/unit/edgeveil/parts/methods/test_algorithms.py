@@ -248,6 +248,25 @@ ADAPTED = {
 OPTIMISER = {"name": "fedavg", "server_optimizer": {"name": "fedadam"}}
 
 
+def test_a_moving_mean_of_the_weights_is_what_is_tested_and_released():
+    """Devices go on from the weights themselves, so training is the same with and without it."""
+    plain = ServerOptimizerParameters(name="fedavgm")
+    given = ServerOptimizerParameters(name="fedavgm", average=0.75)
+    mean = None
+    for rounds in (1, 2, 3):
+        one, other = (
+            Fleet("sgd", replace(CONTEXT, server=server), rounds=rounds, **WHOLE)
+            for server in (plain, given)
+        )
+        last = one.cloud.model(one.state)
+        mean = last if mean is None else {n: 0.75 * mean[n] + 0.25 * a for n, a in last.items()}
+        found = other.cloud.model(other.state)
+        sent = other.cloud.package(other.state, PlannedRound(rounds + 1, TRAIN, rounds + 1))
+        for name, array in last.items():
+            np.testing.assert_array_equal(sent[name], array)
+            np.testing.assert_allclose(found[name], mean[name], rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
