@@ -448,7 +448,7 @@ MUTANTS = {
     ),
     "correlated-half-deleted-before-its-use": Mutant(
         "edgeveil.protocol.proxy_rounds:ProxyRounds.drop",
-        "done is not None and done.at == at -> True",
+        "own is not None and own.at == at -> True",
         "tests/unit/edgeveil/protocol/test_protocol_proxy_correlated.py::test_a_half_lives_until_the_next_round_is_over",
     ),
     # --- mask ---

@@ -203,6 +203,19 @@ def test_the_next_round_uses_up_a_half_also_without_a_commit(machine):
     assert halves(machine).keys() == {2}
 
 
+def test_an_evaluation_between_two_rounds_uses_up_nothing(machine):
+    first, name, half = first_round(machine)
+    commit(machine, first)
+    evaluation = handed_over(machine, masked_round(kit.at(2)))
+    ask(machine, question(evaluation))
+    commit(machine, evaluation)
+    assert halves(machine) == {1: half}
+    number = structs.replace(NOISE, number=2)
+    header = masked_round(kit.at(3), masked=MASKED, correlated=number)
+    batch = handed_over(machine, committed(header, MEMBERSHIP))
+    assert given(ask(machine, asked(batch, name))) == told(kit.at(3), half)[0]
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["answered", "answer under way"])
 def test_the_end_of_a_job_leaves_no_half(machine, late):
     batch = handed_over(machine, noised())
