@@ -68,6 +68,10 @@ class SimulationSeeds:
     def draws(self) -> SeededRandom:
         return SeededRandom(self._number("aggregation"))
 
+    def canary(self, device: int, round: int = 0) -> SeededRandom:
+        """Return the stream of a canary's direction in a round; in round 0 of its coin."""
+        return SeededRandom(self._number(f"canary/{device}/{round}"))
+
     def split_key(self, device: int) -> bytes:
         return self._digest(f"split/{device}")
 

@@ -96,9 +96,14 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
     everybody = [key for cell in enrolled.values() for key in cell]
     count = how_many(asked.devices, len(everybody), asked.over_select)
     drawn = choose(everybody, count) if count >= floor else []
-    turns = plan.context.correlation is not None  # in which a cell below the floor is left out
+    turns = plan.context.correlation  # in which a cell below the floor is left out
+    if turns is not None and len(everybody) < turns.min_separation * count:
+        what = f"{len(everybody)} devices take turns of {count}, each after fewer rounds than"
+        fix = f"enrol {turns.min_separation * count}, or lower privacy.min_separation"
+        raise TooFewDevices(f"{what} {turns.min_separation}", where="selection", fix=fix)
+    fill = choose if turns is None else None
     chosen = {
-        cell: _whole_batch([k for k in drawn if k in of_it], keys, floor, choose, keep=turns)
+        cell: _whole_batch([k for k in drawn if k in of_it], keys, floor, fill)
         for cell, keys, of_it in ((cell, keys, set(keys)) for cell, keys in enrolled.items())
     }
     chosen = {cell: keys for cell, keys in chosen.items() if keys}
@@ -119,14 +124,15 @@ def select(plan: Plan, enrolled: Cohorts, choose: Choose = draw) -> dict[str, li
 
 
 def _whole_batch(
-    drawn: list[bytes], cell: Sequence[bytes], floor: int, choose: Choose, *, keep: bool
+    drawn: list[bytes], cell: Sequence[bytes], floor: int, choose: Choose | None
 ) -> list[bytes]:
     """Return the keys drawn in a cell; if below the floor of its batch, the floor or none.
 
-    The choice is random, so that on average devices of all cells are selected equally often."""
+    Without `choose` none. The choice is random, so that on average devices of all cells are
+    selected equally often."""
     if len(drawn) >= floor or not drawn:
         return drawn
-    if keep or len(cell) < floor or choose(cell[:floor], 1)[0] not in cell[: len(drawn)]:
+    if choose is None or len(cell) < floor or choose(cell[:floor], 1)[0] not in cell[: len(drawn)]:
         return []
     first = set(drawn)
     others = [key for key in cell if key not in first]

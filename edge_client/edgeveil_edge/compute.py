@@ -261,7 +261,8 @@ class Computer(Compute):
         if samples is None:
             found: Array = session.summed_softmax(x, weights, row_s)
         else:
-            held = sample_slots(x, samples, self._split_key)
+            persons = None if plan.job.data.person is None else evaluation.stored
+            held = sample_slots(x, samples, self._split_key, persons)
             found = session.slot_softmax(x, weights, held, row_s)
         noised, event = plan.noised_softmax(found, noise)
         return Answer({SOFTMAX: noised}, (event,))

@@ -164,12 +164,16 @@ def decode_reply(raw: bytes) -> Reply:
 
 
 def records_bytes(records: Records | None) -> bytes | None:
-    return None if records is None else pack_tensors({"x": records.x, "y": records.y})
+    if records is None:
+        return None
+    stored = {} if records.stored is None else {"stored": records.stored}
+    return pack_tensors({"x": records.x, "y": records.y, **stored})
 
 
 def loader_of(raw: bytes) -> LoadRecords:
     found = unpack_tensors(raw)
-    records = Records(found["x"].astype(np.float32), found["y"].astype(np.int64))
+    stored = found["stored"].astype(np.float32) if "stored" in found else None
+    records = Records(found["x"].astype(np.float32), found["y"].astype(np.int64), stored)
 
     def load(
         _site: EdgeSite, split_key: bytes, share: float, _schema: DataSchema | None = None

@@ -117,8 +117,9 @@ class DeviceHost:
             self._ledger.close_job(job)
             self._work.forget(item.job_id)
             self._rounds.pop(item.job_id, None)
-            train, infer = self._ledger.spent(), self._ledger.spent(purpose=INFER)
             policy, alone = self.site.policy, ""
+            train = self._ledger.spent(delta=policy.lifetime_delta)
+            infer = self._ledger.spent(purpose=INFER, delta=policy.lifetime_delta)
             if train.if_colluding is not None:
                 alone = f", if all others collude {policy.collusion_epsilon_in_all:g}"
             self._notify(
@@ -299,7 +300,7 @@ class DeviceHost:
         if not behind.whole:
             self._ledger.count_unknown_answers()
         self._store.put_fact("answered", str(behind.answered))
-        spent = self._ledger.spent()
+        spent = self._ledger.spent(delta=self.site.policy.lifetime_delta)
         self._notify(
             "this state is older than the proxy's: a copy of this device has answered, or an older"
             " state was restored. Later answers are charged here, each job with all that it"

@@ -49,6 +49,7 @@ from edgeveil_edge.store import (
 
 _BY_VALUES = "by their values"
 _BY_SCHEMA = "as they are stored"
+_BY_PERSON = "by the column"
 MEMORY_BYTES = 1 << 26
 MOST_OVERRUNS = 3  # late answers of a job before it is declined
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
@@ -138,7 +139,7 @@ class RoundWork:
 
     def warm_up(self) -> None:
         jobs = list(self._store.load().jobs)
-        if self._store.fact(self._read_by) != _BY_SCHEMA:  # the schema comes with a job
+        if self._store.fact(self._read_by) in (None, _BY_VALUES):  # a schema comes with a job
             self._compute.read_ahead(self._share(USUAL_SHARE))
         trials = {job_id: self._trial(job_id) for job_id in jobs}
         for job_id, trial in trials.items():
@@ -354,21 +355,27 @@ class RoundWork:
             self._overran(manifest.at.job_id)
         data = context.job.data
         self._store.put_fact(self._split_share, repr(data.evaluation_share))
-        self._store.put_fact(self._read_by, _BY_VALUES if data.schema_ is None else _BY_SCHEMA)
+        self._store.put_fact(self._read_by, _read_by(data))
         check_price(price, found.parts)
         return list(found.parts)
 
     def _check_split(self, data: JobData) -> None:
         fixed, share = self._store.fact(self._split_share), data.evaluation_share
-        by = _BY_VALUES if data.schema_ is None else _BY_SCHEMA
+        by = _read_by(data)
         read_by = self._store.fact(self._read_by) or (_BY_VALUES if fixed is not None else by)
         if read_by != by:
             what = f"the records were split {read_by}, the job would split them {by}"
-            fix = f"ask for the job {'with' if read_by == _BY_SCHEMA else 'without'} one"
+            fix = "ask for a job that splits them so"
             raise PrivacyError(what, where="data.schema", fix=fix)
         if fixed is not None and float(fixed) != share:
             what = f"the records were split at {float(fixed):g}, the job asks for {share:g}"
             raise PrivacyError(what, where="data.evaluation_share")
+
+
+def _read_by(data: JobData) -> str:
+    if data.person is not None:
+        return f"{_BY_PERSON} '{data.person}'"
+    return _BY_VALUES if data.schema_ is None else _BY_SCHEMA
 
 
 def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:

@@ -13,7 +13,7 @@ from edgeveil.privacy.events import Event, to_dict
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.privacy.ledger_chain import Account, JobAccount, LedgerChain, next_refusal, spent
-from edgeveil.privacy.policy import INFER, Quote, countable_quote, inference_epsilons, price, total
+from edgeveil.privacy.policy import INFER, Quote, countable, price, total
 from edgeveil.storage import file_mark
 from edgeveil_edge.consent import limits_of
 
@@ -24,16 +24,20 @@ def as_plain(path: Path, book: LedgerChain, policies: dict[str, Policy]) -> dict
         "ledger": str(path),
         "links": book.links,
         "data_sets": [
-            {
-                "name": name,
-                "training": _guarantee(spent(account)),
-                "inference": _guarantee(spent(account, purpose=INFER)),
-                "left": left(account, policies[name]) if name in policies else None,
-                "next_refusal": _next_refusal(account, policies.get(name)),
-                "jobs": [_job(job, entry) for job, entry in account.items()],
-            }
-            for name, account in book.accounts.items()
+            _data_set(name, account, policies.get(name)) for name, account in book.accounts.items()
         ],
+    }
+
+
+def _data_set(name: str, account: Account, policy: Policy | None) -> dict[str, Any]:
+    delta = policy.lifetime_delta if policy else None
+    return {
+        "name": name,
+        "training": _guarantee(spent(account, delta=delta)),
+        "inference": _guarantee(spent(account, purpose=INFER, delta=delta)),
+        "left": left(account, policy) if policy else None,
+        "next_refusal": _next_refusal(account, policy),
+        "jobs": [_job(job, entry) for job, entry in account.items()],
     }
 
 
@@ -46,14 +50,15 @@ def _next_refusal(account: Account, policy: Policy | None) -> dict[str, str] | N
 
 def left(account: Account, policy: Policy) -> dict[str, float]:
     """Return the remaining budget by policy key; open jobs count with all they reserved."""
-    quotes = [countable_quote(entry.counting) for entry in account.values()]
-    training, inference = total(q.training for q in quotes), total(q.inference for q in quotes)
+    jobs = (countable(entry.counting) for entry in account.values())
+    quote = total(jobs, policy.lifetime_delta)
+    training, inference = quote.training, quote.inference
     shared = policy.lifetime_collusion_epsilon is not None or any(
         one.if_colluding is not None for one in (training, inference)
     )
     spent_alone = max(training.collusion_epsilon, inference.if_colluding or 0.0)
     alone = max(0.0, policy.collusion_epsilon_in_all - spent_alone)
-    of_device, of_record = inference_epsilons(quotes)
+    of_device, of_record = inference.device_epsilon, inference.record_epsilon
     record_limit = policy.max_inference_record_epsilon
     if record_limit is None:  # one limit for both units
         of_device = max(of_device, of_record)
@@ -63,7 +68,6 @@ def left(account: Account, policy: Policy) -> dict[str, float]:
     return {
         "lifetime_epsilon": max(0.0, policy.lifetime_epsilon - training.epsilon),
         **({"lifetime_collusion_epsilon": alone} if shared else {}),
-        "lifetime_delta": max(0.0, policy.lifetime_delta - max(training.delta, inference.delta)),
         **of_inference,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -52,6 +53,13 @@ class AllowedPythonModel(Block):
     """The digest (hex) of its code, as `edgeveil methods digest module:function` prints it."""
 
 
+CollusionEpsilon = Annotated[float, Field(ge=0)] | Literal["any"]
+
+
+def _number(limit: float | Literal["any"]) -> float:
+    return math.inf if limit == "any" else limit
+
+
 class Policy(Block):
     """The owner's limits. No job can override them; a job beyond them is refused."""
 
@@ -65,9 +73,10 @@ class Policy(Block):
     """Largest ε of all uploads of evaluation records, per device if defined, and per record."""
     max_inference_record_epsilon: float | None = Field(default=None, ge=0, examples=[5])
     """The same limit per record. null: max_inference_epsilon."""
-    max_collusion_epsilon_per_job: float | None = Field(default=None, ge=0, examples=[30])
-    """Largest ε of shared noise in one job if all others collude. null: max_epsilon_per_job."""
-    lifetime_collusion_epsilon: float | None = Field(default=None, ge=0, examples=[150])
+    max_collusion_epsilon_per_job: CollusionEpsilon | None = Field(default=None, examples=[30])
+    """Largest ε of shared noise in one job if all others collude. null: max_epsilon_per_job; `any`:
+    trust that cloud and proxy do not, as correlated noise without `local_share` asks."""
+    lifetime_collusion_epsilon: CollusionEpsilon | None = Field(default=None, examples=[150])
     """The same for all jobs, training and evaluation each. null: lifetime_epsilon."""
     accept_unproven: bool = False
     """Take part in jobs with a claimed but unproven guarantee."""
@@ -123,12 +132,12 @@ class Policy(Block):
     @property
     def collusion_epsilon_per_job(self) -> float:
         given = self.max_collusion_epsilon_per_job
-        return self.max_epsilon_per_job if given is None else given
+        return _number(self.max_epsilon_per_job if given is None else given)
 
     @property
     def collusion_epsilon_in_all(self) -> float:
         given = self.lifetime_collusion_epsilon
-        return self.lifetime_epsilon if given is None else given
+        return _number(self.lifetime_epsilon if given is None else given)
 
     allow_python_models: SkipJsonSchema[Annotated[bool, AfterValidator(_named_alone)]] = Field(
         default=False, exclude=True

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from edgeveil.crypto.keys import CheckKey, MaskSeed, SecretKey, derived
 from edgeveil.crypto.labels import MASK, MASK_CHECK, context
-from edgeveil.crypto.ring import CHECK_BYTES, Ring
+from edgeveil.crypto.ring import CHECK_BYTES, NOISE_BITS, Ring
 from edgeveil.errors import CryptoError
 
 UInt64 = NDArray[np.uint64]
@@ -181,14 +181,14 @@ def sum_of_masks(seeds: Iterable[MaskSeed], use: bytes, ring: Ring) -> Vector:
     return total
 
 
-def taken_back(half: Vector, coefficient: int, bits: int) -> UInt64:
-    """Return coefficient · `half`, rounded down by `bits` bits, without which no half may leave.
+def taken_back(half: UInt64, ring: Ring, coefficient: int) -> UInt64:
+    """Return `coefficient`/2⁸ of one half (count,) of correlated noise, rounded down.
 
-    The two halves' results add up, mod 2^(ring bits - `bits`), to the whole's share within 2 steps:
-    each drops less than one, and both together a whole number."""
-    within = np.uint64((1 << half.ring.bits) - 1)
-    product = (half.numbers * np.uint64(coefficient % 2**64)) & within
-    found: UInt64 = product >> np.uint64(bits)
+    The two halves' results add up, mod 2^(bits - 8), to the noise's share less 0 to 2 steps. Not
+    rounded, they would show the noise itself in their low bits."""
+    found: UInt64 = half * np.uint64(coefficient % 2**64)
+    found &= np.uint64((1 << ring.bits) - 1)
+    found >>= np.uint64(NOISE_BITS)
     return found
 
 

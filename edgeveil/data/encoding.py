@@ -126,12 +126,14 @@ class RowEncoder:
         self._limit = limit
         self._most_held = limit.count + limit.count // 4 + _SPARE_ROWS if limit else 0
         self._width, place = len(names), {name: at for at, name in enumerate(names)}
-        label = schema.label.column or ""
+        label, required = schema.label.column or "", bool(labelled)
         if labelled is None or (labelled and schema.anomaly):
             labelled = label in place
         wanted = [name for column in schema.columns or () for name in column.names]
         windows = schema.windows
         wanted += () if windows is None else windows.columns
+        person = schema.person if required else None
+        wanted += [] if person is None else [person]
         if labelled:
             wanted.append(label)
         lacking = [name for name in wanted if name not in place]
@@ -144,7 +146,7 @@ class RowEncoder:
         if twice is not None:
             what = f"names two columns '{twice}', which data.schema reads"
             raise DataError(what, where=where, fix="give each column its own name")
-        missing = frozenset(("", *schema.missing))
+        missing = self._missing = frozenset(("", *schema.missing))
         form = form or TableForm()
         self._columns = [
             (place[name], _reader(name, column, missing, form))
@@ -155,6 +157,8 @@ class RowEncoder:
         self._label_of = _label_reader(schema, number_reader(form))
         self._dropped = UNKNOWN if schema.anomaly else NO_CLASS
         self._labels, self._broken, self._digests = array("q"), array("b"), bytearray()
+        self._person = None if person is None else place[person]
+        self._persons = bytearray()
         self._windows = None if windows is None else WindowRows(windows, place)
 
     def add(self, cells: Sequence[str], stored: Sequence[str] | None = None) -> str:
@@ -163,6 +167,8 @@ class RowEncoder:
         `stored` identifies the record in its file; by default its cells do."""
         self._make_room(len(self._labels) + 1)
         whole, stored = len(cells) == self._width, cells if stored is None else stored
+        if self._person is not None:
+            self._persons += self._person_digest(cells[self._person] if whole else "")
         self._digests += stored_digest(cell.encode("utf-8", "surrogatepass") for cell in stored)
         self._broken.append(not whole)
         for at, column in self._columns:
@@ -196,7 +202,7 @@ class RowEncoder:
         known = np.array([column.known() for _, column in self._columns], np.bool_)
         labels = np.array(self._labels, np.int64)
         found = Encoded(
-            Records(x, labels, digest_rows(self._digests)),
+            Records(x, labels, self._places()),
             tuple(column.tally(broken) for _, column in self._columns),
             int((labels[~broken] == self._dropped).sum()) if self._label is not None else 0,
             self._label is not None,
@@ -210,6 +216,8 @@ class RowEncoder:
         all_of_them = rows.assembled(raw)
         stored = bytearray().join(stored_digest([raw[own].tobytes()]) for own in all_of_them.own)
         places = digest_rows(stored)
+        if self._person is not None:  # of the group, and so of all rows
+            places = self._places()[[own[0] for own in all_of_them.own]]
         limit = self._limit
         chosen = np.arange(len(places)) if limit is None else limit.kept(places)
         require_room((len(chosen), *self._schema.input_shape), 4, self._max_bytes, self._where)
@@ -239,13 +247,23 @@ class RowEncoder:
         limit = None if self._windows is not None else self._limit  # of windows, not of readings
         if limit is None or len(self._labels) <= limit.count:
             return
-        digests = digest_rows(self._digests)
-        chosen = limit.kept(digests)
+        digests, places = digest_rows(self._digests), self._places()
+        chosen = limit.kept(places)
+        if self._person is not None:
+            self._persons = bytearray(places[chosen].astype(np.uint8).tobytes())
         self._labels = _chosen(self._labels, chosen)
         self._broken = _chosen(self._broken, chosen)
         self._digests = bytearray(digests[chosen].astype(np.uint8).tobytes())
         for _, column in self._columns:
             column.keep(chosen)
+
+    def _places(self) -> NDArray[np.float32]:
+        return digest_rows(self._digests if self._person is None else self._persons)
+
+    def _person_digest(self, cell: str) -> bytes:
+        """Return the digest of a person; all records without one have that of one person."""
+        name = "" if cell.strip() in self._missing else cell.strip()
+        return stored_digest([name.encode("utf-8", "surrogatepass")])
 
 
 def _chosen(values: array[Any], chosen: NDArray[np.int64], width: int = 1) -> array[Any]:

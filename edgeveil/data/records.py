@@ -23,8 +23,9 @@ OPAQUE = "OV"  # kinds of NumPy arrays that are never read from files: objects, 
 class Records:
     """Records of one device: `x` (n, ...) float32, `y` (n,) int64, immutable.
 
-    `stored` (n, k) identifies each record as stored in its file, with a schema; `holders` (n,)
-    numbers the device that holds each, of a simulated fleet's records in memory."""
+    `stored` (n, k) identifies each record as stored in its file, with a schema, or its person if
+    the job names their column; `holders` (n,) numbers the device that holds each, of a simulated
+    fleet's records in memory."""
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -39,9 +40,27 @@ class Records:
         """Values (n, ...) that decide a record's split and rank: the record as stored."""
         return self.x if self.stored is None else self.stored
 
+    def owners(self, unit: str) -> NDArray[np.int64] | None:
+        """Return the number (n,) of the `unit` that each record belongs to; None: each its own.
+
+        Records that identify no person belong to one shared person."""
+        if unit == "record":
+            return None
+        if unit == "device" or self.stored is None:
+            return np.zeros(len(self), np.int64)
+        found = np.unique(canonical_rows(self.stored), axis=0, return_inverse=True)[1]
+        return np.asarray(found.reshape(-1), np.int64)
+
     def at(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
         given = (self.x, self.y, self.stored, self.holders)
         return Records(*(None if one is None else one[chosen] for one in given))  # type: ignore[arg-type]
+
+
+def grouped(owners: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the ascending indices of each owner's records."""
+    order = np.argsort(owners, kind="stable")
+    edges = np.flatnonzero(np.diff(owners[order])) + 1
+    return np.split(order, edges) if len(order) else []
 
 
 def require_file(path: Path | None, key: str) -> Path:

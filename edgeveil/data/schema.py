@@ -145,6 +145,8 @@ class DataSchema(Block):
         default=None, exclude_if=_empty
     )
     """All columns of a CSV file without a header line; null: its first line is the header."""
+    person: ColumnName | None = Field(default=None, exclude_if=_empty)
+    """Set by `data.person`."""
     missing: Texts = Field(default=(), max_length=16, examples=[["?"]], exclude_if=_empty)
     """Texts for a missing value in a table, besides an empty cell."""
     image: PictureForm | None = Field(default=None, exclude_if=_empty)
@@ -183,10 +185,11 @@ class DataSchema(Block):
 
     @property
     def read_columns(self) -> tuple[str, ...]:
-        """All columns of a table that are read: inputs, those that order windows, and the label."""
+        """All columns of a table that are read, each once: also what orders windows, or persons."""
         inputs = tuple(name for one in self.columns or () for name in one.names)
         ordering = () if self.windows is None else self.windows.columns
-        return (*inputs, *ordering, *(() if self.label.column is None else (self.label.column,)))
+        others = [name for name in (self.person, self.label.column) if name is not None]
+        return tuple(dict.fromkeys((*inputs, *ordering, *others)))
 
     @property
     def classes(self) -> int:
@@ -261,6 +264,8 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
     if schema.columns is not None:
         yield from _table(schema, schema.columns, at)
     else:
+        if schema.person is not None:
+            yield Mix(("data.person",), f"is for tables, not for {schema.files}; leave it out")
         for key in ("windows", "header", "missing"):
             if getattr(schema, key):
                 yield Mix((f"{at}.{key}",), f"is for tables, not for {schema.files}; leave it out")
@@ -309,6 +314,7 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     elif label in named:
         text = f"'{label}' is both the label and an input; leave it out of columns"
         yield Mix((f"{at}.columns", f"{at}.label.column"), text)
+    yield from _person(schema, [*named, label], at)
     for index, column in enumerate(columns):
         yield from _column(column, schema.missing, f"{at}.columns.{index}")
     if schema.header is None:
@@ -316,13 +322,26 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     yield from _twice(schema.header, "give each column its own name", f"{at}.header")
     needed = label if label is not None and not schema.anomaly else None
     ordering = () if schema.windows is None else schema.windows.columns
-    wanted, there = (*named, *ordering, *([needed] if needed else ())), set(schema.header)
+    others = [name for name in (needed, schema.person) if name]
+    wanted, there = (*named, *ordering, *others), set(schema.header)
     lacking = [name for name in wanted if name not in there]
     if lacking:  # report one: the search for a near name takes time, and anyone may send a job
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         close = nearest(lacking[0], list(schema.header))
         text = f"does not hold '{lacking[0]}'{more}, {close}; name all columns in their order"
         yield Mix((f"{at}.header", f"{at}.columns"), text)
+
+
+def _person(schema: DataSchema, taken: Sequence[str | None], at: str) -> Iterator[Mix]:
+    person, windows = schema.person, schema.windows
+    if person is None:
+        return
+    if person in taken:
+        text = f"'{person}' is also an input or the label, and the person is not learned from;"
+        yield Mix(("data.person", f"{at}.columns"), f"{text} leave it out there")
+    if windows is not None and windows.group != person:
+        text = f"a window must hold readings of one person; set windows.group to '{person}'"
+        yield Mix(("data.person", f"{at}.windows.group"), text)
 
 
 def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:

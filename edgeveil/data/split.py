@@ -69,17 +69,24 @@ class RecordLimit:
         return kept_places((places,), self.count, self.key)[0]
 
 
-def sample_slots(x: NDArray[np.float32], slots: int, key: bytes) -> NDArray[np.int64]:
+def sample_slots(
+    x: NDArray[np.float32], slots: int, key: bytes, persons: NDArray[np.float32] | None = None
+) -> NDArray[np.int64]:
     """Return the index in x (n, ...) of each slot's record (slots,), or `EMPTY`.
 
     Of HMAC-SHA256 under `key` 16 bytes choose the slot and all 32 rank; only finite records count.
-    """
+    With `persons` (n, k) these choose the slot: all records of one are in the same."""
     rows = canonical_rows(x)
+    choosing = None if persons is None else canonical_rows(persons)
     held = np.full(slots, EMPTY, dtype=np.int64)
     ranks = [b""] * slots
     for index in np.flatnonzero(np.isfinite(rows).all(axis=1)):
         rank = hmac.digest(key, context(EVALUATION_SLOT, rows[index].tobytes()), "sha256")
-        slot = int.from_bytes(rank[:16], "big") % slots
+        chosen = rank
+        if choosing is not None:
+            of_person = context(EVALUATION_SLOT, choosing[index].tobytes())
+            chosen = hmac.digest(key, of_person, "sha256")
+        slot = int.from_bytes(chosen[:16], "big") % slots
         if held[slot] == EMPTY or rank < ranks[slot]:
             held[slot], ranks[slot] = index, rank
     return held

@@ -55,6 +55,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
     """Return the plan of a job. Raises ImpossibleMixError with all reasons, also by `fleet`."""
     mixes = [
         *_privacy(job),
+        *_unit(job),
         *_evaluation(job),
         *_cluster_sums(job),
         *_selected(job, fleet),
@@ -112,6 +113,26 @@ def _privacy(job: Job) -> Iterator[Mix]:
     if job.round.time_budget_s >= closes_s:
         text = f"the round closes after {number(closes_s)} s; set at most {number(closes_s / 2)}"
         yield Mix(("round.budget_s", "round.deadline_s"), text)
+
+
+def _unit(job: Job) -> Iterator[Mix]:
+    """Yield a unit that nothing names or the method cannot bound, and persons without a table."""
+    unit, person, schema = job.privacy.unit, job.data.person, job.data.schema_
+    if person is not None and schema is None:
+        text = "names a column, and without data.schema records are numbers; add data.schema"
+        yield Mix(("data.person", "data.schema"), text)
+    elif schema is not None and schema.person != person:
+        yield Mix(("data.schema.person", "data.person"), "is set by data.person; write it there")
+    if unit == "person" and person is None:
+        text = "needs the column that names persons; add for example person: patient to data"
+        yield Mix(("privacy.unit", "data.person"), text)
+    if unit not in METHODS[job.train.method].units:
+        able = ", ".join(name for name in METHODS if unit in METHODS[name].units)
+        text = f"method '{job.train.method}' cannot bound what a {unit} adds; use {able}, or leave"
+        yield Mix(("privacy.unit", "train.method"), f"{text} unit out")
+    if unit == "device" and job.infer_every and job.unsupervised.upload == "per_sample":
+        text = "per_sample uploads hide a record, not a device; use upload: mean or sums"
+        yield Mix(("unsupervised.upload", "privacy.unit"), text)
 
 
 def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
@@ -450,8 +471,8 @@ def _correlated(plan: Plan) -> Iterator[Mix]:
                 yield Mix((f"privacy.{key}", "privacy.noise"), "is of noise: correlated alone")
         return
     if given.min_separation is None:
-        text = "is missing; set at most the devices of the fleet divided by selection.devices"
-        yield Mix(("privacy.min_separation", "privacy.noise"), text)
+        text = "correlated noise needs privacy.min_separation; set at most the number of devices in"
+        yield Mix(("privacy.noise",), f"{text} the fleet divided by selection.devices")
     if not stages or not stages[-1].correlates:
         text = "is noise of the stage gradient_gaussian; put it last under update, or use shared"
         yield Mix(("privacy.noise", "update"), text)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.records import Records
+from edgeveil.data.records import Records, grouped
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.cluster_sums import ClusterSums
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.evaluation.record_counts import RecordCounts
 from edgeveil.parts.round import Answer, Array, SegmentSpec, Tensors, summed_spec
-from edgeveil.privacy.events import GaussianEvent, SharedGaussian
+from edgeveil.privacy.events import GaussianEvent, SharedGaussian, noise_of
 from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import RandomBytes, os_random
 
@@ -59,7 +59,7 @@ class FederatedEvaluation:
 
     @property
     def _own(self) -> GaussianEvent:
-        return self.event.own if isinstance(self.event, SharedGaussian) else self.event
+        return noise_of(self.event)
 
     @property
     def _room(self) -> int:
@@ -75,11 +75,26 @@ class FederatedEvaluation:
     ) -> Answer:
         """Return a device's answer over its evaluation records. Raises DataError."""
         outputs = session.single_outputs(records.x, weights, self.counts.outputs, row_s)
-        return self.noised(self.counts.of(outputs, records.y), random_bytes)
+        return self._released(self._steps(outputs, records), random_bytes)
+
+    def _steps(self, outputs: NDArray[np.float64], records: Records) -> NDArray[np.int64]:
+        """Return the counts in steps; each person's, or the device's, are the mean of its records'.
+
+        So one adds as much as one record can, whatever the number of its records."""
+        owners, bits = records.owners(self._own.unit), self._own.grid_bits
+        if owners is None:
+            return self.counts.of(outputs, records.y) << bits
+        total = np.zeros(self.counts.cells, np.int64)
+        for own in grouped(owners):
+            total += (self.counts.of(outputs[own], records.y[own]) << bits) // len(own)
+        return total
 
     def noised(self, counts: NDArray[np.int64], random_bytes: RandomBytes = os_random) -> Answer:
         """Return a device's answer from exact counts (cells,), each clipped before the noise."""
-        within = np.clip(counts, 0, self._room) << self._own.grid_bits
+        return self._released(counts << self._own.grid_bits, random_bytes)
+
+    def _released(self, steps: NDArray[np.int64], random_bytes: RandomBytes) -> Answer:
+        within = np.clip(steps, 0, self._room << self._own.grid_bits)
         noised, _ = gaussian(within, self._own, random_bytes)
         return Answer({COUNTS: noised}, (self.event,))
 

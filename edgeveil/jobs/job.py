@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from edgeveil.config.base import DEPENDS_ON_ANOTHER, Block, Seconds
 from edgeveil.config.policy import FUNCTION
-from edgeveil.data.schema import DataSchema
+from edgeveil.data.schema import ColumnName, DataSchema
 from edgeveil.data.target import TargetRange
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.figures import ACCURACY, AUC, RMSE
@@ -32,6 +32,7 @@ from edgeveil.parts.models import MODELS, ModelParameters, python_function
 from edgeveil.parts.part import OneOf, PartTable, omittable
 from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
+from edgeveil.privacy.events import Unit
 
 CANONICAL_BYTES = 1 << 16
 _UNKNOWN = "not a job of this version"
@@ -85,6 +86,9 @@ class JobData(Block):
     """The job is for devices with this `data.name`."""
     schema_: DataSchema | None = omittable(None, alias="schema", examples=[_SCHEMA_EXAMPLE])
     """How devices encode their records, and the classes' names; null: records are numbers."""
+    person: ColumnName | None = omittable(None, examples=["patient"])
+    """Column of a table that names each record's person. Persons are not learned from; all records
+    of one are held back, dealt and split together. Records without one belong to one person."""
     classes: Annotated[int, OfSchema] = Field(default_factory=_unset, ge=2, le=10000, examples=[10])
     """Number of classes, labels 0 to classes − 1; others are dropped. Default: the schema's."""
     input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...], OfSchema] = Field(
@@ -92,9 +96,19 @@ class JobData(Block):
     )
     """Shape of one record, without the batch axis. Default: the schema's."""
     nominal_records: int = Field(ge=1, le=10**9, examples=[64])
-    """Public divisor of a device's sums: about its number of records, equal for all devices."""
+    """Public divisor of a device's sums: about its number of records, equal for all devices; with
+    `privacy.unit: person` of persons."""
     evaluation_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of a device's records reserved for evaluation, split once."""
+
+    @model_validator(mode="after")
+    def _read_persons(self) -> Self:
+        """Let the schema, by which records are read, name the column of persons."""
+        if self.person is not None and self.schema_ is not None:
+            object.__setattr__(
+                self, "schema_", self.schema_.model_copy(update={"person": self.person})
+            )
+        return self
 
     @property
     def nominal_evaluation_records(self) -> int:
@@ -108,12 +122,15 @@ class JobData(Block):
 
 
 class Privacy(Block):
-    """The training guarantee of the whole job, per record; for some methods per device."""
+    """The training guarantee of the whole job, per `unit`; for some methods always per device."""
 
     epsilon: float | None = Field(default=None, gt=0, examples=[8])
     """ε of the whole training, required if it adds noise; null: no noise."""
     delta: float = Field(default=1e-5, gt=0, lt=1, examples=[1e-5])
     """δ of the whole training; must stay below 1 / data.nominal_records."""
+    unit: Unit = omittable("record")
+    """What the noise hides: a `record`, all records of a `person` on the device (`data.person`), or
+    of the `device`. What one unit adds to a sum is bounded as a whole."""
     max_participations: int | None = Field(default=None, ge=1)
     """Training rounds one device may answer; the noise is calibrated to it. null: all rounds."""
     noise: Literal["local", "shared", "correlated"] = omittable("local")

@@ -141,6 +141,7 @@ class Plan:
             weighted=getattr(mean, "weights", "equal") == "records",
             fleet=job.selection.min_devices if isinstance(asked, int) else 0,
             server=getattr(mean, "server_optimizer", None),
+            unit=job.privacy.unit,
         )
         stages = tuple(STAGES[entry.name].build(entry, context) for entry in job.update)
         self.context = replace(context, stages=stages)
@@ -261,7 +262,8 @@ class Plan:
         size, delta = (counts.sensitivity_squared, counts.cells), self.job.privacy.delta
         honest, times = honest_devices(self.job, sets=1), max(1, self._times(phase))
         what = "cluster sums" if phase == CLUSTER else "evaluation counts"
-        event = counts_event(what, *size, epsilon, delta, times, honest, fine_bits)
+        unit = self.context.unit
+        event = counts_event(what, *size, epsilon, delta, times, honest, fine_bits, unit)
         nominal = self.job.data.nominal_records
         return FederatedEvaluation(counts, event, nominal, self.context.summed)
 
@@ -386,6 +388,9 @@ class Plan:
                 f"a record is a window of {schema.windows.length} readings: to change one reading"
             )
             found.append(f"{text} exchanges a record, one removed and one added")
+        if schema is not None and schema.person is not None and self.context.unit == "record":
+            text = "data.person: no person is in two halves, but the noise hides a record alone; to"
+            found.append(f"{text} hide persons set privacy.unit: person")
         if self.job.round.mode == "buffered" and self.adds_noise:
             text = "round.mode: buffered: a device also pays for an update that is more than"
             found.append(f"{text} {buffered_rounds.MAX_STALENESS} rounds late and dropped")
@@ -430,13 +435,14 @@ class Plan:
         return (classes,) if samples is None else (samples, classes)
 
     def softmax_event(self) -> Event:
-        return softmax_event(
+        event = softmax_event(
             self.job.data.classes,
             self.softmax_epsilon,
             sensitivity=self.job.encrypt.laplace_eval_sensitivity,
             samples=self.softmax_samples,
             nominal=self.job.data.nominal_evaluation_records,
         )
+        return event if event.unit == "device" else replace(event, unit=self.context.unit)
 
     def noised_softmax(
         self, found: Array, random_bytes: RandomBytes = os_random

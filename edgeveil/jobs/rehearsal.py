@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +28,8 @@ _SLOT_KEY = bytes(32)  # for slots of synthetic records, not secret
 def brief(plan: Plan) -> Plan:
     """Return the same job with the fewest possible repeats of local work."""
     train = plan.job.train
-    fewer = {key: min(getattr(train, key), most) for key, most in _REPEATS if hasattr(train, key)}
+    given: dict[str, Any] = {key: getattr(train, key, ...) for key, _ in _REPEATS}
+    fewer = {key: min(given[key], most) for key, most in _REPEATS if given[key] is not ...}
     job = plan.job.model_copy(update={"train": train.model_copy(update=fewer)})
     return Plan(job, plan.artifacts)  # already compiled with more repeats
 
@@ -37,7 +40,8 @@ def synthetic_records(plan: Plan, count: int) -> Records:
     scales = [getattr(one, "input_scale", None) for one in (plan.job.model, *plan.job.features)]
     largest = max((scale for scale in scales if scale), default=1.0)
     x = chance.random((count, *data.input_shape), dtype=np.float32) * np.float32(largest)
-    return Records(x, np.arange(count, dtype=np.int64) % data.classes)
+    pairs = (np.arange(count) // 2).astype(np.float32)[:, None]  # the dearest number of persons
+    return Records(x, np.arange(count, dtype=np.int64) % data.classes, pairs)
 
 
 def rehearse_device(
@@ -57,7 +61,7 @@ def rehearse_device(
     try:
         made, state = synthetic_records(plan, records), plan.cloud.initial_state()
         if plan.job.anomaly:  # anomalous records train nothing
-            made = Records(made.x, np.zeros_like(made.y))
+            made = replace(made, y=np.zeros_like(made.y))
         begun_s, trained_s, evaluated_s = _clocks(), 0.0, 0.0
         if any(round.infer for round in plan.all_rounds):
             rehearsed_softmax(plan, graph, plan.cloud.model(state), made.x, random_bytes)

@@ -20,6 +20,7 @@ from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import BlockPart, PartBlock
 from edgeveil.parts.round import CloudMethod, DeviceMethod
 from edgeveil.privacy.correlation import Correlation
+from edgeveil.privacy.events import Unit
 
 if TYPE_CHECKING:
     from edgeveil.data.records import Records
@@ -40,7 +41,7 @@ class MethodContext:
     `regression`: labels are numbers (`data.target`). `anomaly`: normal records are learned
     (`data.anomaly`). `local`: weights of the network that stay on the device. `weighted`: uploads
     weigh by the device's record count. `fleet`: devices enrolled, 0 if all take part. `server`: the
-    cloud's optimiser."""
+    cloud's optimiser. `unit`: what the noise hides, and whose part of a sum is bounded."""
 
     epsilon: float
     delta: float
@@ -65,6 +66,12 @@ class MethodContext:
     weighted: bool = False
     fleet: int = 0
     server: ServerOptimizerParameters | None = None
+    unit: Unit = "record"
+
+    @property
+    def divisor(self) -> int:
+        """The public divisor of a device's sums: about the number of units that it holds."""
+        return 1 if self.unit == "device" else self.nominal_records
 
     def learned_from(self, records: Records) -> NDArray[np.bool_]:
         """Return a mask (n,) of records with finite values and a valid label, each judged alone."""
@@ -114,7 +121,8 @@ class MethodPart(BlockPart):
     `learns_on`: `model` methods upload its change. `regression`, `anomaly`: supports numeric
     labels, or learning normal records. `summed`: can upload integers for masked sums; `shares`:
     also with shared noise. `counts`: uploads tell the device's record count. `personal`: devices
-    keep weights of their own. `refuses` yields (keys of the job, reason) against a job."""
+    keep weights of their own. `units`: whose part of a sum it can bound (`privacy.unit`). `refuses`
+    yields (keys of the job, reason) against a job."""
 
     family: ClassVar[str] = "methods"
     key: ClassVar[str] = "train.method"
@@ -131,6 +139,7 @@ class MethodPart(BlockPart):
     shares: bool = False
     counts: bool = False
     personal: bool = False
+    units: tuple[Unit, ...] = ("record",)
     refuses: Callable[[Any, MethodContext], Iterable[tuple[tuple[str, ...], str]]] | None = None
 
 

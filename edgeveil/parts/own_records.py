@@ -13,7 +13,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import RecordLimit, kept_places, split_once
 from edgeveil.errors import DataError
-from edgeveil.parts.partitions import Shares
+from edgeveil.parts.partitions import PARTITIONS, Shares
 from edgeveil.parts.partitions.dealing import deal_own, disturbed, hold_back_share, partition
 from edgeveil.parts.sources import (
     Origin,
@@ -76,6 +76,9 @@ def dealt_records(
     classes: int | None = None,
 ) -> tuple[Records, Shares]:
     """Return a whole data set as its devices hold it, and each device's indices; cached."""
+    if origin.schema is not None and origin.schema.person and PARTITIONS[rule.kind].by_class:
+        what = f"'{rule.kind}' deals by class, and one person may have records of several"
+        raise DataError(what, where="partition.kind", fix="use iid or quantity_skew")
     records = all_device_records(source, origin)
     if not has_own_test(source):
         return deal_own(records, devices, rule, seed, classes)

@@ -8,6 +8,7 @@ the weight of a device with `aggregation.weights: records`), that is one further
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -228,9 +229,9 @@ class UpdateDevice:
         memory = dict(kept)
         network, context = self._network, self._context
         valid = context.learned_from(records)
-        own = Records(records.x[valid], records.y[valid])
+        own = records.at(valid)
         if context.mapped:
-            own = Records(np.asarray(context.features(own.x), np.float32), own.y)
+            own = replace(own, x=np.asarray(context.features(own.x), np.float32))
         weights |= self._personal(memory)
         task = Task(round, network, weights, own, memory, random_bytes, processor, clip_norm, extra)
         update = self._trainer.train(task, self._stages.start(task))

@@ -120,7 +120,8 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
         return found
     single = tuple(map(as_single, listed))
     largest = max(_or_infinite(single, delta), found.epsilon)
-    alone = replace(found, epsilon=largest, among_others=_among_others(single, delta))
+    among = _among_others(single, delta)
+    alone = replace(found, epsilon=largest, among_others=among, mu=None)
     return replace(found, colluding=alone, honest=max(event.honest for event in shared))
 
 
@@ -133,7 +134,7 @@ def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
         if len(known) < len(events):
             return math.inf
         together = added(known)
-        return _least_epsilon(lambda e: delta_at(e, together), 0.0, delta)
+        return least_epsilon(lambda e: delta_at(e, together), 0.0, delta)
 
 
 def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
@@ -148,6 +149,7 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     noisy = Counter(e for e in listed if isinstance(e, NoisyEvent))
     exact = sum((e * n for e, n in pure.items()), Fraction(0))
     proven = math.nextafter(float(exact), math.inf) if exact else 0.0
+    mu, steps = 0.0, frozenset[SampledSteps]()
     if noisy:
         tv = math.fsum(n * discreteness_tv(event) for event, n in noisy.items())
         groups, steps = frozenset(pure.items()), _sampled(noisy)
@@ -161,14 +163,20 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     if any(isinstance(event, UnprotectedEvent) for event in listed):
         total = math.inf
     spent = delta if noisy else 0.0
-    return Guarantee(total, spent, unit, status)
+    gaussian = mu if status == "proven" and not (pure or steps) else None
+    return Guarantee(total, spent, unit, status, mu=gaussian or None)
 
 
 def _among_others(events: tuple[Event, ...], delta: float) -> float | None:
-    updates = any(isinstance(event, GaussianEvent) and event.unit == "device" for event in events)
-    if not updates and not any(getattr(event, "record_sensitivity_steps", 0) for event in events):
+    for_records = tuple(map(for_one_record, events))
+    changes = zip(for_records, events, strict=True)
+    if all(_steps(one) == _steps(event) for one, event in changes):
         return None
-    return _or_infinite(tuple(map(for_one_record, events)), delta)
+    return _or_infinite(for_records, delta)
+
+
+def _steps(event: Event) -> int:
+    return getattr(event, "sensitivity_steps", 0)
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:
@@ -193,12 +201,12 @@ def _with_gaussians(
     mu: float, tv: float, delta: float, pure: float, groups: frozenset[tuple[Fraction, int]]
 ) -> float:
     """Return ε of a μ-GDP release with TV error `tv`, composed with pure releases of sum `pure`."""
-    alone = _finite(_least_epsilon(lambda e: gaussian_delta(e, mu), tv, delta), delta)
+    alone = _finite(least_epsilon(lambda e: gaussian_delta(e, mu), tv, delta), delta)
     if not pure:
         return alone
     basic = math.nextafter(pure + alone, math.inf)
     curve = mixture_curve(mu, dict(groups)) if mu and basic <= LARGEST_EPSILON else None
-    return min(basic, _least_epsilon(curve, tv, delta, alone)) if curve else basic
+    return min(basic, least_epsilon(curve, tv, delta, alone)) if curve else basic
 
 
 @lru_cache(maxsize=256)
@@ -212,7 +220,7 @@ def _with_sampled(
     """Return ε of sampled steps composed with a μ-GDP and pure releases; total TV error `tv`."""
     pure = [times(pure_moments(math.nextafter(float(e), math.inf)), n) for e, n in groups]
     moments = added([gaussian_moments(mu), *pure, *[steps.moments for steps in sampled]])
-    high = _finite(_least_epsilon(lambda e: delta_at(e, moments), 0.0, delta), delta)
+    high = _finite(least_epsilon(lambda e: delta_at(e, moments), 0.0, delta), delta)
     curve = mixture_curve(mu, dict(groups), sampled)
     if curve is None:
         return high
@@ -248,7 +256,7 @@ def _finite(value: float, delta: float) -> float:
     return value
 
 
-def _least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) -> float:
+def least_epsilon(curve: Curve, tv: float, delta: float, start: float = 0.0) -> float:
     """Return the least ε >= `start` with δ(ε) + (1 + e^ε)·TV <= δ, rounded up, or infinity."""
 
     def holds(candidate: float) -> bool:

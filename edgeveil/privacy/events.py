@@ -9,16 +9,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.correlation import Correlation
 
-Unit = Literal["record", "device"]
+Unit = Literal["record", "person", "device"]  # each is part of the next
 Status = Literal["proven", "claimed", "none"]
 ADD_OR_REMOVE = "add_or_remove"
 
-_UNITS = ("record", "device")
+UNITS: tuple[Unit, ...] = get_args(Unit)
 _STATUSES: tuple[Status, ...] = ("proven", "claimed", "none")
 _LEAST = {  # least value of integer fields
     **dict.fromkeys(("sensitivity_steps", "coordinates"), 0),
@@ -40,7 +40,7 @@ class _Event:
     may_be: ClassVar[tuple[Status, ...]] = _STATUSES
 
     def __post_init__(self) -> None:
-        if self.unit not in _UNITS or self.status not in self.may_be:
+        if self.unit not in UNITS or self.status not in self.may_be:
             raise PrivacyError(f"event '{self.what}': cannot be '{self.unit}' and '{self.status}'")
         for name, least in _LEAST.items():
             if getattr(self, name, least) < least:
@@ -54,16 +54,20 @@ class GaussianEvent(_Event):
     """A sum of integer vectors plus independent discrete Gaussian noise.
 
     `sensitivity_steps`: L2 change of one unit; `finest_sigma_squared`: least variance of a
-    coordinate (half of `sigma_squared` for off-diagonals of a symmetric matrix)."""
+    coordinate (half of `sigma_squared` for off-diagonals of a symmetric matrix);
+    `record_sensitivity_steps`: change of a device's record, 0 for twice that of the device."""
 
     sensitivity_steps: int
     sigma_squared: int
     finest_sigma_squared: int
     coordinates: int
     grid_bits: int
+    record_sensitivity_steps: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.record_sensitivity_steps and self.unit != "device":
+            raise PrivacyError(f"event '{self.what}': has one sensitivity, of one {self.unit}")
         if not 0 < self.finest_sigma_squared <= self.sigma_squared:
             raise PrivacyError(f"event '{self.what}': needs 0 < finest σ² <= σ²")
 
@@ -116,11 +120,16 @@ class PoissonSampled(_Wrapping):
     _wrapped = property(lambda self: self.event)
 
 
+NoisyEvent = GaussianEvent | PoissonSampled  # those with a δ
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedGaussian(_Wrapping):
-    """A device's `own` part in a sum to which `honest` devices or more add as much noise."""
+    """A device's `own` part in a sum to which `honest` devices or more add as much noise.
 
-    own: GaussianEvent
+    If `own` is sampled, each device samples its own records."""
+
+    own: NoisyEvent
     honest: int
 
     def __post_init__(self) -> None:
@@ -128,11 +137,12 @@ class SharedGaussian(_Wrapping):
             raise PrivacyError(f"event '{self.what}': needs an honest device")
 
     @property
-    def together(self) -> GaussianEvent:
-        return replace(
+    def together(self) -> NoisyEvent:
+        one = noise_of(self.own)
+        return with_noise(
             self.own,
-            sigma_squared=self.honest * self.own.sigma_squared,
-            finest_sigma_squared=self.honest * self.own.finest_sigma_squared,
+            sigma_squared=self.honest * one.sigma_squared,
+            finest_sigma_squared=self.honest * one.finest_sigma_squared,
         )
 
     @property
@@ -156,9 +166,9 @@ class CorrelatedGaussian(SharedGaussian):
     @property
     def together(self) -> GaussianEvent:
         """One participation's share of the job: k of them have the price of all T rounds."""
-        summed, of = super().together, self.correlation
-        steps = of.sensitivity_steps(self.own.sensitivity_steps, self.own.coordinates)
-        drawn = -(-self.own.coordinates * of.rounds // of.participations)
+        summed, of = noise_of(super().together), self.correlation
+        steps = of.sensitivity_steps(summed.sensitivity_steps, summed.coordinates)
+        drawn = -(-summed.coordinates * of.rounds // of.participations)
         return replace(summed, sensitivity_steps=steps, coordinates=drawn)
 
     @property
@@ -167,7 +177,8 @@ class CorrelatedGaussian(SharedGaussian):
         variance = self.local_sigma_squared
         if not variance:
             return None
-        return replace(self.own, sigma_squared=variance, finest_sigma_squared=variance)
+        one = noise_of(self)
+        return replace(one, sigma_squared=variance, finest_sigma_squared=variance)
 
     @property
     def alone(self) -> Event:
@@ -256,7 +267,6 @@ class UnprotectedEvent(_Event):
 
 
 PureEvent = LaplaceEvent | SelectionEvent | TwoValueEvent  # those with an exact pure ε
-NoisyEvent = GaussianEvent | PoissonSampled  # those with a δ
 Event = NoisyEvent | SharedGaussian | PureEvent | ClaimedEvent | UnprotectedEvent
 
 
@@ -269,25 +279,42 @@ def as_single(event: Event) -> Event:
     return event.alone if isinstance(event, SharedGaussian) else event
 
 
+def noise_of(event: NoisyEvent | SharedGaussian) -> GaussianEvent:
+    """Return the Gaussian release whose noise a device adds itself, in each step if sampled."""
+    own = event.own if isinstance(event, SharedGaussian) else event
+    return own.event if isinstance(own, PoissonSampled) else own
+
+
+def with_noise(event: NoisyEvent, **changes: Any) -> NoisyEvent:
+    """Return the event with other fields of its Gaussian release."""
+    one = replace(noise_of(event), **changes)
+    return replace(event, event=one) if isinstance(event, PoissonSampled) else one
+
+
 def for_one_record(event: Event) -> Event:
-    """Return the event for one record of a device; an update then has twice the sensitivity."""
-    if isinstance(event, LaplaceEvent) and event.record_sensitivity_steps:
-        steps = event.record_sensitivity_steps
-        return replace(event, unit="record", sensitivity_steps=steps, record_sensitivity_steps=0)
-    if isinstance(event, GaussianEvent) and event.unit == "device":
-        return replace(event, unit="record", sensitivity_steps=2 * event.sensitivity_steps)
+    return for_one("record", event)
+
+
+def for_one(unit: Unit, event: Event) -> Event:
+    """Return the event for one `unit` that is part of the event's own.
+
+    A device's update may have twice the sensitivity, as both neighbours are within its bound."""
     if isinstance(event, PoissonSampled):
-        return replace(event, event=replace(event.event, unit="record"))
+        return replace(event, event=replace(event.event, unit=unit))
     if isinstance(event, SharedGaussian):
-        own = for_one_record(event.own)
-        return replace(event, own=own) if isinstance(own, GaussianEvent) else event
-    return replace(event, unit="record")
+        own = for_one(unit, event.own)
+        return replace(event, own=own) if isinstance(own, NoisyEvent) else event
+    if event.unit == "device" and isinstance(event, LaplaceEvent | GaussianEvent):
+        steps = event.record_sensitivity_steps if unit == "record" else 0
+        twice = 2 if isinstance(event, GaussianEvent) else 1
+        steps = steps or twice * event.sensitivity_steps
+        return replace(event, unit=unit, sensitivity_steps=steps, record_sensitivity_steps=0)
+    return replace(event, unit=unit)
 
 
 _KINDS: dict[str, type[Event]] = {
     "gaussian": GaussianEvent,
     "sampled_gaussian": PoissonSampled,
-    "shared_gaussian": SharedGaussian,
     "correlated_gaussian": CorrelatedGaussian,
     "laplace": LaplaceEvent,
     "selection": SelectionEvent,
@@ -295,6 +322,7 @@ _KINDS: dict[str, type[Event]] = {
     "claimed": ClaimedEvent,
     "unprotected": UnprotectedEvent,
 }
+_SHARED = "shared_"  # before the kind of a device's own part
 # Steps may exceed 64 bits, which JSON and MessagePack readers need not support: sent as text.
 _WIDE = {
     "sigma_squared",
@@ -308,6 +336,13 @@ _WIDE = {
 
 
 def to_dict(event: Event) -> dict[str, Any]:
+    if isinstance(event, SharedGaussian):
+        own = {**to_dict(event.own), "honest": event.honest}
+        if not isinstance(event, CorrelatedGaussian):
+            return {**own, "kind": f"{_SHARED}{own['kind']}"}
+        local = str(event.local_sigma_squared)
+        matrix = {**asdict(event.correlation), "local_sigma_squared": local}
+        return {**own, "kind": "correlated_gaussian", **matrix}
     kind = next(name for name, known in _KINDS.items() if type(event) is known)
     if isinstance(event, PoissonSampled):
         values = asdict(event.event)
@@ -315,11 +350,6 @@ def to_dict(event: Event) -> dict[str, Any]:
         del values["finest_sigma_squared"]
         sampling = {"sampling_probability": event.sampling_probability, "steps": event.steps}
         values |= sampling | size
-    elif isinstance(event, SharedGaussian):
-        values = {**asdict(event.own), "honest": event.honest}
-        if isinstance(event, CorrelatedGaussian):
-            local = event.local_sigma_squared
-            values |= {**asdict(event.correlation), "local_sigma_squared": local}
     else:
         values = asdict(event)
     plain = {k: str(v) if k in _WIDE else v for k, v in values.items()}
@@ -331,34 +361,39 @@ def to_dict(event: Event) -> dict[str, Any]:
 def event_from_dict(plain: Mapping[str, Any]) -> Event:
     """Invert `to_dict`. Raises PrivacyError for unknown kinds, unknown fields and wrong values."""
     values = dict(plain)
-    kind = values.pop("kind", None)
-    if kind not in _KINDS:
+    kind = str(values.pop("kind", None))
+    cls, shared = _KINDS.get(kind.removeprefix(_SHARED)), kind.startswith(_SHARED)
+    if cls is None or (shared and not issubclass(cls, NoisyEvent)):
         raise PrivacyError(f"unknown privacy event '{kind}'", fix="update this device")
-    cls = _KINDS[kind]
     wrapped = ("event", "own", "correlation")
     known = {f.name: f.type for f in fields(cls) if f.name not in wrapped}
-    if cls in (PoissonSampled, SharedGaussian, CorrelatedGaussian):
-        known |= {f.name: f.type for f in fields(GaussianEvent)}
     if cls is CorrelatedGaussian:
-        known |= {f.name: f.type for f in fields(Correlation)}
+        known |= {f.name: f.type for of in (GaussianEvent, Correlation) for f in fields(of)}
     if cls is PoissonSampled:
+        known |= {f.name: f.type for f in fields(GaussianEvent)}
         del known["finest_sigma_squared"]
+    if shared:
+        known["honest"] = "int"
     if set(values) - set(known):
         raise PrivacyError(f"{kind} event: unknown fields {sorted(set(values) - set(known))}")
     try:
         typed = {k: _typed(known[k], k, v) for k, v in values.items()}
-        if cls is SharedGaussian:
-            honest = typed.pop("honest")
-            return SharedGaussian(own=GaussianEvent(**typed), honest=honest)
         if cls is CorrelatedGaussian:
             more = {name: typed.pop(name) for name in ("honest", "local_sigma_squared")}
             matrix = Correlation(**{f.name: typed.pop(f.name) for f in fields(Correlation)})
             return CorrelatedGaussian(own=GaussianEvent(**typed), correlation=matrix, **more)
+        honest = typed.pop("honest") if shared else 0
         if cls is PoissonSampled:
             sampling = {name: typed.pop(name) for name in ("sampling_probability", "steps")}
             one = GaussianEvent(finest_sigma_squared=typed["sigma_squared"], **typed)
-            return PoissonSampled(event=one, **sampling)
-        return cls(**typed)
+            own: Event = PoissonSampled(event=one, **sampling)
+        else:
+            own = cls(**typed)
+        return (
+            SharedGaussian(own=own, honest=honest)
+            if isinstance(own, NoisyEvent) and shared
+            else own
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise PrivacyError(f"{kind} event: {error}") from None
 

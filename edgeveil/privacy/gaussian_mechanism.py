@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,12 @@ from edgeveil.privacy.derived import bound
 from edgeveil.privacy.events import (
     CorrelatedGaussian,
     GaussianEvent,
+    NoisyEvent,
     PoissonSampled,
     SharedGaussian,
     Unit,
+    noise_of,
+    with_noise,
 )
 from edgeveil.privacy.grid import SHRINK
 from edgeveil.privacy.sampler import (
@@ -41,6 +44,7 @@ from edgeveil.privacy.sampler import (
 
 Int64 = NDArray[np.int64]
 Layout = Literal["vector", "symmetric"]
+E = TypeVar("E", bound=NoisyEvent)
 
 GAUSSIAN_SOURCE = "Dong, Roth, Su 2022, thm 2.7 and cor. 3.3; discrete by Canonne et al. 2020"
 SAMPLED_SOURCE = (
@@ -91,19 +95,26 @@ def gaussian_event(
     )
 
 
-def shared_gaussian(event: GaussianEvent, honest: int) -> GaussianEvent | SharedGaussian:
+def hiding(event: GaussianEvent, unit: Unit) -> GaussianEvent:
+    """Return the event of a sum in which each `unit`, and each record of it, moves no more."""
+    same = event.sensitivity_steps if unit == "device" else 0
+    return replace(event, unit=unit, record_sensitivity_steps=same)
+
+
+def shared_gaussian(event: E, honest: int) -> E | SharedGaussian:
     """Return a release whose noise `honest` devices share in equal parts; 0: unchanged."""
     if not honest:
         return event
-    part = 2 * math.ceil(Fraction(event.sigma_squared, 2 * honest))
-    symmetric = event.finest_sigma_squared != event.sigma_squared
+    one = noise_of(event)
+    part = 2 * math.ceil(Fraction(one.sigma_squared, 2 * honest))
+    symmetric = one.finest_sigma_squared != one.sigma_squared
     finest = part // 2 if symmetric else part
     if finest < 1 << 2 * LEAST_SHARE_BITS:
         what = f"{event.what}: noise of {math.sqrt(finest):.3g} steps each is too coarse to add up"
         fix = "lower epsilon, or round.min_batch"
         raise PrivacyError(what, where="privacy.epsilon", fix=fix)
     source = f"{event.source}; shared: Kairouz, Liu, Steinke 2021, cor. 12"
-    own = replace(event, sigma_squared=part, finest_sigma_squared=finest, source=source)
+    own = with_noise(event, sigma_squared=part, finest_sigma_squared=finest, source=source)
     return SharedGaussian(own=own, honest=honest)
 
 
@@ -168,8 +179,8 @@ def correlated_event(
     `local_share`: noise that is never taken back, as a share of the other noise's variance.
     Raises `PrivacyError` if no noise meets (ε, δ)."""
     times, k = correlation.rounds, correlation.participations
-    # Discreteness may use a third of δ.
-    finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (16 * delta / 3)
+    # Discreteness may use an eighth of δ.
+    finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (2 * delta)
     sigma_bits = max(SUMMED_SIGMA_BITS, math.ceil(math.log2(finest) / 2))
 
     def at(mu: float) -> CorrelatedGaussian:
@@ -183,7 +194,7 @@ def correlated_event(
         shared = shared_gaussian(own, honest)
         if not isinstance(shared, SharedGaussian):
             raise PrivacyError(f"{what}: correlated noise needs devices that share it")
-        local = math.ceil(Fraction(local_share) * shared.own.sigma_squared)
+        local = math.ceil(Fraction(local_share) * noise_of(shared).sigma_squared)
         return CorrelatedGaussian(
             own=shared.own, honest=honest, correlation=correlation, local_sigma_squared=local
         )
@@ -207,10 +218,11 @@ def counts_event(
     times: int,
     honest: int = 0,
     fine_bits: int = 0,
+    unit: Unit = "record",
 ) -> GaussianEvent | SharedGaussian:
     """Return the event of integer counts in steps of 2**-fine_bits; `times` are (ε, δ)-DP.
 
-    `sensitivity_squared` bounds the sum of squares that one record adds. `honest` devices share the
+    `sensitivity_squared` bounds the sum of squares that one `unit` adds. `honest` devices share the
     noise; default 0: each adds all. Raises `PrivacyError` if no noise meets (ε, δ)."""
     # Discreteness may use a hundredth of δ; each part has only its share of the variance.
     finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (0.16 * delta)
@@ -221,8 +233,10 @@ def counts_event(
     def of(mu: float) -> GaussianEvent:
         bits = max(0, sigma_bits + math.floor(math.log2(mu)) - fine_bits)
         steps = math.isqrt((sensitivity_squared << 2 * bits) - 1) + 1
+        if unit != "record":  # of a unit's mean, rounded; a record of it moves that by no more
+            steps += math.isqrt(coordinates) + 1
         event = gaussian_event(what, steps, mu, coordinates, grid_bits=bits)
-        return replace(event, purpose="infer")
+        return replace(hiding(event, unit), purpose="infer")
 
     return shared_gaussian(meeting(of, epsilon_, delta, times), honest)
 

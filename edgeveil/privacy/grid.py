@@ -6,6 +6,7 @@ and sums are exact in any order (`docs/privacy.md`, "The grid").
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,34 @@ def quantise(rows: Float64, bound: float, *, bits: int = GRID_BITS) -> Int64:
         whole = np.trunc(clip_rows(rows, bound) * 2.0**bits).astype(np.int64)
     within = squared_norms(whole) <= steps * steps
     return np.where(within[:, None], whole, 0)
+
+
+def clip_sum(total: Int64, limit: int) -> Int64:
+    """Return an integer array scaled to L2 norm `limit`, each value rounded toward zero.
+
+    A function of the array alone, the same on every machine: it adds up integers only."""
+    bits = 62 - total.size.bit_length()
+    sizes, half = np.abs(total), bits // 2
+    shift = max(0, int(sizes.max(initial=0)).bit_length() - bits)
+    sizes = (sizes >> shift) + (shift > 0)  # never too small
+    low, high = sizes & ((1 << half) - 1), sizes >> half
+    products = ((low, low, 0), (low, high, half + 1), (high, high, 2 * half))
+    squared = sum(int((a * b).sum()) << by for a, b, by in products)
+    if squared << 2 * shift <= limit * limit:
+        return total
+    factor = limit * SHRINK / (math.isqrt(squared) + 1) / 2.0**shift
+    return np.asarray(np.trunc(total * factor), np.int64)
+
+
+def clipped_slack(count: int, limit: int) -> int:
+    """Return the most steps by which `clip_sum` takes two arrays of `count` values further apart.
+
+    A projection onto a ball takes none; `clip_sum` is that but for rounding, by less than √count
+    steps, the norm's, by less than √count/32 + 1, and SHRINK. Raises PrivacyError beyond that."""
+    if limit >> (57 - count.bit_length()):
+        what = f"sums of {count} values of norm {limit} steps are too large to clip by unit"
+        raise PrivacyError(what, where="privacy.unit", fix="use fewer features or a smaller model")
+    return 3 * (math.isqrt(count) + 4) + (limit >> 26)
 
 
 def squared_norms(rows: Int64) -> Int64:

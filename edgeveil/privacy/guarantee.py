@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
@@ -28,7 +28,8 @@ class Guarantee:
 
     `among_others`: ε of one record of a device that keeps its others; `of_device`: ε per device of
     the releases that have one. With shared noise ε holds while cloud and proxy do not collude and
-    each sum has `honest` parts; `colluding` is the guarantee by the device's own noise alone."""
+    each sum has `honest` parts; `colluding` is the guarantee by the device's own noise alone. `mu`:
+    Gaussian-DP parameter of one job with Gaussian releases only; their discreteness is in δ."""
 
     epsilon: float
     delta: float
@@ -38,6 +39,12 @@ class Guarantee:
     of_device: float | None = None
     colluding: Guarantee | None = None
     honest: int = 0
+    mu: float | None = field(default=None, compare=False)
+
+    @property
+    def rho(self) -> float | None:
+        """The parameter of zCDP, μ²/2 rounded up; None where there is no `mu`."""
+        return None if self.mu is None else math.nextafter(self.mu**2 / 2, math.inf)
 
     @property
     def if_colluding(self) -> float | None:
@@ -51,7 +58,7 @@ class Guarantee:
     def plain(self) -> dict[str, Any]:
         """The form in results, events and pages: infinity is null; only ε that differ."""
         found: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
-        found |= {"unit": self.unit, "status": self.status}
+        found |= {"unit": self.unit, "status": self.status, "mu": self.mu, "rho": self.rho}
         more = {"record_epsilon": self.among_others, "device_epsilon": self.of_device}
         if self.colluding is not None:
             more["collusion_epsilon"] = self.colluding.epsilon
@@ -81,7 +88,7 @@ class Guarantee:
     def __str__(self) -> str:
         if not self.proven:
             return "no proven guarantee"
-        whole = f"ε = {up(self.epsilon)}, δ = {up(self.delta)} per {self.unit}"
+        whole = f"ε = {up(self.epsilon)}, δ = {up(self.delta)} per {unit_text(self.unit)}"
         part = self.plain
         return f"{whole}{record_text(part)}{worth_of(part)}{shared_text(part)}"
 
@@ -93,7 +100,7 @@ def guarantee_text(privacy: Mapping[str, Any], which: str) -> str:
         return "no proven guarantee"
     if not part["epsilon"]:
         return "nothing was released" + (" of any record, ε = 0" if which == "training" else "")
-    unit, delta = part["unit"], part["delta"]
+    unit, delta = unit_text(part["unit"]), part["delta"]
     total = f"ε = {up(part['epsilon'])}" + (f", δ = {up(delta)}" if delta else "")
     per_round = part.get("epsilon_per_round") if "device_epsilon" not in part else None  # of one
     if which == "inference" and per_round:
@@ -127,7 +134,7 @@ def guarantee_bounds(part: Mapping[str, Any]) -> tuple[str, ...]:
     if not part["epsilon"]:
         return ("nothing was released",)
     delta = f", δ = {up(part['delta'])}" if part["delta"] else ""
-    units = [f"{_bounded(part['epsilon'])} per {part['unit']}"]
+    units = [f"{_bounded(part['epsilon'])} per {unit_text(part['unit'])}"]
     if "record_epsilon" in part:
         record = part["record_epsilon"]
         units.insert(0 if record is not None else 1, f"{_bounded(record)} per record")
@@ -135,6 +142,10 @@ def guarantee_bounds(part: Mapping[str, Any]) -> tuple[str, ...]:
         units.append(f"{_bounded(part['device_epsilon'])} per device")
     lead, behind = ", ".join(units).split(" per ", 1)
     return lead, f"per {behind}{delta}{worth_of(part)}"
+
+
+def unit_text(unit: str) -> str:
+    return "person on this device" if unit == "person" else unit
 
 
 def shared_text(part: Mapping[str, Any]) -> str:
@@ -147,7 +158,7 @@ def shared_text(part: Mapping[str, Any]) -> str:
 def colluding_text(part: Mapping[str, Any]) -> str:
     """Return the guarantee if all others collude: `ε = 30 per device; per record ε = 70`."""
     record = _record_text(part, "collusion_record_epsilon")
-    return f"{_bounded(part['collusion_epsilon'])} per {part['unit']}{record}"
+    return f"{_bounded(part['collusion_epsilon'])} per {unit_text(part['unit'])}{record}"
 
 
 def record_text(part: Mapping[str, Any]) -> str:

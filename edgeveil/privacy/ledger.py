@@ -40,7 +40,7 @@ from edgeveil.privacy.ledger_chain import (
     require_database,
     spent,
 )
-from edgeveil.privacy.policy import TRAIN, JobRequest, Limits, Quote, check_job, countable_quote
+from edgeveil.privacy.policy import TRAIN, JobRequest, Limits, Quote, check_job
 from edgeveil.storage import SqliteFile
 
 _NONCE_BYTES, _TAG_BYTES, _SIZE_BYTES = 12, 16, 2
@@ -145,7 +145,7 @@ class Ledger:
         if known is not None and not known.same_as(request):
             what = "its privacy request differs from the accepted one"
             raise PrivacyError(f"job {request.job_id} refused: {what}")
-        return check_job(request, limits, [countable_quote(other) for other in jobs.values()])
+        return check_job(request, limits, jobs.values())
 
     def open_job(self, request: JobRequest, limits: Limits) -> Quote:
         """Reserve a job's price durably; raise as `check`, also if closed or past `max_jobs`."""
@@ -293,9 +293,11 @@ class Ledger:
         with self._file.guard():
             return next_refusal(self._account(), limits)
 
-    def spent(self, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
+    def spent(
+        self, job_id: str | None = None, purpose: str = TRAIN, delta: float | None = None
+    ) -> Guarantee:
         with self._file.guard():
-            return spent(self._account(), job_id, purpose)
+            return spent(self._account(), job_id, purpose, delta)
 
     @contextmanager
     def _written(self) -> Iterator[sqlite3.Connection]:

@@ -33,7 +33,6 @@ from edgeveil.privacy.policy import (
     Limits,
     Quote,
     check_job,
-    countable_quote,
     price,
     total,
 )
@@ -132,17 +131,17 @@ class JobAccount:
     @property
     def counting(self) -> JobRequest:
         """The events that count against the limits: the reservation while open, then `counted`."""
-        if self.is_open:
-            return self.request
-        return JobRequest(self.request.job_id, self.request.delta, self.counted)
+        return self.request if self.is_open else self.counted
 
     @property
-    def counted(self) -> tuple[Event, ...]:
-        return self.request.events if self.elsewhere else self.request.counted(self.events)
+    def counted(self) -> JobRequest:
+        if self.elsewhere:
+            return self.request
+        return replace(self.request, events=self.request.counted(self.events))
 
     @property
     def spent(self) -> Quote:
-        return price(self.counted, self.request.delta)
+        return price(self.counted.events, self.request.delta)
 
 
 _LOST = partial(UnprotectedEvent, what="answers of a copy, unknown", unit="record")
@@ -156,7 +155,7 @@ Account = dict[str, JobAccount]
 def next_refusal(account: Account, limits: Limits) -> PrivacyError | None:
     """Return the limit that one more job like the newest would exceed; None if it fits."""
     own = [entry.request for entry in account.values() if not entry.elsewhere]
-    held = [countable_quote(entry.counting) for entry in account.values()]
+    held = [entry.counting for entry in account.values()]
     try:
         if own:
             check_job(replace(own[-1], job_id="like the newest"), limits, held)
@@ -165,11 +164,18 @@ def next_refusal(account: Account, limits: Limits) -> PrivacyError | None:
     return None
 
 
-def spent(account: Account, job_id: str | None = None, purpose: str = TRAIN) -> Guarantee:
-    """Return the price of one job, or all (None); unproven after any unproven release."""
+def spent(
+    account: Account,
+    job_id: str | None = None,
+    purpose: str = TRAIN,
+    delta: float | None = None,
+) -> Guarantee:
+    """Return the price of one job, or `total` at `delta` of all (None).
+
+    Unproven after any unproven release."""
     chosen = [account[job] for job in account if job_id in (None, job)]
-    quotes = [entry.spent for entry in chosen]
-    result = total([q.training if purpose == TRAIN else q.inference for q in quotes])
+    quote = total([entry.counted for entry in chosen], delta)
+    result = quote.training if purpose == TRAIN else quote.inference
     if job_id is not None:
         return result
     taint = weakest(event.status for entry in chosen for event in entry.events)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon, weakest
+from edgeveil.privacy.composition import least_limit
 from edgeveil.privacy.events import (
+    UNITS,
     Event,
     PureEvent,
     Unit,
     UnprotectedEvent,
+    as_single,
+    as_summed,
     event_from_dict,
+    for_one,
     for_one_record,
     to_dict,
 )
@@ -96,37 +101,77 @@ class Quote:
 
 
 def price(events: Iterable[Event], delta: float) -> Quote:
-    """Price training and inference events separately; inference of mixed units per record."""
+    """Price training and inference events separately; of mixed units per smallest one."""
     listed = tuple(events)
     training = epsilon([e for e in listed if e.purpose == TRAIN], delta)
     inferred = [e for e in listed if e.purpose != TRAIN]
     of_devices = [e for e in inferred if e.unit == "device"]
     if len(of_devices) in (0, len(inferred)):
         return Quote(training, epsilon(inferred, delta))
-    whole = epsilon([for_one_record(e) for e in inferred], delta)
+    least = min((e.unit for e in inferred), key=UNITS.index)
+    whole = epsilon([for_one(least, e) for e in inferred], delta)
     return Quote(training, replace(whole, of_device=epsilon(of_devices, delta).collusion_epsilon))
 
 
-def total(parts: Iterable[Guarantee]) -> Guarantee:
-    """Return the basic composition of several jobs: per record for mixed units, weakest status."""
-    listed = tuple(parts)
-    units = {p.unit for p in listed if max(p.record_epsilon, p.collusion_epsilon) > 0}
-    whole = _composed(listed, units)
-    if all(part.colluding is None for part in listed):
+def total(jobs: Iterable[JobRequest], delta: float | None = None) -> Quote:
+    """Return what several jobs cost together: the least limit ε that admits them at `delta`.
+
+    `delta`: the owner's lifetime δ; default: the sum of the jobs' own. One job alone has its own
+    price, and no total is below it. Per record for mixed units; weakest status, and without a
+    proof for each job their ε and δ add up as well."""
+    training, inference = [], []
+    for job in jobs:
+        quote = price(job.events, job.delta)
+        training.append(([e for e in job.events if e.purpose == TRAIN], quote.training))
+        inference.append(([e for e in job.events if e.purpose != TRAIN], quote.inference))
+    return Quote(_total(training, delta), _total(inference, delta))
+
+
+def _total(jobs: Iterable[tuple[list[Event], Guarantee]], delta: float | None) -> Guarantee:
+    listed = [(events, part) for events, part in jobs if events]
+    parts = [part for _, part in listed]
+    if len(parts) == 1:
+        return parts[0]
+    counts = Counter(event for events, _ in listed for event in events)
+    units = {p.unit for p in parts if max(p.record_epsilon, p.collusion_epsilon) > 0}
+    whole = _composed(parts, units, _mapped(as_summed, counts), delta)
+    if all(part.colluding is None for part in parts):
         return whole
-    alone = _composed(tuple(part.colluding or part for part in listed), units)
-    return replace(whole, colluding=alone, honest=max(part.honest for part in listed))
+    own = [part.colluding or part for part in parts]
+    alone = _composed(own, units, _mapped(as_single, counts), delta)
+    return replace(whole, colluding=alone, honest=max(part.honest for part in parts))
 
 
-def _composed(parts: tuple[Guarantee, ...], units: set[Unit]) -> Guarantee:
-    of_records = _added(part.record_epsilon for part in parts)
-    delta, status = math.fsum(part.delta for part in parts), weakest(part.status for part in parts)
+def _mapped(change: Callable[[Event], Event], counts: Mapping[Event, int]) -> Counter[Event]:
+    found: Counter[Event] = Counter()
+    for event, count in counts.items():
+        found[change(event)] += count
+    return found
+
+
+def _composed(
+    parts: list[Guarantee], units: set[Unit], counts: Mapping[Event, int], delta: float | None
+) -> Guarantee:
+    status, added = weakest(part.status for part in parts), math.fsum(part.delta for part in parts)
+    proven = {event: count for event, count in counts.items() if event.status == "proven"}
+    of_devices = {event: count for event, count in proven.items() if event.unit == "device"}
+    all_proven = status == "proven"
+
+    def composed(events: Mapping[Event, int], own: list[float]) -> tuple[float, float]:
+        least, spent = least_limit(events, added if delta is None else delta)
+        return max(least, max(own, default=0.0) if all_proven else _added(own)), spent
+
+    record, record_delta = composed(
+        _mapped(for_one_record, proven), [part.record_epsilon for part in parts]
+    )
+    device, device_delta = composed(of_devices, [part.device_epsilon for part in parts])
+    spent = max(record_delta, device_delta) if all_proven else added
     if len(units) > 1 or any(part.of_device is not None for part in parts):
-        of_devices = _added(part.device_epsilon for part in parts)
-        return Guarantee(of_records, delta, "record", status, of_device=of_devices)
+        any_device = any(part.unit == "device" or part.of_device is not None for part in parts)
+        return Guarantee(record, spent, "record", status, of_device=device if any_device else None)
     unit: Unit = min(units, default="record")
-    among = of_records if any(part.among_others is not None for part in parts) else None
-    return Guarantee(_added(part.epsilon for part in parts), delta, unit, status, among)
+    among = record if any(part.among_others is not None for part in parts) else None
+    return Guarantee(device if unit == "device" else record, spent, unit, status, among)
 
 
 def _added(epsilons: Iterable[float]) -> float:
@@ -137,14 +182,12 @@ def _added(epsilons: Iterable[float]) -> float:
     return math.nextafter(float(exact), math.inf) if len(listed) > 1 and exact else float(exact)
 
 
-def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Quote:
+def check_job(request: JobRequest, limits: Limits, others: Iterable[JobRequest]) -> Quote:
     """Return the job's quote. Raises `PrivacyError` if it exceeds the limits with `others`."""
     _check_status(request, limits)
-    priced = countable_quote(request)
-    quotes = [priced, *others]
-    training = total([quote.training for quote in quotes])
-    inference = total([quote.inference for quote in quotes])
-    of_device, of_record = inference_epsilons(quotes)
+    jobs = [countable(job) for job in (request, *others)]
+    priced, life = total(jobs[:1]), total(jobs, limits.lifetime_delta)
+    training, inference = life.training, life.inference
     record_key = "max_inference_record_epsilon"
     if limits.max_inference_record_epsilon is None:
         record_key = "max_inference_epsilon"
@@ -154,11 +197,11 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
         (colluding, priced.training.if_colluding, limits.max_epsilon_per_job),
         ("lifetime_epsilon", training.epsilon, 0.0),
         (all_colluding, training.if_colluding, limits.lifetime_epsilon),
-        ("lifetime_delta", training.delta, 0.0),
-        ("max_inference_epsilon", of_device, 0.0),
-        (record_key, of_record, 0.0),
+        ("lifetime_delta", max(training.delta, priced.training.delta), 0.0),
+        ("max_inference_epsilon", inference.device_epsilon, 0.0),
+        (record_key, inference.record_epsilon, 0.0),
         (all_colluding, inference.if_colluding, limits.max_inference_epsilon),
-        ("lifetime_delta", inference.delta, 0.0),
+        ("lifetime_delta", max(inference.delta, priced.inference.delta), 0.0),
     ):
         limit = getattr(limits, name)
         most = otherwise if limit is None else limit
@@ -168,17 +211,10 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[Quote]) -> Q
     return price(request.events, request.delta)
 
 
-def inference_epsilons(quotes: Iterable[Quote]) -> tuple[float, float]:
-    """Return several jobs' inference ε: (per device, of events that have one; per record)."""
-    parts = [quote.inference for quote in quotes]
-    of_devices = _added(part.device_epsilon for part in parts)
-    return of_devices, total(parts).record_epsilon
-
-
-def countable_quote(request: JobRequest) -> Quote:
-    """Return the quote that counts against the limits: without unprotected releases."""
+def countable(request: JobRequest) -> JobRequest:
+    """Return what of a job counts against the limits: all but unprotected releases."""
     events = (event for event in request.events if not isinstance(event, UnprotectedEvent))
-    return price(events, request.delta)
+    return replace(request, events=tuple(events))
 
 
 def _check_status(request: JobRequest, limits: Limits) -> None:

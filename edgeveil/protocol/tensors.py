@@ -27,7 +27,7 @@ from edgeveil.crypto.masking import (
     taken_back,
     unmasked,
 )
-from edgeveil.crypto.ring import CHECK_BYTES, NOISE_BITS
+from edgeveil.crypto.ring import CHECK_BYTES
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol.sealed import MaskedVector, RoundCheck
 
@@ -187,7 +187,7 @@ def correlated_mask_sums(
     half = sum_of_masks(seeds, noise.use, noise.ring)
     back = None
     if before:
-        back = taken_back(Vector.from_bytes(noise.ring, before), coefficient, NOISE_BITS)
+        back = taken_back(np.frombuffer(before, np.uint64), noise.ring, coefficient)
     sums = [sum_of_masks(seeds, one.use, one.ring) for one in updates]
     for one, total, part in zip(updates, sums, _shares(updates, back), strict=True):
         if part is not None:
@@ -195,7 +195,7 @@ def correlated_mask_sums(
             form = Factors(check.key, one.use, one.ring).form(part)
             # One more for the first byte. Higher bits would tell which numbers wrapped around.
             total.check = (total.check - form - 1) % (1 << one.ring.bits)
-    return bytes([back is not None]) + packed_vectors(sums), half.to_bytes()
+    return bytes([back is not None]) + packed_vectors(sums), half.numbers.tobytes()
 
 
 def correlated_sums(
@@ -212,8 +212,8 @@ def correlated_sums(
     *updates, noise = vectors
     back = None
     if answer[:1] == b"\x01" and before:
-        half = Vector.from_bytes(noise.ring, before)
-        back = taken_back(half, -coefficient, NOISE_BITS) + np.uint64(1)
+        half = Vector.from_bytes(noise.ring, before).numbers
+        back = taken_back(half, noise.ring, -coefficient) + np.uint64(1)
     if answer[:1] != bytes([back is not None]):
         raise ProtocolError("wrong_mask_sums")
     for total in totals:

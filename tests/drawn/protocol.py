@@ -141,6 +141,10 @@ def _type(kind: Any) -> str:
         case msgspec.inspect.VarTupleType():
             length = _length(kind.min_length, kind.max_length)
             return f"list{length}<{_type(kind.item_type)}>"
+        case msgspec.inspect.UnionType():
+            return " | ".join(map(_type, kind.types))
+        case msgspec.inspect.NoneType():
+            return "none"
         case msgspec.inspect.StructType():
             return str(kind.cls.__name__)
     raise UsageError(f"no notation for {type(kind).__name__}")

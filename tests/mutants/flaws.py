@@ -178,13 +178,31 @@ MUTANTS = {
         of=("pate",),
     ),
     "record-of-an-update-moves-it-once": Mutant(
-        "edgeveil.privacy.events:for_one_record",
-        "2 * event.sensitivity_steps -> event.sensitivity_steps",
+        "edgeveil.privacy.events:for_one",
+        "2 if isinstance(event, GaussianEvent) else 1 -> 1",
         "tests/unit/edgeveil/privacy/test_privacy_shared.py::test_of_a_devices_update_one_record_costs_twice_in_both",
     ),
+    "person-bounded-by-record": Mutant(
+        "edgeveil.parts.methods.fm_sums:Rows.clipped_sum",
+        "clip_sum(of(self._at(group)), limit) -> of(self._at(group))",
+        "tests/unit/edgeveil/parts/methods/test_units.py::test_a_unit_of_fifty_records_moves_each_sum_of_fm_no_further_than_its_price",
+        of=("fm",),
+    ),
+    "persons-gradients-bounded-by-record": Mutant(
+        "edgeveil.parts.methods.dp_sgd:NoisedSums._by_unit",
+        "clip_sum(own << NOISE_BITS - RECORD_BITS, 1 << NOISE_BITS)"
+        " -> own << NOISE_BITS - RECORD_BITS",
+        "tests/unit/edgeveil/parts/methods/test_units.py::test_a_person_and_a_record_of_one_move_the_gradients_no_further_than_a_record",
+        of=("dp_sgd",),
+    ),
+    "persons-evaluation-counts-by-record": Mutant(
+        "edgeveil.jobs.federated_evaluation:FederatedEvaluation._steps",
+        "len(own) -> 1",
+        "tests/unit/edgeveil/parts/methods/test_units.py::test_a_person_moves_the_counts_of_an_evaluation_no_further_than_a_record",
+    ),
     "gradients-against-a-quarter-of-the-noise": Mutant(
-        "edgeveil.parts.methods.dp_sgd:NoisedSums.draw",
-        "total << NOISE_BITS - RECORD_BITS -> total << NOISE_BITS - RECORD_BITS + 2",
+        "edgeveil.parts.methods.dp_sgd:NoisedSums.sampled",
+        "NOISE_BITS - RECORD_BITS -> NOISE_BITS - RECORD_BITS + 2",
         "tests/unit/edgeveil/parts/methods/test_updates_dp_sgd.py::test_a_step_is_the_sum_over_the_public_batch_and_only_that",
         of=("dp_sgd", "pso_dp_sgd"),
     ),
@@ -235,8 +253,8 @@ MUTANTS = {
         nth=2,
     ),
     "a-mean-beside-counts-costs-its-device-nothing": Mutant(
-        "edgeveil.privacy.policy:inference_epsilons",
-        "part.device_epsilon -> part.epsilon * (part.unit == 'device')",
+        "edgeveil.privacy.policy:_composed",
+        "event.unit == 'device' -> False",
         "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_what_is_counted_of_records_lets_no_mean_pass_the_limit_of_a_device",
     ),
     # --- clip ---
@@ -295,7 +313,7 @@ MUTANTS = {
     ),
     # --- Poisson sampling ---
     "one-sample-for-all-steps": Mutant(
-        "edgeveil.parts.methods.dp_sgd:NoisedSums.draw",
+        "edgeveil.parts.methods.dp_sgd:NoisedSums.sampled",
         "self.total(rows, chosen, norm)"
         " -> self.total(rows, self.__dict__.setdefault('first', chosen), norm)",
         "tests/contract/test_method_noise.py::test_a_round_of_dp_sgd_has_the_spread_of_fresh_samples_and_of_the_noise_that_is_paid",
@@ -347,7 +365,7 @@ MUTANTS = {
         "tests/unit/edgeveil/privacy/test_privacy_accountant.py::test_pure_epsilon_is_summed_exactly",
     ),
     "grid-costs-nothing": Mutant(
-        "edgeveil.privacy.accountant:_least_epsilon",
+        "edgeveil.privacy.accountant:least_epsilon",
         "(1 + math.exp(candidate)) * tv -> 0",
         "tests/unit/edgeveil/privacy/test_privacy_accountant.py::test_the_discreteness_of_the_noise_costs",
     ),
@@ -665,6 +683,16 @@ MUTANTS = {
         "records.places -> records.x",
         "tests/unit/edgeveil/data/test_encoding.py::test_two_schemas_split_and_deal_alike_where_labels_are_alike",
     ),
+    "persons-parted-between-training-and-evaluation": Mutant(
+        "edgeveil.data.encoding:RowEncoder._places",
+        "self._digests if self._person is None else self._persons -> self._digests",
+        "tests/unit/edgeveil/data/test_persons.py::test_all_records_of_a_person_have_one_fate_and_a_person_removed_moves_no_other",
+    ),
+    "slots-by-record-beside-persons": Mutant(
+        "edgeveil.data.split:sample_slots",
+        "choosing is not None -> False",
+        "tests/unit/edgeveil/data/test_persons.py::test_a_persons_records_share_a_slot_and_one_at_most_counts",
+    ),
     "another-jobs-share-moves-records": Mutant(
         "edgeveil_edge.round_work:RoundWork._check_split",
         "float(fixed) != share -> False",
@@ -815,6 +843,37 @@ MUTANTS = {
         "manifest.shuffled != context.shuffled -> False",
         "tests/unit/edgeveil_edge/test_answer.py::test_a_round_that_departs_from_its_job_is_refused",
     ),
+    # --- composition over a life ---
+    "delta-not-shared-out": Mutant(
+        "edgeveil.privacy.composition:least_limit",
+        "GAUSSIAN_SHARE * delta -> delta",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_the_regions_share_delta",
+    ),
+    "each-order-with-the-delta-of-all": Mutant(
+        "edgeveil.privacy.composition:least_limit",
+        "MOMENTS_SHARE * delta / len(FILTER_ORDERS) -> MOMENTS_SHARE * delta",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_the_regions_share_delta",
+    ),
+    "equal-jobs-counted-once": Mutant(
+        "edgeveil.privacy.composition:_by_gaussians",
+        "count * event.mu ** 2 -> event.mu ** 2",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_twenty_jobs_cost_what_their_noise_composes_to",
+    ),
+    "a-coin-for-half-its-mu": Mutant(
+        "edgeveil.privacy.composition:pure_mu",
+        "1 / (1 + math.exp(value)) -> 1 / (1 + math.exp(value / 2))",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_a_pair_of_gaussians_dominates_each_coin",
+    ),
+    "coarse-noise-composed-as-gaussian": Mutant(
+        "edgeveil.privacy.composition:_by_gaussians",
+        "grid > MOST_GRID -> False",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_noise_on_a_coarse_grid_is_admitted_by_its_moments",
+    ),
+    "a-total-below-one-job": Mutant(
+        "edgeveil.privacy.policy:_composed",
+        "max(own, default=0.0) -> 0.0",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_a_wider_limit_refuses_no_job_and_no_total_is_below_one_job",
+    ),
     # --- mixed totals ---
     "devices-and-records-added-up": Mutant(
         "edgeveil.privacy.policy:_composed",
@@ -822,19 +881,14 @@ MUTANTS = {
         "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_if_all_others_collude_a_total_is_what_it_costs_one_record",
     ),
     "colluding-as-if-they-did-not": Mutant(
-        "edgeveil.privacy.policy:total",
-        "part.colluding or part -> part",
+        "edgeveil.privacy.policy:_total",
+        "_mapped(as_single, counts) -> _mapped(as_summed, counts)",
         "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_if_all_others_collude_a_total_is_what_it_costs_one_record",
     ),
     "record-of-a-colluding-device-unpriced": Mutant(
         "edgeveil.privacy.accountant:epsilon",
         "_among_others(single, delta) -> None",
-        "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_if_all_others_collude_a_total_is_what_it_costs_one_record",
-    ),
-    "unit-of-a-free-job-ignored": Mutant(
-        "edgeveil.privacy.policy:total",
-        "max(p.record_epsilon, p.collusion_epsilon) -> p.epsilon",
-        "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_a_device_level_price_of_nothing_still_counts_what_a_record_costs",
+        "tests/unit/edgeveil/privacy/test_privacy_shared.py::test_of_a_devices_update_one_record_costs_twice_in_both",
     ),
     # --- trial ---
     "tried-at-the-jobs-own-count": Mutant(

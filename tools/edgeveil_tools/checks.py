@@ -22,6 +22,7 @@ from edgeveil.config.explain import Schema
 from edgeveil.config.file import only_block, parsed, read
 from edgeveil.config.site_files import SITES, kind_of, load_policy, load_site, site_of
 from edgeveil.data.check import check_records
+from edgeveil.data.records import grouped
 from edgeveil.data.split import SPLIT_KEY_FILE, load_split_key
 from edgeveil.errors import (
     ConfigError,
@@ -38,7 +39,7 @@ from edgeveil.jobs.shuffle_amplification import shuffled
 from edgeveil.parts.features.onnx import backbone_path
 from edgeveil.parts.models.network import SUFFIXES as STATE_DICT_SUFFIXES
 from edgeveil.parts.own_records import device_records
-from edgeveil.privacy.guarantee import Guarantee
+from edgeveil.privacy.guarantee import Guarantee, up
 from edgeveil.protocol.transfer import part_bytes
 from edgeveil.registry import nearest
 from edgeveil_tools.backbone.command import NAME, ensure_for_jobs, file_lines, weight_facts
@@ -148,6 +149,15 @@ def _checked(
     if notes:
         one.fields["records"] = notes
     if show:
+        quote = one.plan.quote()
+        one.fields["privacy"] = {
+            "training": quote.training.plain,
+            "inference": quote.inference.plain,
+        }
+        for which, found in one.fields["privacy"].items():
+            if found["mu"] is not None:
+                text = f"{up(found['mu'])}-Gaussian DP, {up(found['rho'])}-zCDP"
+                one.lines.append(f"  {which}: {text}")
         one.fields["job"] = plain = job.model_dump(mode="json")
         one.lines.append(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip())
     return one
@@ -443,16 +453,22 @@ def device_records_check(site: EdgeSite, job: Job | None = None) -> tuple[list[s
     report = check_records(training, evaluation, **asked)
     problems = report.problems + places(site.data, schema) + column_problems(site.data, schema)
     held, most = len(training) + len(evaluation), site.policy.max_records
+    persons = None if schema is None or schema.person is None else (training, evaluation)
     if held > most:
+        changes = "record then changes two" if persons is None else "person then changes others"
         problems.append(
             f"{held} records exceed policy.max_records, {most}: the rest is left out, and adding or"
-            " removing one record then changes two"
+            f" removing one {changes}"
         )
     about, by_class = "" if started else "about ", sorted(report.histogram.items())
     lines = [
         f"{report.records} records of shape {report.shape}, {report.usable} usable",
         f"split: {about}{report.training} training, {about}{report.evaluation} evaluation",
     ]
+    if persons is not None:
+        owners = [one for half in persons if (one := half.owners("person")) is not None]
+        sizes = [len(own) for half in owners for own in grouped(half)]
+        lines.append(f"{len(sizes)} persons, the largest has {max(sizes, default=0)} records")
     if len(by_class) <= _MOST_CLASSES:
         by = ", ".join(f"{'none' if label < 0 else label}: {n}" for label, n in by_class)
         lines.append(f"usable records by class: {by or 'none'}")

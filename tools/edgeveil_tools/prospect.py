@@ -181,7 +181,8 @@ def _made_up(job: Job) -> _StandIn:
         y = chance.integers(0, classes, n).astype(np.int64)
         x = centres[y] + chance.normal(0, noise, (n, centres.shape[1]))
         if table is not None:
-            return Records(_as_encoded(table, x / noise), y)
+            persons = np.arange(n, dtype=np.float32)[:, None] if table.person else None
+            return Records(_as_encoded(table, x / noise), y, persons)
         x *= half / (np.abs(centres).max() + 3 * noise)
         values = np.clip(middle + x, middle - half, middle + half).astype(np.float32)
         return Records(values.reshape(n, *shape), y)

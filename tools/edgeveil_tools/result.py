@@ -26,7 +26,7 @@ from edgeveil.evaluation.figures import (
 from edgeveil.jobs import Plan
 from edgeveil.pages.parts import counted
 from edgeveil.parts.round import EVALUATIONS, TRAIN
-from edgeveil.privacy.guarantee import guarantee_lines
+from edgeveil.privacy.guarantee import down, guarantee_lines, up
 from edgeveil.privacy.policy import Quote
 from edgeveil.units import byte_text, seconds_text
 
@@ -258,7 +258,7 @@ def build(
         published: whether the records are those of a published set.
         simulated: whether the run was simulated.
         facts: job, status, reason, broker, protocol, devices, infer_only, seconds,
-            memory_peak_bytes, bytes; optionally engine, shuffle, aggregation and seen.
+            memory_peak_bytes, bytes; optionally engine, shuffle, aggregation, seen and audit.
     """
     ideal = [float(value) for value in reference]
     final = record.released
@@ -336,6 +336,8 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         unprotected = ", " * bool(reference["note"]) + reference["note"]
         found.append(("without noise", leading_text(led, ideal) + unprotected))
     found += guarantee_lines(result["privacy"])
+    if audit := result.get("audit"):
+        found.append(("  audit", audit_text(audit)))
     found += [("after the shuffle", str(ShuffleCredit(**c))) for c in result.get("shuffle", ())]
     after = f" after {counted(len(phases), 'preparation round')}" * bool(phases)
     why = "; " * bool(result["reason"]) + result["reason"]
@@ -351,6 +353,16 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     memory = byte_text(result["memory_peak_bytes"] or 0)
     found.append(("time", f"{seconds_text(result['seconds'])}, {memory} of memory"))
     return [row for row in found if row[1]]
+
+
+def audit_text(audit: Mapping[str, Any]) -> str:
+    """Return the lower bound of an audit in one run, with what it could have shown at most."""
+    return (
+        f"ε ≥ {down(audit['epsilon_at_least'])}, printed {up(audit['printed_epsilon'])}, at"
+        f" {audit['confidence']:.0%} confidence: {audit['right']} of {audit['guesses']} guesses"
+        f" about {audit['canaries']} canaries right; could show at most"
+        f" {down(audit['epsilon_if_all_right'])}"
+    )
 
 
 def reference_of(reference: Mapping[str, Any]) -> float | None:

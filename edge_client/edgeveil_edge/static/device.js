@@ -73,12 +73,11 @@
       const over = rest === undefined ? limit : rest, known = typeof spent === "number" ? spent : limit - over;
       return { name, limit, left: over, spent: Math.min(known, limit), reserved: Math.max(0, limit - over - known), proven: typeof spent === "number" };
     };
-    const found = [line("Training, ε", p.lifetime_epsilon, training ? training.epsilon : 0, left && left.lifetime_epsilon)];
+    const found = [line(`Training, ε at δ = ${ev.up(p.lifetime_delta)}`, p.lifetime_epsilon, training ? training.epsilon : 0, left && left.lifetime_epsilon)];
     if (left && left.lifetime_collusion_epsilon !== undefined) {
       const alone = training.collusion_epsilon === undefined ? training.epsilon : training.collusion_epsilon;
       found.push(line("Training, ε if all others collude", p.lifetime_collusion_epsilon, alone, left.lifetime_collusion_epsilon));
     }
-    found.push(line("Training, δ", p.lifetime_delta, training ? training.delta : 0, left && left.lifetime_delta));
     found.push(line("Inference, ε", p.max_inference_epsilon, inference ? inference.epsilon : 0, left && left.max_inference_epsilon));
     return found;
   }
@@ -103,7 +102,7 @@
     if (!s.ledger.intact) return ev.el("p", { class: "bad" }, "Unknown: the ledger was altered.");
     const all = limits(s);
     return [
-      ev.el("p", { class: "soft" }, `Data set ${s.data}, all jobs since the first, and the limits of your policy. All ${s.ledger.links} entries of the ledger are intact.`),
+      ev.el("p", { class: "soft" }, `Data set ${s.data}, all jobs since the first (of several, the least limits that admit them), and the limits of your policy. All ${s.ledger.links} entries of the ledger are intact.`),
       s.next_refusal ? ev.el("p", { class: "warn" }, `Another job like the newest one would be declined: ${s.next_refusal.why}`) : null,
       all.map(gauge),
       ev.el("div", { class: "key" }, ev.el("span", { class: "k-spent" }, "spent"), ev.el("span", { class: "k-reserved" }, "reserved for open jobs"), ev.el("span", { class: "k-rest" }, "left")),

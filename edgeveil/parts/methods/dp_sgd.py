@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from edgeveil.data.records import grouped
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.method_context import MethodContext, size_of
 from edgeveil.parts.methods.local_steps import chosen_processor
@@ -41,6 +42,7 @@ from edgeveil.privacy.gaussian_mechanism import (
     poisson_sample,
     sampled_gaussian_event,
 )
+from edgeveil.privacy.grid import clip_sum, clipped_slack
 from edgeveil.privacy.sampler import RandomBytes
 
 if TYPE_CHECKING:
@@ -129,17 +131,21 @@ def _squared_norms(rows: list[torch.Tensor]) -> torch.Tensor:
 # norm over a fresh Poisson sample of the device's records.
 
 NOISE_BITS = 30  # noise and sums in steps of 2^-30 of the clip norm, far finer than the noise
+MARGIN_STEPS = 1 << 14  # a record's norm stays below 2^30 steps by more, as LIMIT makes it
+UNIT_VALUES = 1 << 23  # of the sums of several units in memory
 
 
 class DpSgdParameters(LocalTraining):
-    """The `train` block of the methods with noised local steps; all of it is public."""
+    """The `train` block of the methods with noised steps; all of it is public."""
 
-    method: Literal["dp_sgd", "pso_dp_sgd"] = "dp_sgd"
+    method: Literal["dp_sgd", "pso_dp_sgd", "dp_sgd_sums"] = "dp_sgd"
     """Which method; `edgeveil methods` describes each."""
     rounds: int = Field(default=10, ge=1, le=10_000)
-    """Training rounds."""
-    local_steps: int = Field(default=10, ge=1, le=10_000)
-    """Noised steps of one device in one round; each adds to the price."""
+    """Training rounds; of `dp_sgd_sums`: steps."""
+    local_steps: Annotated[int, Field(ge=1, le=10_000), only_for(dp_sgd=10, pso_dp_sgd=10)] = (
+        some_names()
+    )
+    """Noised steps of one device in one round, 10 by default; each adds to the price."""
     sampling_rate: float = Field(default=0.1, gt=0, le=1)
     """Probability of a record to be in a step's sample; 1: every step uses all records."""
     clip_norm: float = Field(default=1.0, gt=0, le=1e6)
@@ -161,11 +167,25 @@ def noised_steps(
 ) -> PoissonSampled:
     """Return a round's event, of the least noise for (ε, δ). Raises PrivacyError if none."""
     rate, sensitivity = parameters.sampling_rate, 1 << NOISE_BITS
+    if context.unit != "record" and clipped_slack(coordinates, sensitivity) > MARGIN_STEPS:
+        what = f"clips gradients of {coordinates} values too coarsely for persons"
+        raise PrivacyError(what, where="privacy.unit", fix="use a smaller model, or unit: record")
     one = sampled_gaussian_event(
         "gradient steps", rate, steps, sensitivity, coordinates, grid_bits=NOISE_BITS
     )
+    one = replace(one, event=replace(one.event, unit=context.unit))
     times = min(context.max_participations, parameters.rounds)
     return calibrated(one, times, context.epsilon, context.delta)
+
+
+def gradient_rows(gradients: Gradients, weights: Mapping[str, torch.Tensor]) -> Rows:
+    """Return a function to n records' gradients under `weights`, one (n, values) for each."""
+
+    def rows(x: torch.Tensor, y: torch.Tensor) -> Parts:
+        found = gradients(weights, x, y)
+        return [found[name].flatten(1) for name in weights]
+
+    return rows
 
 
 class NoisedSums:
@@ -173,7 +193,7 @@ class NoisedSums:
         import torch
 
         self.processor = chosen_processor(task.processor)
-        self._event, self._random_bytes = event, task.random_bytes
+        self._event, self._random_bytes, self._records = event, task.random_bytes, task.records
         # An extra record of zeros fills empty places.
         x, y = task.records.x, task.records.y
         x = np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)])
@@ -181,33 +201,66 @@ class NoisedSums:
         self._y = torch.as_tensor(np.append(y, 0)).to(self.processor)
         self.count = len(y)
 
+    @cached_property
+    def _units(self) -> list[Int64] | None:
+        """Records of each unit; None: each is one."""
+        owners = self._records.owners(self._event.unit)
+        return None if owners is None else grouped(owners)
+
     def draw(self, rows: Rows, norm: float) -> NDArray[np.float64]:
-        """Return one priced step: the noised sum of `rows(x, y)`, each clipped to L2 `norm`.
+        """Return one priced step: the noised sum of `rows(x, y)`, of each unit clipped to `norm`.
 
         Raises PrivacyError for more values than the event prices."""
-        chosen = poisson_sample(self.count, self._event.sampling_probability, self._random_bytes)
-        total = self.total(rows, chosen, norm)
+        total = self.sampled(rows, norm)
         one = self._event.event
         if total.size > one.coordinates:
             raise PrivacyError(f"{self._event.what}: {total.size} values are more than was priced")
         event = replace(self._event, event=replace(one, coordinates=total.size))
-        steps = noised_step(total << (NOISE_BITS - RECORD_BITS), event, self._random_bytes)
+        steps = noised_step(total, event, self._random_bytes)
         return np.asarray(steps * (norm * 2.0**-NOISE_BITS), np.float64)
+
+    def sampled(self, rows: Rows, norm: float) -> Int64:
+        """Return the exact sum of `rows` over a fresh sample of units, in steps of `norm`·2⁻³⁰."""
+        count = self.count if self._units is None else len(self._units)
+        chosen = poisson_sample(count, self._event.sampling_probability, self._random_bytes)
+        if self._units is None:
+            return self.total(rows, chosen, norm) << (NOISE_BITS - RECORD_BITS)
+        return self._by_unit(rows, [self._units[at] for at in chosen], norm)
 
     def total(self, rows: Rows, chosen: Int64, clip_norm: float) -> Int64:
         """Return the sum (values,) of `chosen` records' rows in steps of `clip_norm`·2⁻¹⁶.
 
         One record's L2 norm is at most 2¹⁶ steps."""
+        return self._sums(rows, [chosen], clip_norm)[0]
+
+    def _by_unit(self, rows: Rows, units: list[Int64], clip_norm: float) -> Int64:
+        """Return the sum (values,) of units, each clipped to 2³⁰ steps of `clip_norm`·2⁻³⁰."""
+        total: Int64 = np.zeros(1, np.int64)
+        size = max(1, UNIT_VALUES // self._event.event.coordinates)
+        units = units or [np.empty(0, np.int64)]
+        for start in range(0, len(units), size):
+            for own in self._sums(rows, units[start : start + size], clip_norm):
+                total = total + clip_sum(own << NOISE_BITS - RECORD_BITS, 1 << NOISE_BITS)
+        return total
+
+    def _sums(self, rows: Rows, units: list[Int64], clip_norm: float) -> list[Int64]:
+        """Return the sum (values,) of each unit's records' rows in steps of `clip_norm`·2⁻¹⁶."""
         import torch
 
-        total: Int64 = np.zeros(1, np.int64)
+        sums: list[Int64] = [np.zeros(1, np.int64)] * len(units)
+        unit = np.zeros(self.count + 1, np.int64)
+        unit[np.concatenate(units)] = np.repeat(np.arange(len(units)), [len(u) for u in units])
         places = PLACES.get(self.processor, 128)
-        for block in in_places(chosen, places, self.count, self._random_bytes):
+        for block in in_places(np.concatenate(units), places, self.count, self._random_bytes):
             at = torch.as_tensor(block).to(self._x.device)
             whole = to_steps(rows(self._x[at], self._y[at]), at != self.count, clip_norm)
-            sums = torch.cat([part.sum(0) for part in whole])
-            total = total + sums.cpu().numpy().astype(np.int64)
-        return total
+            numbers = np.unique(unit[block[block != self.count]]) if len(units) > 1 else (0,)
+            for number in numbers:
+                own = torch.as_tensor(unit[block] == number)
+                parts = whole if len(units) == 1 else [part[own.to(part.device)] for part in whole]
+                found = torch.cat([part.sum(0) for part in parts])
+                sums[number] = sums[number] + found.cpu().numpy().astype(np.int64)
+        return sums
 
 
 class NoisedSgd:
@@ -240,10 +293,7 @@ class NoisedSgd:
     def take(self, weights: Mapping[str, torch.Tensor], optimizer: Steps | None = None) -> None:
         import torch
 
-        def rows(x: torch.Tensor, y: torch.Tensor) -> Parts:
-            found = self._gradients(weights, x, y)
-            return [found[name].flatten(1) for name in weights]
-
+        rows = gradient_rows(self._gradients, weights)
         drawn = self._scale * self._sums.draw(rows, self._clip_norm)
         step = torch.as_tensor(drawn.astype(np.float32)).to(self._sums.processor)
         parts = torch.split(step, [value.numel() for value in weights.values()])
@@ -283,5 +333,6 @@ PART = trainer_part(
     needs="model",
     reveals="weights after noised steps",
     privacy="proven",
+    units=("record", "person"),
     example="train: {method: dp_sgd, clip_norm: 1}",
 )

@@ -35,7 +35,7 @@ from edgeveil.parts.round import (
     required,
     summed_spec,
 )
-from edgeveil.privacy.events import Event
+from edgeveil.privacy.events import UNITS, Event
 from edgeveil.privacy.grid import GRID_BITS, Int64
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.subnormals import flushed
@@ -123,7 +123,7 @@ class FmDevice:
         total = total << (self.budget.grid_bits(round.phase) - fm_sums.PRODUCT_BITS)
         if not self.context.summed:
             return total
-        room = self.budget.room(round.phase, self.context.nominal_records)
+        room = self.budget.room(round.phase, self.context.divisor)
         within: Int64 = np.clip(total, -room, room)
         return within
 
@@ -175,7 +175,7 @@ class FmDevice:
         if round.phase != TRAIN:
             return {round.phase: noised_sum.astype(np.float32)}
         step = 2.0 ** -self.budget.grid_bits(TRAIN)
-        linear = noised_sum.astype(np.float64) * (step / self.context.nominal_records)
+        linear = noised_sum.astype(np.float64) * (step / self.context.divisor)
         return {HEAD: local_minimum(linear, tensors, self.parameters, self.context, processor)}
 
 
@@ -221,7 +221,7 @@ class FmCloud(CloudMethod):
         name = HEAD if phase == TRAIN else phase
         if not self.context.summed:
             return (SegmentSpec(name, shapes[phase], "float32"),)
-        largest = self.budget.largest(phase, self.context.nominal_records)
+        largest = self.budget.largest(phase, self.context.divisor)
         return (summed_spec(name, shapes[phase], largest, self.context.summed),)
 
     def initial_state(self) -> dict[str, Array]:
@@ -265,7 +265,7 @@ class FmCloud(CloudMethod):
 
     def _in_units(self, mean: Tensors, phase: str, name: str | None = None) -> NDArray[np.float64]:
         step = 2.0 ** -self.budget.grid_bits(phase)
-        return mean[name or phase].astype(np.float64) * (step / self.context.nominal_records)
+        return mean[name or phase].astype(np.float64) * (step / self.context.divisor)
 
     def _change(self, state: Tensors, mean: Tensors) -> NDArray[np.float64]:
         """Return ΔW: the mean of the devices' steps, or if summed the steps on the mean."""
@@ -335,7 +335,7 @@ class FmCloud(CloudMethod):
         quadratic = 0.0
         if self.parameters.quadratic == "once":
             quadratic = 2 * math.sqrt(d * b.noise_variance(QUADRATIC))
-        scale = 1 / (self.context.nominal_records * math.sqrt(max(1, uploads)))
+        scale = 1 / (self.context.divisor * math.sqrt(max(1, uploads)))
         return self.parameters.ridge * max(quadratic, linear) * scale
 
 
@@ -348,6 +348,15 @@ def _refuses(
             "bounds the softmax Hessian, and that of the squared loss of a number is known; leave"
             " it out",
         )
+    own_basis = context.projection is not None and context.projection.name == "local_pca"
+    wishart = context.projection is not None and context.projection.noise == "wishart"
+    for key, given in (
+        ("train.noise", parameters.noise == "laplace"),
+        ("features", own_basis or wishart),
+    ):
+        if given and context.unit != "record":
+            text = f"bounds what a record adds, not a {context.unit}; use gaussian noise, and no"
+            yield (key, "privacy.unit"), f"{text} basis of a device's own"
 
 
 PART = MethodPart(
@@ -363,5 +372,6 @@ PART = MethodPart(
     regression=True,
     summed=True,
     shares=True,
+    units=UNITS,
     refuses=_refuses,
 )

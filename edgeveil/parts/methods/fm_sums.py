@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from edgeveil.data.records import Records
+from edgeveil.data.records import Records, grouped
 from edgeveil.data.target import scaled
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.features.feature_map import COVARIANCE, PcaParameters
@@ -33,6 +33,7 @@ from edgeveil.privacy.events import (
     Event,
     GaussianEvent,
     LaplaceEvent,
+    Unit,
     as_single,
     as_summed,
 )
@@ -41,6 +42,7 @@ from edgeveil.privacy.gaussian_mechanism import (
     diagonal_of_triangle,
     gaussian,
     gaussian_event,
+    hiding,
     shared_gaussian,
 )
 from edgeveil.privacy.grid import (
@@ -50,6 +52,8 @@ from edgeveil.privacy.grid import (
     Int64,
     Integers,
     clip_rows,
+    clip_sum,
+    clipped_slack,
     exact_gram,
     exact_matmul,
     quantise,
@@ -86,10 +90,13 @@ def unpacked(triangle: bytes, d: int) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of norm at most 1: φ (n, k) int32 in steps of 2**-24, or z (n, d) int16 of 2**-12."""
+    """Rows of norm at most 1: φ (n, k) int32 in steps of 2**-24, or z (n, d) int16 of 2**-12.
+
+    `owners` (n,) numbers the unit of each row; None: each row is one."""
 
     steps: Integers
     labels: Int64
+    owners: Int64 | None = None
 
     def made(
         self, width: int, kind: type[np.signedinteger[Any]], make: Callable[[Integers], Int64]
@@ -98,7 +105,24 @@ class Rows:
         steps = np.empty((len(self.labels), width), kind)
         for rows in blocks(len(steps)):
             steps[rows] = make(self.steps[rows])
-        return Rows(steps, self.labels)
+        return replace(self, steps=steps)
+
+    def clipped_sum(self, of: Callable[[Rows], Int64], limit: int) -> Int64:
+        """Return the sum `of` all rows, each unit's part clipped to L2 norm `limit`.
+
+        A single row's part must be within it."""
+        if self.owners is None:
+            return of(self)
+        groups = grouped(self.owners)
+        alone = [group for group in groups if len(group) == 1]
+        total = of(self._at(np.sort(np.concatenate([np.empty(0, np.int64), *alone]))))
+        for group in groups:
+            if len(group) > 1:
+                total += clip_sum(of(self._at(group)), limit)
+        return total
+
+    def _at(self, chosen: Int64) -> Rows:
+        return Rows(self.steps[chosen], self.labels[chosen])
 
 
 def blocks(count: int) -> Iterator[slice]:
@@ -114,7 +138,8 @@ def features_of(records: Records, context: MethodContext) -> Rows:
     steps = np.empty((len(labels), context.feature_dimension), np.int32)
     for rows in blocks(len(labels)):
         steps[rows] = quantise(context.features(x[rows]), 1.0, bits=FEATURE_BITS)
-    return Rows(steps, labels)
+    owners = records.owners(context.unit)
+    return Rows(steps, labels, None if owners is None else owners[mask])
 
 
 def projected(phi: Rows, basis: Basis) -> Rows:
@@ -177,9 +202,10 @@ class RowCache:
 
 
 # Released sums. Each function maps rows of bounded integers to the exact integer sum over records,
-# on the grid 2**-24. Any one record changes a sum by at most the stated norm.
+# on the grid 2**-24. Any one record, or other unit, changes a sum by at most the stated norm.
 
 PRODUCT_BITS = 2 * GRID_BITS
+ONE = 1 << PRODUCT_BITS
 LARGEST_L1 = 2 << GRID_BITS  # of p - y, or of a difference of numbers
 
 
@@ -202,28 +228,39 @@ def check_sizes(context: MethodContext) -> None:
 
 def covariance_sum(phi: Rows) -> Int64:
     """Return the upper triangle of Σφφᵀ (D(D+1)/2,); Frobenius norm per record at most 1."""
-    total = np.zeros((phi.steps.shape[1],) * 2, np.int64)
-    for rows in blocks(len(phi.steps)):
-        fine = phi.steps[rows]
-        total += exact_gram(np.sign(fine) * (np.abs(fine) >> (FEATURE_BITS - GRID_BITS)))
-    return np.asarray(upper(total), dtype=np.int64)
+
+    def gram(some: Rows) -> Int64:
+        total = np.zeros((some.steps.shape[1],) * 2, np.int64)
+        for rows in blocks(len(some.steps)):
+            fine = some.steps[rows]
+            total += exact_gram(np.sign(fine) * (np.abs(fine) >> (FEATURE_BITS - GRID_BITS)))
+        return total
+
+    return np.asarray(upper(phi.clipped_sum(gram, ONE)), dtype=np.int64)
 
 
 def centre_sum(phi: Rows) -> Int64:
     """Return Σφ (d,); L2 norm per record at most 1."""
-    return np.asarray(phi.steps.sum(axis=0, dtype=np.int64))
+    total = phi.clipped_sum(lambda some: some.steps.sum(axis=0, dtype=np.int64), ONE)
+    return np.asarray(total)
 
 
 def quadratic_sum(z: Rows) -> Int64:
     """Return the upper triangle of Σzzᵀ (d(d+1)/2,); Frobenius norm per record at most 1."""
-    return np.asarray(upper(exact_gram(z.steps)), dtype=np.int64)
+    total = z.clipped_sum(lambda some: exact_gram(some.steps), ONE)
+    return np.asarray(upper(total), dtype=np.int64)
 
 
 def linear_sum(z: Rows, weight_steps: Int64, clip: float, *, regression: bool = False) -> Int64:
-    """Return Σ z(p - y)ᵀ (d, c), each record clipped to Frobenius norm `clip`.
+    """Return Σ z(p - y)ᵀ (d, c), each record and each unit clipped to Frobenius norm `clip`.
 
     p = softmax(Wᵀz), for `regression` Wᵀz. W (d, c) is on 2**-12: exact integer logits on 2**-24.
     """
+    limit = int(clip * 2.0**PRODUCT_BITS)
+    return z.clipped_sum(partial(_linear, weight_steps, clip, regression), limit)
+
+
+def _linear(weight_steps: Int64, clip: float, regression: bool, z: Rows) -> Int64:
     total = np.zeros(weight_steps.shape, np.int64)
     limit = int(clip * 2.0**PRODUCT_BITS) ** 2
     for rows in blocks(len(z.steps)):
@@ -440,11 +477,16 @@ class PricedSum:
     l1_steps: int
     layout: Layout = "vector"
 
-    def gaussian(self, mu: float) -> GaussianEvent:
+    def gaussian(self, mu: float, unit: Unit = "record") -> GaussianEvent:
         steps = int(self.l2 * 2.0**GAUSSIAN_BITS)
-        return gaussian_event(
+        if unit != "record":  # so that a record of a unit moves the sum by no more
+            values = 2 * self.size if self.layout == "symmetric" else self.size
+            limit = int(self.l2 * 2.0**PRODUCT_BITS)
+            steps += clipped_slack(values, limit) << (GAUSSIAN_BITS - PRODUCT_BITS)
+        event = gaussian_event(
             self.what, steps, mu, self.size, grid_bits=GAUSSIAN_BITS, layout=self.layout
         )
+        return hiding(event, unit)
 
     def laplace(self, epsilon: float) -> LaplaceEvent:
         steps = self.l1_steps
@@ -610,7 +652,7 @@ def _share_out(parameters: FmParameters, context: MethodContext, delta: float) -
 
     def noised_by(phase: str, mu: float) -> Event:
         released = priced_sum(phase, parameters, context)
-        return shared_gaussian(released.gaussian(mu), context.honest)
+        return shared_gaussian(released.gaussian(mu, context.unit), context.honest)
 
     events: dict[str, Event] = {}
     if COVARIANCE in names and projection is not None and projection.noise == "wishart":
@@ -645,6 +687,6 @@ def intercept_steps(
     if not parameters.intercept:
         return 0
     noise = math.sqrt(settled_budget.noise_variance(TRAIN) / context.devices)
-    noise /= context.nominal_records
+    noise /= context.divisor
     largest = LARGEST_INTERCEPT * math.sqrt(2 / context.classes)
     return int(largest / (1 + noise / HALVING_NOISE))

@@ -44,6 +44,7 @@ from edgeveil.privacy.events import (
     GaussianEvent,
     SharedGaussian,
     TwoValueEvent,
+    noise_of,
 )
 from edgeveil.privacy.gaussian_mechanism import (
     SIGMA_BITS,
@@ -95,7 +96,7 @@ class GradientGaussian(BaseStage):
 
     @property
     def event(self) -> GaussianEvent:
-        return self.release.own if isinstance(self.release, SharedGaussian) else self.release
+        return noise_of(self.release)
 
     @property
     def clip(self) -> AdaptiveClip | None:

@@ -17,6 +17,8 @@ from edgeveil.parts.own_records import local_records, own_records
 from edgeveil_tools.local.data import check_data, dealt, held
 from edgeveil_tools.local.job import Overrides, local_job, site_of
 from edgeveil_tools.local.run import run_local
+from edgeveil_tools.report.compare import compared, comparison_view
+from edgeveil_tools.result import Result
 from edgeveil_tools.site.provision import provision
 
 COUNT, DEVICES = 60, 5
@@ -134,6 +136,10 @@ def test_exact_figures_of_own_records_are_there_only_if_asked_for_and_labelled(
         assert (label in where) == bool(reference)
     for where in (result["final"]["measured_on"], shown, page):
         assert "exact figures that no guarantee covers" in where
+    one, choice = Result.load(out), "Choosing among runs by figures on own records"
+    for runs in ([one], [one, one]):
+        page = json.dumps(comparison_view(compared(runs)))
+        assert (choice in page) == (len(runs) > 1)
 
 
 def spoilt(change):

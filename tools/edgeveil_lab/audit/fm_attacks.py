@@ -79,17 +79,19 @@ class NeighbouringJob:
         return self.present if present else self.without
 
     @classmethod
-    def of(cls, parameters: Parameters, context: MethodContext) -> NeighbouringJob:
-        """Build the pair of data sets that the module docstring describes."""
+    def of(cls, parameters: Parameters, context: MethodContext, added: int = 1) -> NeighbouringJob:
+        """Build the pair of data sets that the module docstring describes.
+
+        The `added` records are one person's."""
         values = math.prod(context.input_shape)
         others = np.zeros((3, values), np.float32)
         others[0], others[1, 0], others[2, -1] = 0.5, np.nan, 1.0
-        added = np.zeros((1, values), np.float32)
-        added[0, 0] = HUGE
-        labels = np.array([0, 1, 7])
-        own = UNLABELLED if context.anomaly else 1
-        present = Records(np.concatenate([others, added]), np.append(labels, own))
-        return cls(parameters, context, Records(others, labels), present)
+        more = np.zeros((added, values), np.float32)
+        more[:, 0] = HUGE
+        labels = np.array([0, 1, 7] + [UNLABELLED if context.anomaly else 1] * added)
+        persons = np.array([0, 1, 2] + [3] * added, np.float32)[:, None]
+        present = Records(np.concatenate([others, more]), labels, persons)
+        return cls(parameters, context, present.at(np.arange(len(others))), present)
 
 
 def make_device(scene: NeighbouringJob) -> SummingDevice:
@@ -133,10 +135,12 @@ def fm_attacks(runs: int) -> tuple[Attack, ...]:
     projected = replace(CONTEXT, projection=PcaParameters(name="ldp_fpca", share=0.4))
     number = replace(CONTEXT, classes=LABELS, regression=True)
     usual = replace(CONTEXT, anomaly=True)
+    person = replace(CONTEXT, unit="person")
     pure = replace(CONTEXT, epsilon=2.0, max_participations=1, input_shape=(1,))
     return (
         gaussian_job(runs, "end to end", NeighbouringJob.of(PARAMETERS, CONTEXT)),
         gaussian_job(runs, "after a PCA", NeighbouringJob.of(one_round, projected)),
+        gaussian_job(runs, "a person of 50 records", NeighbouringJob.of(one_round, person, 50)),
         gaussian_job(runs, "on a number", NeighbouringJob.of(one_round, number)),
         laplace_job(runs, NeighbouringJob.of(PARAMETERS.model_copy(update=PURE), pure)),
         gaussian_job(runs, "what is normal", NeighbouringJob.of(NORMAL, usual)),

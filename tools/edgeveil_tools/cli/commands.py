@@ -525,6 +525,11 @@ COMMANDS = (
         "show a device's spent budget, and verify its ledger",
         "cli.ledger:show",
         arg("place PLACE", "edge site file, or a device's state folder", Path),
+        arg(
+            "--export FORM",
+            "print the events that count as JSON for the library dp-accounting",
+            choices=("dp-accounting",),
+        ),
         about="""Verifies the ledger and lists releases, prices and, with a site file, the remaining
         budget. Exit code 5: the ledger was altered. The device may be running.""",
     ),

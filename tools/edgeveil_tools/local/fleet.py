@@ -20,6 +20,7 @@ from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import carried_digests, read_artifacts
 from edgeveil.parts.models.heads import described
+from edgeveil.privacy.one_run_audit import OneRunAudit
 from edgeveil.protocol.transfer import LEAST_BYTES
 from edgeveil.ray_cluster import check_cluster, imported_ray
 from edgeveil_tools.cloud_client import Cloud, get_json
@@ -29,7 +30,7 @@ from edgeveil_tools.local.job import site_of, submitted
 from edgeveil_tools.local.local_run import LocalRun
 from edgeveil_tools.local.reference import has_reference, train
 from edgeveil_tools.local.run_log import Listener, RunLog, RunStopped, ignore_progress
-from edgeveil_tools.result import SIMULATED, write_whole
+from edgeveil_tools.result import SIMULATED, audit_text, write_whole
 from edgeveil_tools.simulation.devices import SimulatedFleet
 from edgeveil_tools.simulation.rounds import SimulatedRounds
 from edgeveil_tools.simulation.workers import (
@@ -248,7 +249,7 @@ class Simulation(LocalFleet):
         self._workers: Workers | None = None
         self._events, self._next_look_s = 0, 0.0
         self._seconds: float | None = None
-        self._declined = ""
+        self._declined, self._audit = "", dict[str, Any]()
 
     def play(self) -> None:
         with one_thread(), _log_file(self.out / "logs" / "simulation.log"):
@@ -267,7 +268,8 @@ class Simulation(LocalFleet):
             "workers": workers.count if workers else 0,
         }
         fixed = {"broker": "none (simulated)", "protocol": None, "simulated": True}
-        return {**fixed, "bytes": {}, "seconds": self._seconds, "engine": engine}
+        audit = {"audit": self._audit} if self._audit else {}
+        return {**fixed, **audit, "bytes": {}, "seconds": self._seconds, "engine": engine}
 
     def _play(self) -> None:
         job, settings = self.job, self.settings
@@ -275,16 +277,16 @@ class Simulation(LocalFleet):
         dealt(job, settings)  # read once, before workers share it
         found = read_artifacts(job)
         carried = tuple(found[digest] for digest in carried_digests(job))
-        fleet = SimulatedFleet(self.site, job.canonical(), carried)
+        canaries = settings.audit.canaries if settings.audit else 0
+        fleet = SimulatedFleet(self.site, job.canonical(), carried, canaries)
         count = min(settings.workers or os.cpu_count() or 1, settings.devices)
         workers = self._workers = self._workers_of(fleet, count)
         where = f"{workers.count} worker{'s' * (workers.count > 1)} ({workers.name})"
         self.log.note(f"Simulation of rounds by {where}: encryption off, noise seeded")
         for number, pid in enumerate(workers.pids, start=1):
             self.children.count(f"worker-{number}", pid)
-        rounds = self._rounds = SimulatedRounds(
-            job, self.site, workers, notify=self._notify, report=self._report, look=self._look
-        )
+        heard: Any = {"notify": self._notify, "report": self._report, "look": self._look}
+        rounds = self._rounds = SimulatedRounds(job, self.site, workers, **heard, canaries=canaries)
         self.view.online = settings.devices
         model = rounds.play()
         # A refusal may quote a record: of own records it is only for this console.
@@ -294,6 +296,16 @@ class Simulation(LocalFleet):
         self.log.require_completed(job.job, self._declined if published else "")
         if model is not None:  # the file itself says that it is unprotected
             self.keep_models(described(model[0], {"edgeveil.note": SIMULATED}), model[1])
+        if rounds.auditor is not None:
+            self._judge(rounds.auditor.guess())
+
+    def _judge(self, audit: OneRunAudit) -> None:
+        """Keep an audit's result; raises JobFailed if it refutes the proven guarantee."""
+        printed = self.log.plan.quote().training
+        self._audit = {**audit.plain, "printed_epsilon": printed.epsilon}
+        if printed.proven and audit.epsilon > printed.epsilon:
+            what = f"the audit refutes the printed guarantee: {audit_text(self._audit)}"
+            raise JobFailed(what, where=self.job.job, fix="report it; use no figure of this run")
 
     def _workers_of(self, fleet: SimulatedFleet, count: int) -> Workers:
         if self.settings.ray_address is not None:
@@ -328,6 +340,9 @@ def refuse_unplayable(job: Job, run: LocalRun, *, keep: bool = False) -> None:
     if job.round.mode == "buffered":
         what = "is for late devices, which a simulation does not have"
         raise UsageError(what, where="round.mode: buffered", fix=fix)
+    if run.audit is not None and not is_published(job, run):
+        fix = "leave it out, or audit the same job on digits or a published set"
+        raise UsageError("is for public records", where="local_run.audit", fix=fix)
     if run.ray_address is not None:
         imported_ray(RAY_KEY)
         if run.ray_address != HERE:

@@ -28,6 +28,7 @@ from edgeveil_tools.local.run import run_local
 from edgeveil_tools.report.compare import (
     COMPARISON,
     TABLE,
+    choice_note,
     compared,
     heads,
     write_comparison,
@@ -125,6 +126,8 @@ def run_grid(
             write_comparison(rows, out / COMPARISON)
         shown = [[cells[at] for at in _SHORT] for cells in (heads(rows), *(r.cells for r in rows))]
         print("\n".join(columns(shown)), file=stream)
+        if choice := choice_note(rows):
+            print(choice, file=stream)
         print(f"Files: {out}/ with {TABLE} and {COMPARISON}", file=stream)
     if as_json:
         plain: dict[str, Any] = {"command": "run", "ok": not failures}

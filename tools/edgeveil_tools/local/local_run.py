@@ -32,9 +32,11 @@ from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.parts.aggregation import build_rule
 from edgeveil.parts.partitions.dealing import needs_classes
 from edgeveil.parts.sources import guessed_header
+from edgeveil.privacy.one_run_audit import LEAST_CANARIES
 from edgeveil.privacy.policy import Limits, check_job
 from edgeveil.selection import how_many
 from edgeveil_edge.consent import limits_of, refusals, too_few
+from edgeveil_tools.simulation import canaries
 
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True, math.inf, math.inf)
 _ANY_EPSILON = 1e15  # of an owner in a simulation, who allows every job
@@ -49,6 +51,13 @@ class RunData(DataFiles):
     test_path: SitePath | None = None
     """A separate file for the cloud's test, in the form of `path`, of which no record is then held
     back."""
+
+
+class Audit(Block):
+    """A lower bound on ε, measured in a simulated run on public records."""
+
+    canaries: int = Field(ge=LEAST_CANARIES, le=10_000, examples=[1000])
+    """Devices, from the first, that hold a canary and no records; the bound needs hundreds."""
 
 
 class LocalRun(Block):
@@ -83,6 +92,8 @@ class LocalRun(Block):
     --seeds 5` with five folds tests on every record once."""
     broker: Literal["auto", "amqtt", "mosquitto"] = "auto"
     """Broker to start; `auto`: mosquitto where it is installed, else amqtt."""
+    audit: Audit | None = Field(default=None, examples=[{"canaries": 1000}])
+    """Measure a lower bound on ε; above the printed one, the run fails. null: no audit."""
     policy: SitePath | None = Field(default=None, examples=["../policy.yaml"])
     """A policy file as for a device's `policy_file`, to check whether owners with it would take
     part; null: owners allow the job."""
@@ -161,6 +172,8 @@ def compile_local(job: Job, run: LocalRun | None) -> Plan:
         option = {"privacy.accept_unproven": ", or run it with --accept-unprotected"}
         mixes = [Mix(m.paths, m.text + option.get(m.paths[0], "")) for m in error.mixes]
         raise ImpossibleMixError([*mixes, *found]) from None
+    if run is not None and run.audit is not None:
+        found += _audit_mixes(plan, run, run.audit)
     if run is not None and run.policy is not None:
         found = found or list(_policy_mixes(plan, run))
     if found:
@@ -216,6 +229,19 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
         )
 
 
+def _audit_mixes(plan: Plan, run: LocalRun, audit: Audit) -> Iterator[Mix]:
+    if not run.simulate:
+        text = "canaries are for a simulated fleet; set local_run.simulate, or leave audit out"
+        yield Mix(("local_run.audit", "local_run.simulate"), text)
+    if audit.canaries > (trainers := run.devices - run.infer_only):
+        text = f"{audit.canaries} canaries are more than the {trainers} devices that train; raise"
+        yield Mix(("local_run.audit.canaries", "local_run.devices"), f"{text} local_run.devices")
+    if why := canaries.refusal(plan):
+        yield Mix(
+            ("local_run.audit", "train.method", "update", "features"), f"{why}, or leave audit out"
+        )
+
+
 def _source_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
     source = run.data.source or job.data.source
     try:
@@ -255,6 +281,8 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
     return Policy(
         max_epsilon_per_job=_ANY_EPSILON,
         lifetime_epsilon=_ANY_EPSILON,
+        max_collusion_epsilon_per_job="any",
+        lifetime_collusion_epsilon="any",
         lifetime_delta=0.99,
         max_inference_epsilon=_ANY_EPSILON,
         accept_unproven=True,

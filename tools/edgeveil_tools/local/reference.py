@@ -78,7 +78,7 @@ def noise_free_reference(
     if context.projection is not None:
         common = {"name": "ldp_fpca", "noise": "gaussian"}
         context = replace(context, projection=context.projection.model_copy(update=common))
-    context = replace(context, summed=0)
+    context = replace(context, summed=0, unit="record")
     part = METHODS[parameters.method]
     device, cloud = part.device(parameters, context), part.cloud(parameters, context)
     if not isinstance(device, FmDevice | PcaResidualDevice):

@@ -48,6 +48,7 @@ _COSTS = (
     " guarantees of the same unit can be compared."
 )
 _SIMULATED = "A simulated run protects nobody: its ε is the cost of a real run of the job."
+_CHOICE = "Choosing among runs by figures on own records is not in these ε."
 _DIFFER = "Settings that differ between the runs, from job.yaml and result.json."
 _HEAD = ("run", "seeds", "status", "", "without noise", "training", "inference", "rounds", "time")
 
@@ -196,6 +197,12 @@ def write_comparison(rows: Sequence[ComparedRuns], page: Path) -> None:
     write_whole(page, frozen(comparison_view(rows), brief).encode())
 
 
+def choice_note(rows: Sequence[ComparedRuns]) -> str:
+    """Return the note on the unpriced choice among runs (Papernot and Steinke 2022), or ""."""
+    own = any(row.plain["measured_on"] != MEASURED_ON[True] for row in rows)
+    return _CHOICE if own and sum(len(row.results) for row in rows) > 1 else ""
+
+
 def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
     apart = _differing(rows)
     head = ["setting", *(row.name for row in rows)]
@@ -205,6 +212,7 @@ def comparison_view(rows: Sequence[ComparedRuns]) -> Json:
     notes = [paragraph(_COSTS), paragraph(_SIMULATED, "warn") if simulated else None]
     if own := [row.name for row in rows if row.plain["measured_on"] != MEASURED_ON[True]]:
         notes.append(paragraph(f"Figures of {', '.join(own)} are on {MEASURED_ON[False]}.", "warn"))
+    notes.append(paragraph(choice, "warn") if (choice := choice_note(rows)) else None)
     costs = table_part("Runs", heads(rows), [row.cells for row in rows], text=[0, 2, 3, 5, 6])
     curves, differing = _curves(rows), [settings if apart else None]
     return {

@@ -6,9 +6,9 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil.testing import SimulationSeeds, device_sites
 from edgeveil_cloud.open_segments import norm
-from edgeveil_edge.compute import Computation, Computer, SharedSession, TaughtJob
+from edgeveil_edge.compute import Computation, Computer, LoadRecords, SharedSession, TaughtJob
 from edgeveil_edge.consent import decline_cause, judge, limits_of
 from edgeveil_edge.round_work import (
     check_price,
@@ -41,6 +41,7 @@ from edgeveil_edge.round_work import (
     too_large,
 )
 from edgeveil_edge.sealing import wire_arrays
+from edgeveil_tools.simulation.canaries import Canaries
 from edgeveil_tools.site.provision import SiteSpec
 
 Role = Literal["train", "infer"]
@@ -51,6 +52,7 @@ class SimulatedFleet:
     site: SiteSpec
     canonical: bytes
     backbones: tuple[bytes, ...]
+    canaries: int = 0  # devices, from the first, that audit the run
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class DeviceAnswer:
 @dataclass
 class _Device:
     role: Role
+    job: TaughtJob
     noise: SeededRandom
     computer: Computer
     answered: list[int] = field(default_factory=list)
@@ -89,6 +92,7 @@ class SimulatedDevices:
         sites = device_sites(2, site.source, infer_only=1, policy=site.policy, seed=site.seed)
         self._sites: dict[Role, EdgeSite] = {one.role: one for one in sites}
         self._seeds, self._inference = SimulationSeeds(site.seed), SharedSession()
+        self._canaries = Canaries(self._plan, self._seeds, fleet.canaries)
         self._devices: dict[int, _Device] = {}
         rounds = self._plan.all_rounds
         recalled = (self._plan.recalled(round) for round in rounds)
@@ -125,7 +129,7 @@ class SimulatedDevices:
             trains = device.role == "train"
             own = {**own_answers(context, device.released.get), **kept_tensors(device.kept)}
             asked = context.round, package, own if trains else {}, trains, device.noise
-            found = device.computer.answer(Computation(self._job, *asked))
+            found = device.computer.answer(Computation(device.job, *asked))
             check_price(context.price(trains=trains), found.parts)
             kept = kept_of(found.parts, self._sites[device.role].limits.memory_bytes)
         except (PrivacyError, DataError, UsageError) as error:
@@ -154,12 +158,19 @@ class SimulatedDevices:
             pool, shares = dealt_records(site.source.source, origin, site.devices, *of)
             return halves(pool.at(shares[number - 1]), key, share)
 
+        def load_canary(*_: Any) -> tuple[Records, Records]:
+            held = self._canaries.records(number)
+            return held, held.at(np.zeros(0, np.int64))
+
         if number not in self._devices:
+            job, held = self._job, cast("LoadRecords", load)
+            if number <= self._canaries.count:
+                job, held = replace(job, plan=self._canaries.plan_of(number)), load_canary
             role: Role = "infer" if number > site.devices - site.infer_only else "train"
             key = self._seeds.split_key(number)
             # Keep the records: values that a method derives from them are cached with them.
-            computer = Computer(self._sites[role], key, load, self._inference)
-            self._devices[number] = _Device(role, self._seeds.noise(number), computer)
+            computer = Computer(self._sites[role], key, held, self._inference)
+            self._devices[number] = _Device(role, job, self._seeds.noise(number), computer)
         return self._devices[number]
 
     def _consent(self, device: _Device, context: RoundContext, selected: int) -> None:

@@ -47,6 +47,7 @@ from edgeveil_cloud.round_report import Recorder, model_card, summary_of, weight
 from edgeveil_cloud.stored_jobs import wire_id
 from edgeveil_cloud.validate_batch import ValidatedBatch, norm_limit
 from edgeveil_proxy.shuffle import batch_order
+from edgeveil_tools.simulation.canaries import Auditor, Canaries
 from edgeveil_tools.simulation.devices import DeviceAnswer
 from edgeveil_tools.simulation.workers import Call, Workers
 from edgeveil_tools.site.provision import SiteSpec
@@ -66,6 +67,7 @@ class SimulatedRounds:
         notify: called with the job's events as the cloud would store them.
         report: called with each line that a device (its number) writes for its owner.
         look: called several times a second.
+        canaries: devices, from the first, that audit the run.
 
     `uploads` and `declined` count the answers of the open round."""
 
@@ -78,6 +80,7 @@ class SimulatedRounds:
         notify: Notify,
         report: Callable[[int, str], object],
         look: Callable[[], object],
+        canaries: int = 0,
     ) -> None:
         self.uploads = self.declined = 0
         self._plan = compile_job(job).with_artifacts(read_artifacts(job))
@@ -87,6 +90,8 @@ class SimulatedRounds:
         self._draws = self._seeds.draws()
         self._graph = b""
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
+        held = Canaries(self._plan, self._seeds, canaries)
+        self.auditor = Auditor(held) if canaries else None
 
     def play(self) -> tuple[bytes, bytes] | None:
         """Return the model as (ONNX, safetensors); None if the job did not complete."""
@@ -169,6 +174,9 @@ class SimulatedRounds:
         except TooFewDevices as error:
             what = f"{error.what} ({replace(counts, void=dict(valid.refused))})"
             raise TooFewDevices(what, where=error.where, fix=error.fix) from None
+        if self.auditor is not None:
+            numbers, sent = [one.number for one in gave], plan.package(state, context.round)
+            self.auditor.observe(context, sent, numbers, valid.arrays, self.arrays)
         if self._recorder is not None:
             sent = plan.package(state, context.round)
             weights = self._evaluation.weights(plan, after)

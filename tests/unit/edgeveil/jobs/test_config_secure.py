@@ -133,11 +133,11 @@ WISHART = pca("name: ldp_fpca, noise: wishart")
         (job, {"features": pca("name: ldp_pca"), "devices": "all"}, SECURE, "with ldp_pca"),
         (job, {"features": WISHART, **UNPROVEN}, SECURE, "Wishart noise has"),
         # no ring holds the sum
-        (job, {"devices": "all", "records": 40_000}, SECURE, "largest ring"),
-        (job, {"epsilon": 0.01, "devices": 60_000}, SECURE, "largest ring"),
+        (job, {"devices": "all", "records": 900_000}, SECURE, "largest ring"),
+        (job, {"epsilon": 0.01, "devices": 900_000}, SECURE, "largest ring"),
         # inferences
         (evaluated, {"asked": ", upload: per_sample"}, "unsupervised.eval_type", "MEAN_SOFTMAX is"),
-        (evaluated, {"encrypt": "1.0e-5", "devices": "all", "records": 16}, LAPLACE, "softmax"),
+        (evaluated, {"encrypt": "5.0e-7", "devices": "all", "records": 16}, LAPLACE, "softmax"),
     ],
 )
 def test_what_cannot_be_summed_is_refused_with_its_key(made, changes, key, why):

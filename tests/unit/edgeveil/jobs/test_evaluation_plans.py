@@ -127,7 +127,7 @@ def test_the_owners_limits_count_evaluations():
         ("max_inference_epsilon", 0.5, []),
         ("lifetime_collusion_epsilon", (training + inference) / 2, []),
         ("lifetime_delta", 1e-6, []),
-        ("max_inference_epsilon", 2.0, [price(request.events, request.delta)] * 2),
+        ("max_inference_epsilon", 1.2 * quote.inference.epsilon, [request] * 2),
     ):
         with pytest.raises(PrivacyError) as caught:
             check_job(request, replace(most, **{key: value}), before)

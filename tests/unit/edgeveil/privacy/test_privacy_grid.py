@@ -5,7 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeveil.errors import PrivacyError
-from edgeveil.privacy.grid import clip_rows, exact_gram, exact_matmul, quantise, row_norms
+from edgeveil.privacy.grid import (
+    clip_rows,
+    clip_sum,
+    clipped_slack,
+    exact_gram,
+    exact_matmul,
+    quantise,
+    row_norms,
+)
 
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
 ROWS = hnp.arrays(np.float64, st.tuples(st.integers(0, 5), st.integers(1, 9)), elements=ANY)
@@ -25,6 +33,37 @@ def test_quantising_rounds_toward_zero(rows, bound):
     clipped, steps = clip_rows(rows, bound), quantise(rows, bound)
     assert (np.abs(steps) <= np.abs(clipped) * 2**12).all()
     assert (np.abs(clipped * 2**12 - steps) < 1).all()
+
+
+WHOLE = st.integers(-(2**60), 2**60) | st.integers(-300, 300)
+SUMS = hnp.arrays(np.int64, st.integers(0, 40), elements=WHOLE)
+LIMITS = st.sampled_from([1, 100, 2**24, 2**30 - 1, 2**39])
+
+
+def squared(array):
+    return sum(int(value) ** 2 for value in array)
+
+
+@given(SUMS, LIMITS)
+@settings(deadline=None)
+def test_no_sum_exceeds_its_limit_and_one_within_it_stays_as_it_is(total, limit):
+    clipped = clip_sum(total, limit)
+    assert squared(clipped) <= limit**2
+    assert (clipped * np.sign(total) >= 0).all()
+    if squared(total) <= limit**2:
+        assert np.array_equal(clipped, total)
+    else:  # the nearest point of the ball, but for the steps that are allowed for
+        nearest = [int(value) * limit / np.sqrt(float(squared(total))) for value in total]
+        assert np.linalg.norm(clipped - np.array(nearest)) <= clipped_slack(len(total), limit) / 2
+
+
+def test_one_value_can_decide_whether_a_sum_is_within_its_limit():
+    total = np.array([3 << 37, 4 << 37, 0])
+    assert np.array_equal(clip_sum(total, 5 << 37), total)
+    more = np.array([3 << 37, 4 << 37, 1])
+    assert not np.array_equal(clip_sum(more, 5 << 37), more)
+    with pytest.raises(PrivacyError, match="too large to clip"):
+        clipped_slack(1 << 27, 1 << 30)
 
 
 @given(st.integers(1, 200), st.integers(1, 70), st.integers(0, 2**32))

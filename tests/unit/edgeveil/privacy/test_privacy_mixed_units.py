@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from edgeveil.privacy.events import GaussianEvent, LaplaceEvent, SharedGaussian
 from edgeveil.privacy.gaussian_mechanism import gaussian_event
 from edgeveil.privacy.guarantee import guarantee_bounds, up
 from edgeveil.privacy.ledger import Ledger
-from edgeveil.privacy.policy import INFER, Limits, price, total
+from edgeveil.privacy.policy import INFER, JobRequest, Limits, price, total
 
 DELTA = 1e-5
 BASE = {
@@ -104,20 +105,21 @@ def test_if_all_others_collude_a_total_is_what_it_costs_one_record(tmp_path, one
     for order, names in enumerate(itertools.permutations((one, other))):
         plans = [plan_of(name) for name in names]
         mus = [math.sqrt(squared_record_mu(plan)) for plan in plans]
-        true = sum(gaussian_epsilon(mu, DELTA) for mu in mus)  # jobs add up
+        true = gaussian_epsilon(math.hypot(*mus), 2 * DELTA)  # all noise was Gaussian
         ledger = Ledger(tmp_path / f"{order}.sqlite", "digits")
         spend(ledger, plans, limits())
         spent = ledger.spent()
         alone = spent.colluding
         assert alone is not None
-        assert alone.record_epsilon == pytest.approx(true, rel=0.08)  # by log moments
+        assert alone.record_epsilon == pytest.approx(true, rel=0.25)  # by log moments
         assert alone.record_epsilon >= true * (1 - 1e-6)
         if {plan.quote().training.unit for plan in plans} == {"record", "device"}:
             assert (spent.unit, alone.epsilon) == ("record", alone.record_epsilon)
         # Nothing that this records is let in under a limit below it.
+        owner = limits(lifetime_collusion_epsilon=alone.epsilon * 0.99)
         other_ledger = Ledger(tmp_path / f"{order}-limited.sqlite", "digits")
         with pytest.raises(PrivacyError, match="the owner allows") as caught:
-            spend(other_ledger, plans, limits(lifetime_collusion_epsilon=alone.epsilon * 0.99))
+            spend(other_ledger, plans, replace(owner, lifetime_delta=2 * DELTA))
         assert caught.value.where == "policy.lifetime_collusion_epsilon"
 
 
@@ -126,10 +128,11 @@ def test_a_device_level_price_of_nothing_still_counts_what_a_record_costs():
     small = gaussian_event("update", 1 << 24, 1 / 30, 4, grid_bits=24, unit="device")
     device = price([small], 0.02).training
     assert device.epsilon == 0 < device.record_epsilon
-    record = plan_of("fm").quote().training
-    both = total([device, record])
+    fm = plan_of("fm").request("fm")
+    mus = math.sqrt(squared_record_mu(plan_of("fm"))), 2 / 30
+    both = total([JobRequest("small", 0.02, (small,)), fm], DELTA).training
     assert both.unit == "record"
-    assert both.epsilon >= record.epsilon + device.record_epsilon
+    assert both.epsilon >= gaussian_epsilon(math.hypot(*mus), DELTA)
 
 
 MEAN = {

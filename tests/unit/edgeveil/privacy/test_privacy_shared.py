@@ -87,6 +87,8 @@ def test_of_a_devices_update_one_record_costs_twice_in_both():
     assert isinstance(record, SharedGaussian)
     assert record.own.sensitivity_steps == 2 * update.own.sensitivity_steps
     assert record.unit == "record"
+    alone = epsilon([update], DELTA).colluding
+    assert alone is not None and alone.record_epsilon == epsilon([record.own], DELTA).epsilon
 
 
 @pytest.mark.parametrize(
@@ -94,9 +96,9 @@ def test_of_a_devices_update_one_record_costs_twice_in_both():
     [
         ("max_epsilon_per_job", {"max_epsilon_per_job": 0.1}),
         ("max_collusion_epsilon_per_job", {"max_collusion_epsilon_per_job": 3.0}),
-        ("lifetime_collusion_epsilon", {"lifetime_collusion_epsilon": 6.0}),
+        ("lifetime_collusion_epsilon", {"lifetime_collusion_epsilon": 4.5}),
         ("max_collusion_epsilon_per_job", {"max_epsilon_per_job": 3.0}),
-        ("lifetime_collusion_epsilon", {"lifetime_epsilon": 6.0}),
+        ("lifetime_collusion_epsilon", {"lifetime_epsilon": 4.5}),
     ],
 )
 def test_the_owner_bounds_both_prices(key, changed):
@@ -104,9 +106,9 @@ def test_the_owner_bounds_both_prices(key, changed):
     request = JobRequest("job", DELTA, (shared,))
     quote = price(request.events, DELTA)
     assert 0.1 < quote.training.epsilon < 1 < 3 < (quote.training.if_colluding or 0) < 6
-    assert check_job(request, limits(), [quote]) == quote
+    assert check_job(request, limits(), [request]) == quote
     with pytest.raises(PrivacyError) as refused:
-        check_job(request, limits(**changed), [quote])
+        check_job(request, limits(**changed), [request])
     assert refused.value.where == f"policy.{key}"
 
 

@@ -26,11 +26,12 @@ from test_protocol_proxy_masks import (
     why_not,
 )
 
+from edgeveil.crypto.masking import sum_of_masks
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
 from edgeveil.protocol.proxy_rounds import NoiseHalf
 from edgeveil.protocol.sealed import RoundCheck, committed, masked_vectors
-from edgeveil.protocol.tensors import correlated_mask_sums, mask_sums
+from edgeveil.protocol.tensors import correlated_mask_sums
 from edgeveil_proxy.spool import Spool
 
 MASKED = (m.MaskedGroup(0, 1, 32), m.MaskedGroup(1, 1, 32), m.MaskedGroup(2, 2, 40))
@@ -92,7 +93,8 @@ def test_no_sum_of_the_noise_is_sent_and_its_half_is_durable_before_the_answer(m
     assert answer[:1] == b"\0"
     *updates, noise = masked_vectors(kit.at(), kit.GROUPS, MASKED)
     assert len(answer) == 1 + sum(one.ring.byte_count for one in updates)
-    assert mask_sums([noise], [seed(number) for number in range(UPLOADS)]) == half
+    own = sum_of_masks([seed(number) for number in range(UPLOADS)], noise.use, noise.ring)
+    assert own.numbers.tobytes() == half
     sends = [place for place, effect in enumerate(effects) if isinstance(effect, fx.Send)]
     (kept,) = (
         place

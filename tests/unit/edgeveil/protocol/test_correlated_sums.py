@@ -1,0 +1,156 @@
+"""Sums with correlated noise: what cloud and proxy compute apart, and what each of them sees."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeveil.crypto.keys import CheckKey, MaskSeed
+from edgeveil.crypto.masking import Vector
+from edgeveil.crypto.ring import NOISE_BITS, Ring
+from edgeveil.errors import ProtocolError
+from edgeveil.protocol.messages import RoundId
+from edgeveil.protocol.sealed import MaskedVector, RoundCheck
+from edgeveil.protocol.tensors import (
+    correlated_mask_sums,
+    correlated_sums,
+    masked_segment,
+    opened_vector,
+    packed_vectors,
+)
+
+SIZES, BITS = (3, 5), 30
+COUNT = sum(SIZES)
+
+
+def vectors(number):
+    names = [*(f"layer{place}" for place in range(len(SIZES))), "noise"]
+    rings = [*(Ring(size, BITS) for size in SIZES), Ring(COUNT, BITS + NOISE_BITS)]
+    where = RoundId(b"J" * 16, number, 1)
+    return tuple(
+        MaskedVector(where, place, name, ring)
+        for place, (name, ring) in enumerate(zip(names, rings, strict=True))
+    )
+
+
+class Round:
+    """One round of some devices: what the cloud sums, and what the proxy answers."""
+
+    def __init__(self, number, updates, noises):
+        self.vectors = vectors(number)
+        self.check = RoundCheck(CheckKey(bytes([number]) * 32), disclosed=True)
+        self.seeds = [MaskSeed.generate() for _ in updates]
+        self.update, self.noise = np.sum(updates, axis=0), np.sum(noises, axis=0)
+        self.totals = [Vector.zeros(one.ring) for one in self.vectors]
+        for seed, update, noise in zip(self.seeds, updates, noises, strict=True):
+            parts = [*np.split(update + noise, np.cumsum(SIZES)[:-1]), noise]
+            for one, total, part in zip(self.vectors, self.totals, parts, strict=True):
+                total.add(opened_vector(one, masked_segment(one, part, seed, self.check)))
+
+    def answer(self, coefficient=0, before=b""):
+        sums = (self.vectors, self.seeds, coefficient, before, self.check)
+        return correlated_mask_sums(*sums)
+
+    @property
+    def half(self):
+        """The cloud's half of this round's noise."""
+        return packed_vectors(self.totals[-1:])
+
+    def opened(self, answer, coefficient=0, before=b""):
+        sums = correlated_sums(self.vectors, self.totals, answer, coefficient, before, self.check)
+        return np.concatenate(list(sums.values()))
+
+
+def played(number, seed, devices=4):
+    rng = np.random.default_rng(seed)
+    updates = rng.integers(-1000, 1000, size=(devices, COUNT))
+    noises = rng.integers(-(2**20), 2**20, size=(devices, COUNT))
+    return Round(number, updates, noises)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 255))
+def test_each_round_takes_back_a_share_of_the_noise_before_within_one_step(seed, coefficient):
+    first, second = played(1, seed), played(2, seed + 1)
+    answer, half = first.answer()
+    assert (first.opened(answer) == first.update + first.noise).all()
+    answer, _ = second.answer(coefficient, half)
+    found = second.opened(answer, coefficient, first.half)
+    error = found - (second.update + second.noise - coefficient / 256 * first.noise)
+    assert (np.abs(error) <= 1).all()
+
+
+def test_the_rounding_errs_to_both_sides_alike():
+    errors = []
+    for seed in range(400):
+        first, second = played(1, seed, 1), played(2, seed + 1, 1)
+        answer, _ = second.answer(77, first.answer()[1])
+        found = second.opened(answer, 77, first.half)
+        errors.append(found - (second.update + second.noise - 77 / 256 * first.noise))
+    assert abs(np.mean(errors)) < 0.03 and np.std(errors) > 0.3
+
+
+def unrounded(first, second, coefficient, half):
+    """Return what an opening without rounding would show: 2⁸·(X + N) - a·N before, mod 2³⁸."""
+    whole = (second.update + second.noise) * 256 - coefficient * first.noise
+    return whole % 2 ** (BITS + NOISE_BITS)
+
+
+def test_low_bits_of_what_is_opened_do_not_show_an_earlier_update():
+    """Unrounded, the low bits give the earlier noise away, and the earlier update with it."""
+    coefficient = 225  # odd, so that it can be divided by, mod 2⁸
+    inverse, right, leaked, numbers = pow(coefficient, -1, 256), 0, 0, 0
+    for seed in range(150):
+        first, second = played(1, seed), played(2, seed + 1)
+        answer, half = first.answer()
+        seen = first.opened(answer)  # X + N of the first round
+        answer, _ = second.answer(coefficient, half)
+        whole = unrounded(first, second, coefficient, half)
+        leaked += int(((seen + whole * inverse) % 256 == first.update % 256).sum())
+        # All that the cloud has: its half, not rounded, and the proxy's answer.
+        own = Vector.from_bytes(first.vectors[-1].ring, first.half).numbers.astype(np.int64)
+        theirs = second.opened(answer, coefficient, first.half) * 256
+        for guess in (theirs, theirs - coefficient * own, -coefficient * own):
+            right += int(((seen + guess * inverse) % 256 == first.update % 256).sum())
+        numbers += COUNT
+    assert leaked == numbers
+    assert right / (3 * numbers) < 4 / 256
+
+
+def test_the_proxys_answer_is_no_longer_than_the_updates_masks():
+    first = played(1, 5)
+    answer, half = first.answer()
+    assert len(answer) == 1 + sum(one.ring.byte_count for one in first.vectors[:-1])
+    assert half not in answer and first.half not in answer
+
+
+def test_a_half_that_one_side_lost_leaves_the_share_out():
+    first, second = played(1, 5), played(2, 6)
+    answer, _ = second.answer(200, b"")
+    assert answer[0] == 0
+    assert (second.opened(answer, 200, first.half) == second.update + second.noise).all()
+
+
+def test_a_wrong_answer_is_refused():
+    first, second = played(1, 5), played(2, 6)
+    answer, _ = second.answer(200, first.answer()[1])
+    wrong = [
+        b"\x02" + answer[1:],
+        answer[:-1],
+        b"",
+        answer[:1] + bytes([answer[1] ^ 1]) + answer[2:],
+        b"\x00" + second.answer(200)[0][1:-1] + b"\x00",
+    ]
+    for one in wrong:
+        with pytest.raises(ProtocolError, match="wrong_mask_sums"):
+            second.opened(one, 200, first.half)
+    with pytest.raises(ProtocolError, match="wrong_mask_sums"):  # this cloud has no half
+        second.opened(answer, 200)
+
+
+def test_an_answer_with_another_half_gives_a_sum_beyond_all_bounds():
+    """The check holds for any share that the proxy takes back; its size shows a wrong one."""
+    first, second, other = played(1, 5), played(2, 6), played(1, 7)
+    answer, _ = second.answer(200, other.answer()[1])
+    for found in (second.opened(answer, 200, first.half), second.opened(b"\x00" + answer[1:])):
+        assert np.abs(found).max() > 8 * (1000 + 2**20)
