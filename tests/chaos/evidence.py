@@ -96,7 +96,6 @@ class MaskAnswer:
     question: str
     digest: str
     size: int
-    first: int  # with correlated noise 1 if a share of the noise of the round before is left out
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,8 @@ def collect(site, logs, wrong_masks=()):
 
 def mask_answers(path):
     for line in path.read_text("ascii").splitlines() if path.exists() else ():
-        job, round, question, digest, size, first = line.split()
-        yield MaskAnswer(bytes.fromhex(job), int(round), question, digest, int(size), int(first))
+        job, round, question, digest, size = line.split()
+        yield MaskAnswer(bytes.fromhex(job), int(round), question, digest, int(size))
 
 
 def _rows_of(plan, table):

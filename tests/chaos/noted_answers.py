@@ -18,9 +18,7 @@ def perform(self, task):
     if isinstance(task, SumMasks) and task.key is None and isinstance(found, SummedMasks):
         at, data = task.at, found.data
         digest = hashlib.sha256(data).hexdigest()
-        line = (
-            f"{at.job_id.hex()} {at.round} {task.question.hex()} {digest} {len(data)} {data[0]}\n"
-        )
+        line = f"{at.job_id.hex()} {at.round} {task.question.hex()} {digest} {len(data)}\n"
         with Path(os.environ[ANSWERS]).open("a", encoding="ascii") as file:
             file.write(line)
     return found
