@@ -378,8 +378,9 @@ class Job(Block):
 
     @property
     def max_participations(self) -> int:
-        """Training rounds one device may answer; default: all."""
-        return self.privacy.max_participations or self.rounds
+        """Training rounds one device may answer; default: all that are far enough apart."""
+        possible = -(-self.rounds // (self.privacy.min_separation or 1))
+        return min(self.privacy.max_participations or possible, possible)
 
     @property
     def infer_every(self) -> int:

@@ -438,8 +438,8 @@ MUTANTS = {
         of=("gradient_gaussian",),
     ),
     "correlated-price-of-one-participation": Mutant(
-        "edgeveil.privacy.correlation:Correlation._shifts",
-        "number < self.participations -> number < 1",
+        "edgeveil.privacy.correlation:Correlation.squared_norms",
+        "self.participations -> 1",
         "tests/unit/edgeveil_lab/audit/test_audit_correlated_attacks.py::test_the_price_is_that_of_all_participations_and_little_more",
         of=("gradient_gaussian",),
     ),

@@ -128,3 +128,9 @@ def test_the_noise_that_is_taken_back_is_that_of_the_update(tmp_path, local_shar
     stays = (local_share * len(noise)) ** 0.5 * sigma
     assert max(0, 0.4 * stays) <= rest <= event.own.sensitivity_steps + 2 * stays
     assert event.own.sensitivity_steps < 0.4 * np.linalg.norm(noise)
+
+
+@pytest.mark.parametrize(("asked", "paid"), [(2, 2), (8, 3), (None, 3)])
+def test_no_more_participations_are_paid_for_than_fit_into_the_rounds(asked, paid):
+    of = plan(max_participations=asked)
+    assert of.context.correlation.participations == of.context.max_participations == paid
