@@ -1,7 +1,8 @@
 """Convolutional networks for pictures.
 
-`cnn`: the small network of Zhang, Wu and Dong (PSO-DP). `lenet`: LeNet-5 (LeCun et al. 1998) with
-ReLU, max pooling, a full second convolution and a dense output. `alexnet`: channels as Krizhevsky
+`cnn`: the small network of Zhang, Wu and Dong (PSO-DP). `cnn_tanh`: the one of Papernot et al. 2021
+for MNIST; bounded activations keep updates small. `lenet`: LeNet-5 (LeCun et al. 1998) with ReLU,
+max pooling, a full second convolution and a dense output. `alexnet`: channels as Krizhevsky
 2014 (arXiv:1404.5997) for pictures of about 32×32, windows of 3×3, no dropout, no local response
 normalisation. `resnet20`: He et al. 2016, section 4.2; `resnet18`: table 1, with a first window of
 3×3. Both with group normalisation, since batch normalisation has no gradient per record.
@@ -25,6 +26,7 @@ from edgeveil.parts.models.layers import (
     Relu,
     Residual,
     Shape,
+    Tanh,
     Thin,
     Window,
 )
@@ -46,6 +48,23 @@ def build_cnn(parameters: NetworkParameters, input_shape: Shape, classes: int) -
         ("flat", Flatten()),
     )
     return classifier(layers, parameters, input_shape, classes)
+
+
+def build_cnn_tanh(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
+    pool = MaxPool(Window(kernel=2))
+    layers: Layers = (
+        ("picture", Picture()),
+        ("conv1", Conv(16, Window(kernel=8, stride=2, padding=3))),
+        ("tanh1", Tanh()),
+        ("pool1", pool),
+        ("conv2", Conv(32, Window(kernel=4, stride=2))),
+        ("tanh2", Tanh()),
+        ("pool2", pool),
+        ("flat", Flatten()),
+        ("hidden", Dense(32)),
+        ("tanh3", Tanh()),
+    )
+    return classifier(layers, parameters, input_shape, classes, gain=1.0)
 
 
 def build_lenet(parameters: NetworkParameters, input_shape: Shape, classes: int) -> Network:
@@ -163,6 +182,14 @@ PARTS = (
         build=build_cnn,
         source="Zhang, Wu and Dong (PSO-DP)",
         example="model: {name: cnn}",
+    ),
+    _part(
+        name="cnn_tanh",
+        summary="Convolutions of 16 and 32 channels, 8×8 and 4×4, tanh, and 32 dense units: small"
+        " updates for noise.",
+        build=build_cnn_tanh,
+        source="Papernot et al. 2021, tempered sigmoid activations",
+        example="model: {name: cnn_tanh, input_scale: 255}",
     ),
     _part(
         name="lenet",

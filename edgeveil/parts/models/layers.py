@@ -120,6 +120,15 @@ class Relu(Layer):
 
 
 @dataclass(frozen=True)
+class Tanh(Layer):
+    def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
+        return x.tanh()
+
+    def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
+        return graph.add("Tanh", x)
+
+
+@dataclass(frozen=True)
 class HardSwish(Layer):
     """x·min(max(x/6 + ½, 0), 1) (Howard et al. 2019, section 5.2)."""
 

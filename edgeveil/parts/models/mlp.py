@@ -28,6 +28,7 @@ class NetworkParameters(ModelParameters):
         "mlp_300_100",
         "autoencoder",
         "cnn",
+        "cnn_tanh",
         "lenet",
         "alexnet",
         "resnet20",

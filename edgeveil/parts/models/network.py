@@ -96,6 +96,8 @@ class Network:
     goal: Goal = CLASSES
     packed: bytes | None = field(default=None, repr=False)
     """Packed state_dict of the first weights; None on a device, which receives all weights."""
+    gain: float = 2.0
+    """Variance of a first weight times its fan-in: 2 for ReLU, 1 for tanh."""
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
@@ -148,7 +150,7 @@ class Network:
                 # In blocks: float64 and its product would take four times the result's memory.
                 for start in range(0, values.size, _DRAWN):
                     part = values[start : start + _DRAWN]
-                    part[:] = chance.standard_normal(part.size) * np.sqrt(2 / weight.fan_in)
+                    part[:] = chance.standard_normal(part.size) * np.sqrt(self.gain / weight.fan_in)
             result[weight.name] = values.reshape(weight.shape)
         return result
 
@@ -201,11 +203,15 @@ class Network:
 
 
 def classifier(
-    layers: Iterable[tuple[str, Layer]], parameters: ModelParameters, shape: Shape, classes: int
+    layers: Iterable[tuple[str, Layer]],
+    parameters: ModelParameters,
+    shape: Shape,
+    classes: int,
+    gain: float = 2.0,
 ) -> Network:
     """Return the network of these layers and a dense one for the classes, `output`."""
     whole = (*layers, ("output", Dense(classes)))
-    return Network(whole, shape, classes, parameters.input_scale)
+    return Network(whole, shape, classes, parameters.input_scale, gain=gain)
 
 
 class StateDictFile(PartBlock):

@@ -28,6 +28,7 @@ SIZES = {
     "mlp": 784 * 128 + 128 + 128 * 10 + 10,
     "mlp_300_100": 266_610,
     "cnn": 32 * 10 + 64 * (32 * 9 + 1) + 64 * 49 * 10 + 10,
+    "cnn_tanh": 16 * 65 + 32 * (16 * 16 + 1) + 513 * 32 + 330,
     "lenet": 61_706,
     "alexnet": 2_250_432 + 257 * 1024 + 1025 * 1024 + 1025 * 10,  # convolutions, dense
     "resnet20": 269_434,
@@ -90,6 +91,15 @@ def test_every_models_weights_are_as_many_as_the_text_says():
 @pytest.mark.parametrize("name", NAMES)
 def test_onnx_runtime_and_torch_agree_and_devices_accept_the_graph(name):
     agree(network(name))
+
+
+@pytest.mark.parametrize(("name", "gain"), [("cnn", 2), ("cnn_tanh", 1)])
+def test_the_first_weights_vary_as_their_activation_needs(name, gain):
+    weights = network(name).initial()
+    varies = {"conv2": weights["conv2.weight"][0].size, "output": len(weights["output.weight"])}
+    for layer, fan_in in varies.items():
+        found = weights[f"{layer}.weight"].var() * fan_in / gain
+        assert 0.8 < found < 1.25, layer
 
 
 def test_so_they_do_with_odd_sides_and_a_padded_pool():
