@@ -1,4 +1,4 @@
-"""Attacks on correlated noise: all rounds of a job together, and one device's own contributions.
+"""Attack on correlated noise: all rounds of a job together, against the printed ε.
 
 Every round has real masks, sealed seeds and halves of the noise. The attacked device takes part as
 often as the job allows; the attacker knows all other updates, and undoes the correlation."""
@@ -21,21 +21,14 @@ from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, shaped
 from edgeveil.parts.stages.noise import GradientGaussian
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import CorrelatedGaussian, as_single
+from edgeveil.privacy.events import CorrelatedGaussian
 from edgeveil.protocol import sealed
 from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.tensors import correlated_mask_sums, correlated_sums, opened_vector
 from edgeveil_cloud.broadcasts import seal_round
 from edgeveil_edge.sealing import Masks
 from edgeveil_lab.audit import statistics
-from edgeveil_lab.audit.mechanism_attacks import (
-    Attack,
-    Claim,
-    each,
-    fresh_noise,
-    gaussian_law,
-    past,
-)
+from edgeveil_lab.audit.mechanism_attacks import Attack, Claim, each, fresh_noise, past
 
 MECHANISM = "correlated_noise"
 JOB = """
@@ -51,12 +44,10 @@ selection: {devices: 4}
 round: {min_batch: 3}
 unsupervised: {eval_type: NOT_EVAL}
 """
-LOCAL_JOB = JOB.replace("noise: correlated", "noise: correlated, local_share: 0.5")
 _LARGE = 1e4  # every value of an update, before clipping
 _RECORD = Records(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
 
 Float64 = NDArray[np.float64]
-Halves = tuple[bytes, bytes]  # the proxy's and the cloud's
 
 
 class _CorrelatedRound:
@@ -72,9 +63,9 @@ class _CorrelatedRound:
         self._check = sealed.RoundCheck.of_manifest(manifest, self.membership)
 
     def opened(
-        self, uploads: Sequence[NDArray[np.int64]], coefficient: int, before: Halves
-    ) -> tuple[Float64, Halves]:
-        """Mask, sum and unmask the numbers of these devices; return the sum and the halves."""
+        self, uploads: Sequence[NDArray[np.int64]], coefficient: int, before: tuple[bytes, bytes]
+    ) -> tuple[Float64, tuple[bytes, bytes]]:
+        """Mask, sum and unmask these devices' numbers; return the sum, proxy's and cloud's half."""
         seeds, segments = [], []
         for number, numbers in enumerate(uploads):
             name = f"device {number}"
@@ -99,15 +90,16 @@ class _CorrelatedRound:
 class CorrelatedJob:
     """`gap`: what the attacked device adds to C·X (rounds, values), in steps."""
 
-    def __init__(self, honest: int = 0, text: str = JOB) -> None:
+    def __init__(self, honest: int = 0) -> None:
         """Create the job, with `honest` uploads in a sum (0: as many as it assumes)."""
-        plan = parse_plan(text)
+        plan = parse_plan(JOB)
         stage = plan.context.stages[-1]
-        if not isinstance(stage, GradientGaussian) or plan.context.correlation is None:
+        if not isinstance(stage, GradientGaussian):
             raise TypeError("not a job with correlated noise")
-        self.stage, self.correlation = stage, plan.context.correlation
-        self.honest, self.liars = honest or plan.context.honest, plan.job.round.min_batch
-        self.liars -= self.honest
+        if not isinstance(event := stage.release, CorrelatedGaussian):
+            raise TypeError("not a job with correlated noise")
+        self.stage, self.event, self.correlation = stage, event, event.correlation
+        self.honest = honest or plan.context.honest
         self._network = network_of(plan.context)
         self._weights = self._network.initial()
         self.rounds = [_CorrelatedRound(plan, round) for round in plan.all_rounds]
@@ -122,13 +114,6 @@ class CorrelatedJob:
         self.update = np.full(size, stage.event.sensitivity_steps / size**0.5).astype(np.int64)
         self.gap = np.outer(self.matrix @ self.turns, self.update)
 
-    @property
-    def event(self) -> CorrelatedGaussian:
-        found = self.stage.release
-        if not isinstance(found, CorrelatedGaussian):
-            raise TypeError("not correlated noise")
-        return found
-
     def numbers(self, round: PlannedRound, *, present: bool) -> NDArray[np.int64]:
         """Return a device's noised integers and noise, with a clipped update or none."""
         size, norm = self.update.size, self.stage.parameters.clip_norm
@@ -142,43 +127,17 @@ class CorrelatedJob:
         for turn, one in zip(self.turns, self.rounds, strict=True):
             own = self.numbers(one.round, present=bool(present and turn))
             others = [self.numbers(one.round, present=False) for _ in range(self.honest - 1)]
-            uploads = [own, *others, *([0 * own] * self.liars)]
-            total, before = one.opened(uploads, self.correlation.coefficient, before)
+            total, before = one.opened([own, *others], self.correlation.coefficient, before)
             sums.append(total)
         return np.asarray(self.matrix @ np.stack(sums))
 
-    def alone(self, present: bool) -> Float64:
-        """Return the device's updates as a colluding cloud and proxy see them."""
-        found = [
-            np.subtract(*np.split(self.numbers(one.round, present=present), 2))
-            for turn, one in zip(self.turns, self.rounds, strict=True)
-            if turn
-        ]
-        return np.stack(found).astype(np.float64)
 
-
-def correlated_attacks(runs: int) -> tuple[Attack, ...]:
-    """Return the attacks on all rounds, against ε, and on one device, against the collusion ε."""
-    colluding = CorrelatedJob(text=LOCAL_JOB)
-    return (
-        correlated_attack(runs, CorrelatedJob(), alone=False),
-        correlated_attack(runs, colluding, alone=True),
-    )
-
-
-def correlated_attack(runs: int, job: CorrelatedJob, *, alone: bool) -> Attack:
-    law = gaussian_law(as_single(job.event)) if alone else job.event.together
-    gap = np.tile(job.update, (int(job.turns.sum()), 1)) if alone else job.gap
+def correlated_attack(runs: int, job: CorrelatedJob | None = None) -> Attack:
+    job = job or CorrelatedJob()
+    law, gap = job.event.together, job.gap
     scale = np.sqrt(law.sigma_squared) * np.linalg.norm(gap)
-    mu = float(np.linalg.norm(gap) / np.sqrt(law.sigma_squared))
-    edge, delta = statistics.gaussian_threshold(mu, runs)
-
-    def along(present: bool) -> float:
-        seen = job.alone(present) if alone else job.observed(present)
-        return float(np.sum(gap * seen) / scale)
-
+    edge, delta = statistics.gaussian_threshold(float(np.sum(gap**2.0) / scale), runs)
     found = epsilon([job.event] * job.correlation.participations, delta)
-    claimed = found.collusion_epsilon if alone else found.epsilon
-    title = "all others collude" if alone else "all rounds"
-    claim = Claim("past the threshold", claimed, delta)
-    return past(MECHANISM, title, runs, each(along), edge, claim)
+    claim = Claim("past the threshold", found.epsilon, delta)
+    along = each(lambda present: float(np.sum(gap * job.observed(present)) / scale))
+    return past(MECHANISM, "all rounds", runs, along, edge, claim)
