@@ -1,7 +1,8 @@
 """Attack on correlated noise: all rounds of a job together, against the printed ε.
 
 Every round has real masks, sealed seeds and halves of the noise. The attacked device takes part as
-often as the job allows; the attacker knows all other updates, and undoes the correlation."""
+often as the job allows. The attacker knows all other updates, and undoes the correlation; its own
+uploads add nothing and are left out."""
 
 from __future__ import annotations
 

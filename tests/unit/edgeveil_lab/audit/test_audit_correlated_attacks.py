@@ -37,6 +37,5 @@ def test_nothing_goes_past_what_is_printed(job):
 
 @pytest.mark.drill
 def test_fewer_honest_parts_than_promised_are_found():
-    assert set(verdicts(ca.correlated_attack(600, ca.CorrelatedJob(honest=1))).values()) == {
-        "FAILS"
-    }
+    attack = ca.correlated_attack(4000, ca.CorrelatedJob(honest=1))
+    assert set(verdicts(attack).values()) == {"FAILS"}
