@@ -66,7 +66,7 @@ def left(account: Account, policy: Policy) -> dict[str, float]:
     if record_limit is not None:
         of_inference["max_inference_record_epsilon"] = max(0.0, record_limit - of_record)
     return {
-        "lifetime_epsilon": max(0.0, policy.lifetime_epsilon - training.epsilon),
+        "lifetime_epsilon": max(0.0, policy.lifetime_epsilon - training.limited),
         **({"lifetime_collusion_epsilon": alone} if shared else {}),
         **of_inference,
     }

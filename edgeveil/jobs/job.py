@@ -378,9 +378,9 @@ class Job(Block):
 
     @property
     def max_participations(self) -> int:
-        """Training rounds one device may answer; default: all that are far enough apart."""
-        possible = -(-self.rounds // (self.privacy.min_separation or 1))
-        return min(self.privacy.max_participations or possible, possible)
+        """Training rounds one device may answer; default: all, or all that are far enough apart."""
+        apart = self.privacy.min_separation or 1
+        return min(self.privacy.max_participations or self.rounds, -(-self.rounds // apart))
 
     @property
     def infer_every(self) -> int:

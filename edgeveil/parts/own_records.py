@@ -41,8 +41,9 @@ def local_records(data: DataSource, schema: DataSchema | None = None) -> Records
     path = data.path if data.test_share is not None else data.test_path or data.path
     header = guessed_header(data.source, data.header, path, schema, data.form)
     origin = replace(origin, path=path, header=header)
-    if data.test_share is None:
-        return load_records(data.source, origin)
+    if data.test_share is None:  # a file of its own needs no column of persons
+        named = None if schema is None else schema.model_copy(update={"person": None})
+        return load_records(data.source, replace(origin, schema=named))
     return _halves(data.source, origin)[1]
 
 

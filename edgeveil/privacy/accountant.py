@@ -170,13 +170,13 @@ def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 def _among_others(events: tuple[Event, ...], delta: float) -> float | None:
     for_records = tuple(map(for_one_record, events))
     changes = zip(for_records, events, strict=True)
-    if all(_steps(one) == _steps(event) for one, event in changes):
+    if all(_moves(one) == _moves(event) for one, event in changes):
         return None
     return _or_infinite(for_records, delta)
 
 
-def _steps(event: Event) -> int:
-    return getattr(event, "sensitivity_steps", 0)
+def _moves(event: Event) -> tuple[int, bool]:
+    return getattr(event, "sensitivity_steps", 0), getattr(event, "of_part", False)
 
 
 def pure_epsilon(events: Iterable[Event]) -> Fraction:
@@ -243,6 +243,8 @@ def _sampled(noisy: Mapping[NoisyEvent, int]) -> frozenset[SampledSteps]:
     steps: Counter[tuple[float, float]] = Counter()
     for event, count in noisy.items():
         if isinstance(event, PoissonSampled) and event.sampling_probability < 1:
+            if event.of_part:
+                raise PrivacyError(f"{event.what}: a part of what is sampled has log moments only")
             steps[event.sampling_probability, event.event.mu] += count * event.steps
     return frozenset(SampledSteps(q, mu, count) for (q, mu), count in steps.items())
 

@@ -11,9 +11,9 @@ noise")."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
 
 from edgeveil.crypto.ring import NOISE_BITS
 from edgeveil.errors import PrivacyError
@@ -33,8 +33,12 @@ class Correlation:
 
     def __post_init__(self) -> None:
         least = min(self.rounds, self.participations, self.min_separation)
-        if least < 1 or not 0 <= self.coefficient < _ONE:
-            raise PrivacyError("correlated noise needs rounds, and a coefficient below 256")
+        fits = (self.participations - 1) * self.min_separation < self.rounds
+        if least < 1 or not fits or not 0 <= self.coefficient < _ONE:
+            what = (
+                "correlated noise needs rounds for all participations, and a coefficient below 256"
+            )
+            raise PrivacyError(what)
 
     @classmethod
     def of_least_error(cls, rounds: int, participations: int, min_separation: int) -> Correlation:
@@ -42,37 +46,23 @@ class Correlation:
         return _least_error(rounds, participations, min_separation)
 
     @cached_property
-    def squared_norms(self) -> tuple[int, ...]:
-        """Squared L2 norms of C's first 1, 2 … of columns 0, b, 2b … summed; in 2⁻⁶⁴ steps."""
-        powers = [1 << _FINE_BITS]  # of γ, rounded up
-        while len(powers) < self.rounds:
-            powers.append(-(-powers[-1] * self.coefficient >> NOISE_BITS))
-        squares = list(accumulate((x * x >> _FINE_BITS) + 1 for x in powers))
-        found, total, overlaps = list[int](), 0, 0
-        for first in range(0, self.rounds, self.min_separation)[: self.participations]:
-            # Its product with a column that began i rounds before is γ^i of its own square.
-            own = squares[self.rounds - first - 1] * ((1 << _FINE_BITS) + 2 * overlaps)
-            total += (own >> _FINE_BITS) + 1
-            found.append(total)
-            after = first + self.min_separation
-            overlaps += powers[after] if after < self.rounds else 0
-        return tuple(found)
-
-    @property
     def squared_sensitivity(self) -> int:
-        """Square of the L2 sensitivity for a clip norm of 1, in 2⁻⁶⁴ steps."""
-        return self.squared_norms[-1]
+        """Squared L2 norm of C's columns 0, b, 2b … summed, for a clip norm of 1; in 2⁻⁶⁴ steps.
+
+        As if rounds went on after the last, so that fewer participations have less each."""
+        found = [(x * x >> _FINE_BITS) + 1 for x in self._shifts()]
+        squared = self.coefficient**2
+        return sum(found) + -(-found[-1] * squared // (_ONE**2 - squared))
 
     def sensitivity_steps(self, clip_steps: int, coordinates: int) -> int:
-        """Return the sensitivity of one participation as an independent release, rounded up.
+        """Return each participation's part of the whole L2 sensitivity, rounded up.
 
-        As many releases as participations, all or fewer, have at least the μ of these."""
+        As many independent releases of this sensitivity have at least the μ of the mechanism, for
+        any number of participations up to k."""
+        each = clip_steps * _root_up(self.squared_sensitivity // self.participations + 1)
         # ‖C‖₂ <= Σ γ^j < 1/(1 - γ), times √(d·T) steps of rounding; in 2⁻³² steps.
         rounding = _root_up(coordinates * self.rounds << _FINE_BITS)
-        rounding = -(-rounding * _ONE // (_ONE - self.coefficient))
-        moved = (clip_steps * _root_up(squared) + rounding for squared in self.squared_norms)
-        # Of few columns the last may be cut short: then fewer participations cost more each.
-        each = max(math.isqrt((x * x - 1) // count) + 1 for count, x in enumerate(moved, 1))
+        each += -(-rounding * _ONE // (_ONE - self.coefficient))
         return -(-each >> _FINE_BITS // 2)
 
     @property
@@ -81,6 +71,15 @@ class Correlation:
         left = 1 - self.coefficient / _ONE
         squared = self.squared_sensitivity / (1 << _FINE_BITS) * (1 + (self.rounds - 1) * left**2)
         return math.sqrt(self.participations * self.rounds / squared)
+
+    def _shifts(self) -> Iterator[int]:
+        """Yield the entries of the summed columns, rounded up, in 2⁻⁶⁴ steps."""
+        value, one = 0, 1 << _FINE_BITS
+        for round in range(self.rounds):
+            value = -(-value * self.coefficient >> NOISE_BITS)
+            number, off = divmod(round, self.min_separation)
+            value += one if not off and number < self.participations else 0
+            yield value
 
 
 def _root_up(squared: int) -> int:

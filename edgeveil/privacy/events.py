@@ -105,11 +105,14 @@ class _Wrapping:
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampled(_Wrapping):
-    """`steps` releases of `event`, each over a fresh secret sample at `sampling_probability`."""
+    """`steps` releases of `event`, each over a fresh secret sample at `sampling_probability`.
+
+    `of_part`: for a part of what is sampled, which changes its vector but not the sample."""
 
     event: GaussianEvent
     sampling_probability: float
     steps: int
+    of_part: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0 < self.sampling_probability <= 1:
@@ -301,8 +304,11 @@ def for_one(unit: Unit, event: Event) -> Event:
     """Return the event for one `unit` that is part of the event's own.
 
     A device's update may have twice the sensitivity, as both neighbours are within its bound."""
+    if event.unit == unit:
+        return event
     if isinstance(event, PoissonSampled):
-        return replace(event, event=replace(event.event, unit=unit))
+        part = event.of_part or (event.unit != unit and event.sampling_probability < 1)
+        return replace(event, event=replace(event.event, unit=unit), of_part=part)
     if isinstance(event, SharedGaussian):
         own = for_one(unit, event.own)
         return replace(event, own=own) if isinstance(own, NoisyEvent) else event

@@ -27,9 +27,10 @@ class Guarantee:
     """(ε, δ) for one unit; not a guarantee unless `status` is `proven`.
 
     `among_others`: ε of one record of a device that keeps its others; `of_device`: ε per device of
-    the releases that have one. With shared noise ε holds while cloud and proxy do not collude and
-    each sum has `honest` parts; `colluding` is the guarantee by the device's own noise alone. `mu`:
-    Gaussian-DP parameter of one job with Gaussian releases only; their discreteness is in δ."""
+    the releases that have one, `of_person` per person. With shared noise ε holds while cloud and
+    proxy do not collude and each sum has `honest` parts; `colluding` is the guarantee by the
+    device's own noise alone. `mu`: Gaussian-DP parameter of one job with Gaussian releases only;
+    their discreteness is in δ."""
 
     epsilon: float
     delta: float
@@ -37,6 +38,7 @@ class Guarantee:
     status: Status
     among_others: float | None = None
     of_device: float | None = None
+    of_person: float | None = None
     colluding: Guarantee | None = None
     honest: int = 0
     mu: float | None = field(default=None, compare=False)
@@ -51,6 +53,11 @@ class Guarantee:
         return None if self.colluding is None else self.colluding.epsilon
 
     @property
+    def limited(self) -> float:
+        """The larger ε of a record and a person, which the owner's limits on a life bound."""
+        return max(self.epsilon, self.of_person or 0.0)
+
+    @property
     def collusion_epsilon(self) -> float:
         return self.epsilon if self.colluding is None else self.colluding.epsilon
 
@@ -60,6 +67,7 @@ class Guarantee:
         found: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
         found |= {"unit": self.unit, "status": self.status, "mu": self.mu, "rho": self.rho}
         more = {"record_epsilon": self.among_others, "device_epsilon": self.of_device}
+        more["person_epsilon"] = self.of_person
         if self.colluding is not None:
             more["collusion_epsilon"] = self.colluding.epsilon
             more["collusion_record_epsilon"] = self.colluding.among_others
@@ -138,8 +146,8 @@ def guarantee_bounds(part: Mapping[str, Any]) -> tuple[str, ...]:
     if "record_epsilon" in part:
         record = part["record_epsilon"]
         units.insert(0 if record is not None else 1, f"{_bounded(record)} per record")
-    if "device_epsilon" in part:
-        units.append(f"{_bounded(part['device_epsilon'])} per device")
+    more = ((f"{unit}_epsilon", unit_text(unit)) for unit in ("person", "device"))
+    units += [f"{_bounded(part[key])} per {unit}" for key, unit in more if key in part]
     lead, behind = ", ".join(units).split(" per ", 1)
     return lead, f"per {behind}{delta}{worth_of(part)}"
 
@@ -163,8 +171,9 @@ def colluding_text(part: Mapping[str, Any]) -> str:
 
 def record_text(part: Mapping[str, Any]) -> str:
     """Return `; per record ε = 19.15` and `; per device …` if they differ from the guarantee."""
-    device = f"; per device {_bounded(part['device_epsilon'])}" if "device_epsilon" in part else ""
-    return _record_text(part, "record_epsilon") + device
+    more = ((f"{unit}_epsilon", unit_text(unit)) for unit in ("person", "device"))
+    further = [f"; per {unit} {_bounded(part[key])}" for key, unit in more if key in part]
+    return _record_text(part, "record_epsilon") + "".join(further)
 
 
 def _record_text(part: Mapping[str, Any], key: str) -> str:

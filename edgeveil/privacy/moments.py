@@ -24,7 +24,7 @@ ROUND_UP = 1.0 + 1e-9  # covers the float64 rounding of a computed ε or δ
 ORDERS = tuple(math.ldexp(k, j - 5) for j in range(12) for k in range(8, 16))
 Moments = Sequence[float]  # at ORDERS
 
-_LOG_FACTORIAL = np.array([math.lgamma(k + 1) for k in range(int(ORDERS[-1]) + 2)])
+_LOG_FACTORIAL = np.array([math.lgamma(k + 1) for k in range(2 * int(ORDERS[-1]) + 3)])
 _TINY = 1e-300
 NO_MOMENTS: Moments = (0.0,) * len(ORDERS)
 
@@ -35,7 +35,8 @@ def log_moments(event: Event) -> Moments | None:
     if isinstance(event, GaussianEvent):
         return gaussian_moments(event.mu)
     if isinstance(event, PoissonSampled):
-        return times(sampled_moments(event.sampling_probability, event.event.mu), event.steps)
+        step = event.sampling_probability, event.event.mu, event.of_part
+        return times(sampled_moments(*step), event.steps)
     if isinstance(event, PureEvent):
         return pure_moments(math.nextafter(float(event.epsilon), math.inf))
     return None
@@ -50,11 +51,17 @@ def pure_moments(epsilon: float) -> Moments:
 
 
 @lru_cache(maxsize=256)
-def sampled_moments(probability: float, mu: float) -> Moments:
-    """Return the moments of one step: records sampled with `probability`, noise μ-GDP unsampled."""
+def sampled_moments(probability: float, mu: float, of_part: bool = False) -> Moments:
+    """Return the moments of one step: records sampled with `probability`, noise μ-GDP unsampled.
+
+    `of_part`: for a part of a sampled unit, as if that unit was removed and another one added."""
     if probability == 1:
         return gaussian_moments(mu)
-    return tuple(_chord(probability, mu, order) for order in ORDERS)
+    if not of_part:
+        return tuple(_chord(probability, mu, order) for order in ORDERS)
+    # D_α(P‖R) <= (α - 1/2)/(α - 1)·D_2α(P‖Q) + D_(2α-1)(Q‖R) (Mironov 2017, prop. 11).
+    both = ((2 * order + 1, 2 * order) for order in ORDERS)
+    return tuple(sum(_chord(probability, mu, one) for one in pair) / 2 for pair in both)
 
 
 def times(moments: Moments, count: int) -> Moments:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.accountant import epsilon, weakest
@@ -22,7 +23,6 @@ from edgeveil.privacy.events import (
     as_summed,
     event_from_dict,
     for_one,
-    for_one_record,
     to_dict,
 )
 from edgeveil.privacy.guarantee import Guarantee, up
@@ -154,24 +154,29 @@ def _composed(
 ) -> Guarantee:
     status, added = weakest(part.status for part in parts), math.fsum(part.delta for part in parts)
     proven = {event: count for event, count in counts.items() if event.status == "proven"}
-    of_devices = {event: count for event, count in proven.items() if event.unit == "device"}
     all_proven = status == "proven"
 
-    def composed(events: Mapping[Event, int], own: list[float]) -> tuple[float, float]:
-        least, spent = least_limit(events, added if delta is None else delta)
+    def composed(unit: Unit, own: list[float]) -> tuple[float, float]:
+        inside = UNITS.index(unit)
+        events = {e: count for e, count in proven.items() if UNITS.index(e.unit) >= inside}
+        found = _mapped(partial(for_one, unit), events)
+        least, spent = least_limit(found, added if delta is None else delta)
         return max(least, max(own, default=0.0) if all_proven else _added(own)), spent
 
-    record, record_delta = composed(
-        _mapped(for_one_record, proven), [part.record_epsilon for part in parts]
-    )
-    device, device_delta = composed(of_devices, [part.device_epsilon for part in parts])
-    spent = max(record_delta, device_delta) if all_proven else added
+    of: dict[Unit, tuple[float, float]] = {
+        "record": composed("record", [part.record_epsilon for part in parts]),
+        "person": composed("person", [p.epsilon for p in parts if p.unit == "person"]),
+        "device": composed("device", [part.device_epsilon for part in parts]),
+    }
+    spent = max(delta for _, delta in of.values()) if all_proven else added
     if len(units) > 1 or any(part.of_device is not None for part in parts):
-        any_device = any(part.unit == "device" or part.of_device is not None for part in parts)
-        return Guarantee(record, spent, "record", status, of_device=device if any_device else None)
+        device = of["device"][0] if any(part.device_epsilon for part in parts) else None
+        person = of["person"][0] if "person" in units else None
+        record = of["record"][0]
+        return Guarantee(record, spent, "record", status, of_device=device, of_person=person)
     unit: Unit = min(units, default="record")
-    among = record if any(part.among_others is not None for part in parts) else None
-    return Guarantee(device if unit == "device" else record, spent, unit, status, among)
+    among = of["record"][0] if any(part.among_others is not None for part in parts) else None
+    return Guarantee(of[unit][0], spent, unit, status, among)
 
 
 def _added(epsilons: Iterable[float]) -> float:
@@ -187,7 +192,7 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[JobRequest])
     _check_status(request, limits)
     jobs = [countable(job) for job in (request, *others)]
     priced, life = total(jobs[:1]), total(jobs, limits.lifetime_delta)
-    training, inference = life.training, life.inference
+    training, inference, alone = life.training, life.inference, life.training.colluding
     record_key = "max_inference_record_epsilon"
     if limits.max_inference_record_epsilon is None:
         record_key = "max_inference_epsilon"
@@ -195,11 +200,12 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[JobRequest])
     for name, asked, otherwise in (
         ("max_epsilon_per_job", priced.training.epsilon, 0.0),
         (colluding, priced.training.if_colluding, limits.max_epsilon_per_job),
-        ("lifetime_epsilon", training.epsilon, 0.0),
-        (all_colluding, training.if_colluding, limits.lifetime_epsilon),
+        ("lifetime_epsilon", training.limited, 0.0),
+        (all_colluding, alone.limited if alone else None, limits.lifetime_epsilon),
         ("lifetime_delta", max(training.delta, priced.training.delta), 0.0),
         ("max_inference_epsilon", inference.device_epsilon, 0.0),
         (record_key, inference.record_epsilon, 0.0),
+        (record_key, inference.of_person, 0.0),
         (all_colluding, inference.if_colluding, limits.max_inference_epsilon),
         ("lifetime_delta", max(inference.delta, priced.inference.delta), 0.0),
     ):

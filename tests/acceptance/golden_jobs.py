@@ -43,6 +43,7 @@ TUTORIALS = {
     "messages_tokens": ("text", "messages.csv"),
     "spoken_digits": ("sound", "sounds"),
     "machine_windows": ("windows", "machines.csv"),
+    "visits_person": ("persons", "visits.csv"),
 }
 """Page of the tutorial that makes a job's data, and where."""
 ROUNDS_OF_LARGE_DATA = 3

@@ -12,6 +12,7 @@ import json
 import sqlite3
 import tarfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,10 @@ from edgeveil.config.edge import EdgeSite
 from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
+from edgeveil.errors import PrivacyError
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger, read_ledger
 from edgeveil.privacy.ledger_chain import spent
+from edgeveil.privacy.policy import Limits
 from edgeveil.protocol.messages import Manifest
 from edgeveil_cloud.store import Store
 from edgeveil_edge.identity import DeviceIdentity
@@ -103,6 +106,18 @@ def test_the_newest_fixture_has_the_schemas_of_this_version(tmp_path):
         make(new / name).close()
     found = {name: schema(kept[name]) for name in made}
     assert found == {name: schema(new / name) for name in made}
+
+
+def test_a_job_of_before_is_priced_together_with_the_next(edge, facts):
+    account = read_ledger(edge / LEDGER_FILE).account("digits")
+    (before,) = [entry.counted for entry in account.values() if entry.answers]
+    paid, owner = facts["training_epsilon"], Limits(10, 13, 1e-4, 100)  # their sum is 16
+    with closing(Ledger(edge / LEDGER_FILE, "digits")) as ledger:
+        ledger.open_job(replace(before, job_id="next"), owner)
+        ledger.commit("next", 1, before.events[:1], b"noised")
+        assert paid < ledger.spent(delta=1e-4).epsilon < ledger.spent().epsilon < 1.5 * paid
+        with pytest.raises(PrivacyError, match="lifetime_epsilon"):
+            ledger.open_job(replace(before, job_id="third"), owner)
 
 
 def test_a_device_keeps_its_identity_its_release_and_what_it_paid(edge, facts):

@@ -325,6 +325,33 @@ MUTANTS = {
         "tests/unit/edgeveil/privacy/test_privacy_sampled.py::test_a_record_is_in_where_its_bits_are_below_the_rate",
         of=("dp_sgd",),
     ),
+    "dp-sgd-sums-quarter-of-the-noise": Mutant(
+        "edgeveil.parts.methods.dp_sgd_sums:SummedGradients.steps",
+        "noised_step(np.clip(total, -self.room, self.room), own, task.random_bytes)"
+        " -> total + noised_step(0 * total, own, task.random_bytes) // 4",
+        "tests/contract/test_method_noise.py::test_a_sum_over_devices_has_the_noise_that_its_price_counts_on",
+        of=("dp_sgd_sums",),
+    ),
+    "dp-sgd-sums-twice-the-clip": Mutant(
+        "edgeveil.parts.methods.dp_sgd_sums:SummedGradients.steps",
+        "sums.sampled(rows, self.parameters.clip_norm)"
+        " -> 2 * sums.sampled(rows, 2 * self.parameters.clip_norm)",
+        "tests/unit/edgeveil/parts/methods/test_updates_dp_sgd_sums.py::test_one_record_moves_an_upload_by_no_more_than_is_priced",
+        of=("dp_sgd_sums",),
+    ),
+    "dp-sgd-sums-one-sample-for-all-rounds": Mutant(
+        "edgeveil.parts.methods.dp_sgd_sums:SummedGradients.steps",
+        "NoisedSums(task, own)"
+        " -> NoisedSums(replace(task, random_bytes=__import__('random').Random(1).randbytes), own)",
+        "tests/unit/edgeveil/parts/methods/test_updates_dp_sgd_sums.py::test_each_round_has_a_sample_of_its_own_and_a_repeated_question_the_same",
+        of=("dp_sgd_sums",),
+    ),
+    "dp-sgd-sums-without-room": Mutant(
+        "edgeveil.parts.methods.dp_sgd_sums:SummedGradients.steps",
+        "np.clip(total, -self.room, self.room) -> total",
+        "tests/unit/edgeveil/parts/methods/test_updates_dp_sgd_sums.py::test_values_stay_within_the_public_bound_however_many_records_a_device_has",
+        of=("dp_sgd_sums",),
+    ),
     "dp-sgd-pays-one-step": Mutant(
         "edgeveil.parts.methods.dp_sgd:DpSgd.event",
         "p.local_steps -> 1",
@@ -428,7 +455,7 @@ MUTANTS = {
     ),
     "correlated-half-not-rounded": Mutant(
         "edgeveil.crypto.masking:taken_back",
-        "product >> np.uint64(bits) -> product",
+        "np.uint64(NOISE_BITS) -> np.uint64(0)",
         "tests/unit/edgeveil_cloud/test_correlated_rounds.py::test_a_sum_is_less_its_share_of_the_noise_before_within_one_step",
     ),
     "correlated-noise-left-out-of-the-update": Mutant(
@@ -438,8 +465,8 @@ MUTANTS = {
         of=("gradient_gaussian",),
     ),
     "correlated-price-of-one-participation": Mutant(
-        "edgeveil.privacy.correlation:Correlation.squared_norms",
-        "self.participations -> 1",
+        "edgeveil.privacy.correlation:Correlation._shifts",
+        "number < self.participations -> number < 1",
         "tests/unit/edgeveil_lab/audit/test_audit_correlated_attacks.py::test_the_price_is_that_of_all_participations_and_little_more",
         of=("gradient_gaussian",),
     ),
@@ -555,7 +582,7 @@ MUTANTS = {
     ),
     "sum-of-parts-priced-as-twice": Mutant(
         "edgeveil.privacy.events:SharedGaussian.together",
-        "self.honest * self.own.sigma_squared -> 2 * self.honest * self.own.sigma_squared",
+        "self.honest * one.sigma_squared -> 2 * self.honest * one.sigma_squared",
         "tests/unit/edgeveil/privacy/test_privacy_shared.py::test_a_device_draws_its_part_and_sums_of_parts_have_the_whole_noise",
     ),
     "part-of-half-the-variance": Mutant(

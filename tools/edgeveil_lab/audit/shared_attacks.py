@@ -24,13 +24,21 @@ from edgeveil.jobs import parse_plan
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.method_context import MethodContext, network_of
+from edgeveil.parts.methods import METHODS
+from edgeveil.parts.methods.dp_sgd import NOISE_BITS, DpSgdParameters
 from edgeveil.parts.methods.fm_sums import FmParameters
 from edgeveil.parts.methods.pca_residual import PcaResidualParameters
 from edgeveil.parts.round import TRAIN, Array, PlannedRound
 from edgeveil.parts.stage import Task, flat, shaped
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.privacy.accountant import epsilon
-from edgeveil.privacy.events import GaussianEvent, as_single, as_summed, for_one_record
+from edgeveil.privacy.events import (
+    GaussianEvent,
+    PoissonSampled,
+    as_single,
+    as_summed,
+    for_one_record,
+)
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
 from edgeveil.privacy.guarantee import Guarantee, up
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
@@ -53,7 +61,8 @@ from edgeveil_lab.audit.mechanism_attacks import (
     past,
 )
 from edgeveil_lab.audit.update_attacks import CONTEXT as UPDATE_SETTING
-from edgeveil_lab.audit.update_attacks import TurnedLabels
+from edgeveil_lab.audit.update_attacks import DELTA as SAMPLED_DELTA
+from edgeveil_lab.audit.update_attacks import PRESENT, WITHOUT, TurnedLabels, threshold
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -195,6 +204,7 @@ def shared_attacks(runs: int) -> tuple[Attack, ...]:
         part_attack(runs),
         sum_attack(runs, SharedNoiseJob(text=GROUPS_JOB), "sums of groups"),
         sum_attack(runs, SharedNoiseJob(text=NORMAL_JOB), "pca_residual, sums"),
+        *(sampled_attack(runs, alone=alone) for alone in (False, True)),
         *(turned_attack(runs, one, alone=alone) for one in scenes for alone in (False, True)),
         mixed_totals_attack(4 * runs),
     )
@@ -274,6 +284,32 @@ def turned_attack(
         claims.append(Claim(unprotected, found.epsilon, delta, proven=False))
     title = f"{scene.title}, {'all others collude' if alone else 'sums'}"
     return past(MECHANISM, title, runs, each(observed), edge, *claims)
+
+
+# --- sums of sampled gradients, `dp_sgd_sums` ---
+
+
+def sampled_attack(runs: int, *, alone: bool) -> Attack:
+    """Attack a round's sum of the assumed honest uploads, or `alone` a single upload."""
+    parameters = DpSgdParameters(method="dp_sgd_sums", rounds=1, sampling_rate=0.5)
+    device, clip = METHODS[parameters.method].device(parameters, _SUMMED), 2.0**NOISE_BITS
+    (event,) = device.price(PlannedRound(1, TRAIN, 1))
+    law = (as_single if alone else as_summed)(event)
+
+    def moved(records: Records) -> float:
+        answer = device.answer(PlannedRound(1, TRAIN, 1), _WEIGHTS, records, fresh_noise(), "cpu")
+        first, second = answer.segments["output.weight"].astype(np.float64).ravel()
+        return float(second - first) / (math.sqrt(2) * clip)
+
+    def observed(present: bool) -> float:
+        others = (moved(WITHOUT) for _ in range(0 if alone else _SUMMED.honest - 1))
+        return sum(others, moved(PRESENT if present else WITHOUT))
+
+    if not isinstance(law, PoissonSampled):
+        raise TypeError("sums over samples are not priced as such")
+    claim = Claim("past the threshold", epsilon([law], SAMPLED_DELTA).epsilon, SAMPLED_DELTA)
+    title = "all others collude" if alone else "sums"
+    return past(parameters.method, title, runs, each(observed), threshold(law), claim)
 
 
 # --- two jobs of different units, in one ledger ---

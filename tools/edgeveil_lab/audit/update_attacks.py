@@ -71,8 +71,8 @@ DP_SGD = DpSgdParameters(rounds=1, local_steps=2, sampling_rate=0.5, learning_ra
 # All records in every step: sampling is the same as in `dp_sgd` and is attacked there.
 _ONE_STEP = {**DP_SGD.model_dump(exclude={"method"}), "sampling_rate": 1.0}
 _ROUND = PlannedRound(1, TRAIN, 1)
-_WITHOUT = Records(np.zeros((0, 1), np.float32), np.zeros(0, np.int64))
-_PRESENT = Records(np.full((1, 1), LARGE, np.float32), np.zeros(1, np.int64))
+WITHOUT = Records(np.zeros((0, 1), np.float32), np.zeros(0, np.int64))
+PRESENT = Records(np.full((1, 1), LARGE, np.float32), np.zeros(1, np.int64))
 
 Sample = Callable[[int, float], NDArray[np.int64]]
 
@@ -161,7 +161,7 @@ def swarm_update_attack(runs: int) -> Attack:
 
 def apart(trainer: Trainer, scale: float = 1.0) -> Statistic:
     """Return how far each answer moves the two weights apart, over √2, times `scale`."""
-    worlds = (_WITHOUT, _PRESENT)
+    worlds = (WITHOUT, PRESENT)
     return lambda present, count: _moved(trainer, CONTEXT, worlds[present], count)[:, 0] * scale
 
 
@@ -277,7 +277,7 @@ def noise_only_attack(runs: int) -> Attack:
 
     def play(present: bool, count: int) -> Hits:
         device = NoiseOnlyDevice(NoiseOnlyParameters(values=count, package_values=1), FM_SETTING)
-        answer = device.answer(_ROUND, broadcast, largest if present else _WITHOUT)
+        answer = device.answer(_ROUND, broadcast, largest if present else WITHOUT)
         out = np.asarray(answer.segments[NOISE], np.float32)
         return np.stack([out >= 0.5, np.abs(out) < 0.01])
 

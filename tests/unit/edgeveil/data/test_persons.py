@@ -168,7 +168,7 @@ privacy: {{epsilon: 8, unit: {unit}}}
         ("data.schema.header: does not hold 'who'", {"more": "header: [a, b, state]"}),
         ("windows.group to 'who'", {"more": "windows: {length: 4, group: home}"}),
         ("train.noise: bounds what a record adds", {"method": "fm, noise: laplace"}),
-        ("cannot bound what a person adds; use dp_sgd, fm", {"method": "pca_residual"}),
+        ("cannot bound what a person adds; use dp_sgd, ", {"method": "pca_residual"}),
         ("cannot bound what a device adds; use fm", {"method": "dp_sgd", "unit": "device"}),
     ],
 )

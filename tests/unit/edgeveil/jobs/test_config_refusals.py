@@ -27,6 +27,9 @@ NINE, OF_55 = "selection: {devices: 9}\n", "selection: {devices: 50, over_select
 TOP, GAUSSIAN = "{name: upload_top_k}", "{name: gradient_gaussian}"
 WISHART = PCA.replace("0.5", "0.5, noise: wishart")
 PARTITION, EACH = "local_run.partition", "classes_per_device: "
+SUMS, ADAM = "train: {method: dp_sgd_sums, rounds: 2}\n", ", optimizer: {name: adam}}"
+RANDOM = "update: [{name: download_random}]\n"
+SECURE = "aggregation: {name: fedavg, secure: true}\n"
 DELM, EVALUATED = "preset: delm_enhanced\n", "federated_evaluation: {epsilon: 1}\n"
 
 
@@ -64,6 +67,9 @@ def rule(name, **more):
         ("features: a PCA", TRAINED + PCA),
         ("model: records of shape", OPEN + SGD + "model: {name: cnn}\n"),
         (r"features\[0\]", CLOSED + FM + "features: [{name: gabor}]\n"),
+        ("train.method: .* sums over devices", CLOSED + MLP + SUMS),
+        ("update: .* no stage", CLOSED + MLP + SUMS + SECURE + RANDOM),
+        ("train.optimizer: the cloud", CLOSED + MLP + SECURE + SUMS.replace("}", ADAM)),
         # noise
         ("train: no guarantee is proven", CLOSED + MLP + SGD),
         (

@@ -25,7 +25,7 @@ def test_the_price_is_that_of_all_participations_and_little_more(job):
     asked, event = job.correlation.participations, job.event.together
     assert job.turns.tolist() == [True, False, True]
     attacked, priced = np.linalg.norm(job.gap), asked**0.5 * event.sensitivity_steps
-    assert attacked < priced < 1.001 * attacked
+    assert attacked < priced < 1.05 * attacked  # as if rounds went on after the last
     found = ca.epsilon([job.event] * asked, 1e-5)
     assert 7.9 < found.epsilon <= 8
 

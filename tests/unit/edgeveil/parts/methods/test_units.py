@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from edgeveil.data.records import Records
+from edgeveil.errors import PrivacyError
 from edgeveil.evaluation.record_counts import Confusion, Hits
 from edgeveil.jobs.federated_evaluation import FederatedEvaluation
 from edgeveil.parts.features import PcaParameters
@@ -22,6 +23,8 @@ from edgeveil.parts.stage import Task
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import as_summed, for_one, for_one_record
 from edgeveil.privacy.gaussian_mechanism import counts_event
+from edgeveil.privacy.guarantee import up
+from edgeveil.privacy.policy import JobRequest, Limits, check_job, total
 from edgeveil.privacy.sampler import SeededRandom
 from tests.kits.method_context import context
 
@@ -216,3 +219,23 @@ def test_a_record_costs_no_more_than_its_person_and_a_person_of_a_device_at_most
         assert epsilon(map(for_one_record, events), 1e-5).epsilon <= whole.epsilon
     steps = as_summed(for_one("person", events[0])).sensitivity_steps
     assert steps == 2 * as_summed(events[0]).sensitivity_steps
+
+
+def test_in_a_life_each_unit_has_its_own_total_and_each_counts_in_the_smaller_ones():
+    jobs = {}
+    for unit in ("record", "person", "device"):
+        own = context(unit=unit)
+        events = FmDevice(FmParameters(**OPTIONS), own).budget.job_events()
+        jobs[unit] = JobRequest(unit, 1e-5, events)
+    limits = Limits(4.0, 20.0, 1e-4, 1.0)
+    two = total([jobs["person"], jobs["record"]]).training
+    assert (two.unit, two.of_device) == ("record", None)
+    assert 3.9 < two.of_person < two.epsilon < 8.0  # the record's job costs no person a thing
+    life = total(jobs.values()).training
+    assert life.of_person > two.of_person  # a device's sum may move by two bounds for a person
+    assert 3.9 < life.of_device < life.epsilon < life.of_person
+    assert f"per person on this device ε = {up(life.of_person)}" in str(life)
+    tight = Limits(4.0, (life.of_person + life.epsilon) / 2, 1e-4, 1.0)
+    check_job(jobs["device"], limits, [jobs["person"], jobs["record"]])
+    with pytest.raises(PrivacyError, match="lifetime_epsilon"):
+        check_job(jobs["device"], tight, [jobs["person"], jobs["record"]])
