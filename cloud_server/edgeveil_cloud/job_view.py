@@ -116,6 +116,7 @@ class RunPart:
     hops: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     held: Json | None = None
+    audit: str = ""
 
 
 @dataclass(frozen=True)
@@ -717,6 +718,8 @@ class _View:
             (f"Training: {training.text}{planned}", self._training_meaning(training)),
             (f"Inference: {inference.text}{planned}", _inference_meaning(inference, counted_too)),
         ]
+        if self._run.audit:
+            found.append(("Audit in this run", f"{self._run.audit}."))
         if self._facts.aggregation_note:
             found.append(("Aggregation", f"{self._facts.aggregation_note}."))
         if self._facts.shuffle:

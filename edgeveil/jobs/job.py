@@ -137,7 +137,8 @@ class Privacy(Block):
     """`local`: each device adds all noise. `shared`: each a part, in sums; two ε are printed.
     `correlated`: shared, and each round takes back a share of the noise of the round before."""
     honest_share: float = omittable(0.8, gt=0, le=1)
-    """Assumed honest share of a sum's uploads, for shared noise. With fewer, ε does not hold."""
+    """Assumed honest share of each sum's uploads, for shared noise. With fewer, ε does not hold;
+    with correlated noise not if any round has fewer."""
     min_separation: int | None = omittable(None, ge=1, le=10**6, examples=[30])
     """b, of correlated noise: training rounds from one answer of a device to its next, at least;
     at most the fleet's size divided by `selection.devices`."""

@@ -450,9 +450,10 @@ class Plan:
         """Return a `summed_softmax` or rows with noise: integers if they are summed."""
         epsilon, sensitivity = self.softmax_epsilon, self.job.encrypt.laplace_eval_sensitivity
         if self.softmax_samples is not None:
-            return softmax_laplace(
+            noised, _ = softmax_laplace(
                 found, epsilon, sensitivity=sensitivity, random_bytes=random_bytes
             )
+            return noised, self.softmax_event()
         nominal = self.job.data.nominal_evaluation_records
         steps, event = noised_mean(
             found, nominal, epsilon, sensitivity=sensitivity, random_bytes=random_bytes

@@ -195,6 +195,12 @@ MUTANTS = {
         "tests/unit/edgeveil/parts/methods/test_units.py::test_a_person_and_a_record_of_one_move_the_gradients_no_further_than_a_record",
         of=("dp_sgd",),
     ),
+    "a-record-of-a-sampled-person-as-the-person": Mutant(
+        "edgeveil.privacy.events:for_one",
+        "part = event.of_part or (event.unit != unit and event.sampling_probability < 1)"
+        " -> part = False",
+        "tests/unit/edgeveil/privacy/test_privacy_sampled.py::test_a_record_of_a_sampled_person_costs_more_than_its_person",
+    ),
     "persons-evaluation-counts-by-record": Mutant(
         "edgeveil.jobs.federated_evaluation:FederatedEvaluation._steps",
         "len(own) -> 1",
@@ -351,6 +357,11 @@ MUTANTS = {
         "np.clip(total, -self.room, self.room) -> total",
         "tests/unit/edgeveil/parts/methods/test_updates_dp_sgd_sums.py::test_values_stay_within_the_public_bound_however_many_records_a_device_has",
         of=("dp_sgd_sums",),
+    ),
+    "sampled-alone-in-half-as-many-samples": Mutant(
+        "edgeveil.privacy.accountant:_or_infinite",
+        "times(gaussian_moments(one.mu), most) -> times(gaussian_moments(one.mu), most // 2)",
+        "tests/unit/edgeveil/privacy/test_privacy_sampled.py::test_a_part_with_hardly_any_noise_costs_no_more_than_the_samples_that_a_record_is_in",
     ),
     "dp-sgd-pays-one-step": Mutant(
         "edgeveil.parts.methods.dp_sgd:DpSgd.event",
@@ -1108,6 +1119,22 @@ MUTANTS = {
         "edgeveil.data.encoding:cell_text",
         "places.rstrip('0') -> places",
         "tests/unit/edgeveil/data/test_encoding.py::test_no_cell_of_a_column_changes_the_text_of_another",
+    ),
+    # --- audit in one run ---
+    "one-run-audit-without-delta": Mutant(
+        "edgeveil.privacy.one_run_audit:_chance",
+        "2 * canaries * delta -> 0 * canaries * delta",
+        "tests/unit/edgeveil/privacy/test_privacy_one_run_audit.py::test_luck_and_leaks_within_delta_show_nothing",
+    ),
+    "one-run-audit-without-abstaining": Mutant(
+        "edgeveil.privacy.one_run_audit:_chance",
+        "guesses(canaries) -> right",
+        "tests/unit/edgeveil/privacy/test_privacy_one_run_audit.py::test_luck_and_leaks_within_delta_show_nothing",
+    ),
+    "refuted-guarantees-complete": Mutant(
+        "edgeveil_tools.local.fleet:Simulation._judge",
+        "audit.epsilon > printed.epsilon -> False",
+        "tests/unit/edgeveil_tools/test_audited_run.py::test_sound_noise_holds_and_nearly_none_fails_the_run[updates]",
     ),
     "an-array-of-objects-declines": Mutant(
         "edgeveil.parts.sources.arrays:_read_npy",

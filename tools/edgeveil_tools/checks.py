@@ -46,7 +46,7 @@ from edgeveil_tools.backbone.command import NAME, ensure_for_jobs, file_lines, w
 from edgeveil_tools.backbone.command import facts as backbone_facts
 from edgeveil_tools.cli.common import print_next
 from edgeveil_tools.local.local_run import LocalJob, LocalRun, load_local_job, local_job_schema
-from edgeveil_tools.result import PlainTable
+from edgeveil_tools.result import PlainTable, privacy_of_plan
 
 if TYPE_CHECKING:
     from edgeveil.config.policy import Policy
@@ -149,14 +149,10 @@ def _checked(
     if notes:
         one.fields["records"] = notes
     if show:
-        quote = one.plan.quote()
-        one.fields["privacy"] = {
-            "training": quote.training.plain,
-            "inference": quote.inference.plain,
-        }
-        for which, found in one.fields["privacy"].items():
-            if found["mu"] is not None:
-                text = f"{up(found['mu'])}-Gaussian DP, {up(found['rho'])}-zCDP"
+        one.fields["privacy"] = privacy_of_plan(one.plan, one.plan.quote())
+        for which, part in one.fields["privacy"].items():
+            if part["mu"] is not None:
+                text = f"{up(part['mu'])}-Gaussian DP, {up(part['rho'])}-zCDP"
                 one.lines.append(f"  {which}: {text}")
         one.fields["job"] = plain = job.model_dump(mode="json")
         one.lines.append(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip())

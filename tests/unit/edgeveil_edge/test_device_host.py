@@ -242,6 +242,25 @@ def test_records_split_once_are_not_split_elsewhere(tmp_path):
     assert isinstance(answered(back, 0.1, "bench", "d"), SealedAnswer)
 
 
+def test_records_split_by_person_are_split_so_for_good(tmp_path):
+    def plan(person):
+        schema = {
+            "origin": "public",
+            "label": {"column": "y", "classes": ("a", "b", "c")},
+            "columns": ({"name": tuple("pqrs"), "number": (0.0, 1.0)},),
+        }
+        data = {"source": "bench", "nominal_records": 20, "schema": schema, "person": person}
+        return compile_job(job(data=data))
+
+    device = Device(tmp_path).knows(plan("who"), b"a" * 16)
+    by_person = Round(plan("who"), CENTRE, device.keys(), job_id=b"a" * 16)
+    assert isinstance(device.answer(by_person), SealedAnswer)
+    for other, name in (("whose", b"b"), (None, b"c")):
+        device.knows(plan(other), name * 16)
+        declined = device.answer(Round(plan(other), CENTRE, device.keys(), job_id=name * 16))
+        assert "were split by the column 'who'" in declined.why
+
+
 def test_a_paused_device_and_a_small_outbox_sit_the_round_out(tmp_path):
     paused = Device(tmp_path / "a").knows(PLAN)
     paused.host.pause(True)

@@ -1,5 +1,6 @@
 """Audits in one simulated run: sound noise holds, a flaw fails the run, and no owner is asked."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from edgeveil.parts.methods import dp_sgd, fm_sums
 from edgeveil.parts.stages import noise
 from edgeveil.privacy import gaussian_mechanism
 from edgeveil_tools.local.job import job_of, submitted
+from edgeveil_tools.report.page import report_view
 from edgeveil_tools.result import Result, summary
 from edgeveil_tools.simulation import devices
 
@@ -75,7 +77,9 @@ def test_sound_noise_holds_and_nearly_none_fails_the_run(name, tmp_path, monkeyp
     found = result.content["audit"]
     assert found["epsilon_at_least"] <= found["printed_epsilon"] < found["epsilon_if_all_right"]
     assert found["printed_epsilon"] == result.privacy["training"]["epsilon"]
-    assert "12 guesses about 60 canaries" in dict(summary(result.content))["  audit"]
+    said = dict(summary(result.content))["  audit"]
+    assert "12 guesses about 60 canaries" in said
+    assert said in json.dumps(report_view(result.content, result.events), ensure_ascii=False)
     with_part_of_the_noise(monkeypatch, 1e-8)
     with pytest.raises(JobFailed, match="refutes the printed guarantee"):
         edgeveil.simulate(audited(**JOBS[name]), out=tmp_path / "flawed", report=False)

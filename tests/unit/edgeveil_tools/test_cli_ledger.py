@@ -78,6 +78,18 @@ def test_what_was_spent_and_on_what(state, capsys):
     assert digits["left"] is None
 
 
+def test_what_counts_is_exported_with_its_price(state, capsys):
+    assert cli.main(["ledger", str(state), "--export", "dp-accounting"]) == 0
+    linear, softmax = json.loads(capsys.readouterr().out)
+    first = shown(capsys, state)["data_sets"][0]["jobs"][0]
+    assert (linear["job"], linear["unit"], linear["delta"]) == ("job-a", "record", 1e-5)
+    assert linear["epsilon"] == first["training"]["epsilon"]
+    (repeated,) = linear["event"]["events"]
+    assert (repeated["class"], repeated["count"]) == ("SelfComposedDpEvent", 3)  # the whole plan
+    assert repeated["event"]["noise_multiplier"] == LINEAR.noise_multiplier
+    assert softmax["event"]["events"] == [{"class": "LaplaceDpEvent", "noise_multiplier": 0.25}]
+
+
 @pytest.mark.parametrize("limit", [40.0, None])
 def test_what_is_left_counts_open_reservations_and_what_all_others_may_collude_to(
     state, config, capsys, limit

@@ -79,3 +79,16 @@ def test_lines_out_of_form_are_named_without_their_content(checked, tmp_path):
 def test_forms_that_a_device_would_decline_are_refused(checked, tmp_path, data, code):
     (tmp_path / "own.csv").write_text("1,2,3,4,0\n")
     assert checked(SITE.replace("npz, path: own.npz", data), "")[0] == code
+
+
+def test_persons_are_counted_for_the_owner(checked, tmp_path):
+    rows = [f"{k},{who},ok" for k, who in enumerate(["Ann"] * 5 + ["Bob", "", "?", "Ann "])]
+    (tmp_path / "o").write_text("\n".join(["a,who,state", *rows]))
+    schema = "origin: public, label: {column: state, classes: [ok, ill]}, missing: ['?'],"
+    schema += " columns: [{name: a, number: [0, 9]}]"
+    data = f"data: {{source: digits, person: who, nominal_records: 10, schema: {{{schema}}}}}"
+    job = JOB.replace(JOB.splitlines()[2], data)
+    site = SITE.replace("npz, path: own.npz", "csv, header: true, path: o")
+    shown = checked(site, job)[1]
+    assert "3 persons, the largest has 6 records" in shown
+    assert "set privacy.unit: person" in shown and "Ann" not in shown

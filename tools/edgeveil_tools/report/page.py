@@ -18,7 +18,15 @@ from edgeveil.parts.partitions.dealing import low_quality_devices
 from edgeveil_cloud.job_view import JobDetails, RunPart, job_view
 from edgeveil_tools.local.data import dealt
 from edgeveil_tools.local.local_run import LocalRun
-from edgeveil_tools.result import MEASURED_ON, UNPROTECTED, Result, summary, write_whole, writing
+from edgeveil_tools.result import (
+    MEASURED_ON,
+    UNPROTECTED,
+    Result,
+    audit_text,
+    summary,
+    write_whole,
+    writing,
+)
 
 HELD = "held"  # section of records by device
 MOST_COLUMNS = 120  # of its picture; more devices share columns
@@ -78,6 +86,7 @@ def report_view(
         hops=result["bytes"],
         versions=result["versions"],
         held=held,
+        audit=audit_text(result["audit"]) if result.get("audit") else "",
     )
     facts = JobDetails(
         result["job"],

@@ -27,7 +27,7 @@ from edgeveil.parts.methods import fm_sums
 from edgeveil.parts.methods.dp_sgd import record_gradients
 from edgeveil.parts.methods.fm import FmDevice
 from edgeveil.parts.round import TRAIN, Array, PlannedRound, Tensors
-from edgeveil.parts.stage import LARGEST_CLIP, WITHIN, Task, Update
+from edgeveil.parts.stage import LARGEST_CLIP, NOISE, WITHIN, Task, Update
 from edgeveil.parts.update import UpdateCloud, UpdateDevice, split
 from edgeveil.privacy.events import Event, UnprotectedEvent
 from edgeveil.privacy.one_run_audit import OneRunAudit
@@ -35,6 +35,7 @@ from edgeveil.testing import SimulationSeeds
 
 BLOCK = 64  # canaries scored at once
 Float64 = NDArray[np.float64]
+_BESIDE = (SOFTMAX, WITHIN, NOISE)  # segments beside what a canary changes
 
 
 def refusal(plan: Plan) -> str:
@@ -159,7 +160,7 @@ class Auditor:
         `sums`: opened sums by segment; `uploads` returns the arrays of a segment by device."""
         if context.round.evaluates:
             return
-        specs = [s for s in enumerate(context.segments) if s[1].name not in (SOFTMAX, WITHIN)]
+        specs = [s for s in enumerate(context.segments) if s[1].name not in _BESIDE]
         present = [number for number in answered if number <= self._canaries.count]
         for some in np.array_split(present, -(-len(present) // BLOCK) or 1):
             numbers = [int(number) for number in some]

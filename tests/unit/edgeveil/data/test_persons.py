@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 from edgeveil.config.data import DataSource
+from edgeveil.config.edge import EdgeSite
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import EMPTY, sample_slots
 from edgeveil.errors import ConfigError, DataError
+from edgeveil.jobs import compile_job
 from edgeveil.parts.own_records import device_records, local_records
+from edgeveil.privacy.sampler import SeededRandom
+from edgeveil.protocol.sealed import RoundPackage
+from edgeveil.protocol.tensors import pack_tensors
+from edgeveil_edge.compute import Computation, Computer, TaughtJob
+from edgeveil_edge.round_work import check_price
 from edgeveil_tools.local.local_run import load_local_job
 
 KEY, DEVICES = bytes(range(32)), 4
@@ -177,3 +184,41 @@ def test_impossible_persons_are_refused_with_their_key(message, changes, tmp_pat
     (tmp_path / "job.yaml").write_text(JOB.format(**plain))
     with pytest.raises(ConfigError, match=message):
         load_local_job(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize("upload", ["mean", "per_sample", "sums"])
+def test_every_answer_of_a_job_that_hides_persons_has_the_price_of_its_plan(upload, tmp_path):
+    asked = {"mean": "", "per_sample": ", samples_per_device: 4", "sums": ", epsilon: 2"}[upload]
+    plain = {"person": "person: who", "more": "", "method": "fm, rounds: 1", "unit": "person"}
+    text = JOB.format(**plain) + "federated_evaluation: {epsilon: 2}\n"
+    text += f"unsupervised: {{every_rounds: 1, upload: {upload}{asked}}}\n"
+    if upload != "sums":
+        text += "encrypt: {laplace_eval: {laplace_eval_eps: 20}}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    plan = compile_job(load_local_job(tmp_path / "job.yaml")[0].alone)
+    rows = [row for row in table() if row[2].strip() not in ("", "?")]
+    data = source(tmp_path / "a.csv", rows)
+    halves = device_records(data, KEY, evaluation_share=0.3, schema=plan.job.data.schema_)
+    site = EdgeSite(
+        name="box",
+        broker={"url": "mqtt://127.0.0.1:1"},
+        state_dir=tmp_path,
+        cloud_key_file=tmp_path / "cloud.pub",
+        proxy_key_file=tmp_path / "proxy.pub",
+        data=data,
+        device="cpu",
+    )
+    computer = Computer(site, KEY, lambda *_: halves)
+    job, state = TaughtJob(plan, b"", plan.graph()), plan.cloud.initial_state()
+    for round in plan.all_rounds:
+        model = pack_tensors(plan.cloud.model(state)) if round.carries_model else b""
+        tensors = pack_tensors(plan.package(state, round))
+        package = RoundPackage(round.phase, round.number, round.infer, tensors, model)
+        work = Computation(job, round, package, {}, True, SeededRandom(1))
+        found = computer.answer(work)
+        assert not found.without
+        check_price(plan.price(round, trains=True), found.parts)
+        units = {event.unit for part in found.parts for event in part.events}
+        assert units <= {"person", "device"}
+    assert plan.quote().inference.unit == "person"
+    assert plan.quote().training.unit == "person"

@@ -28,6 +28,7 @@ NOISY = LaplaceEvent(
     grid_bits=20,
 )
 SHARED = shared_gaussian(SUM, 4)
+CLAIM = ClaimedEvent(what="covariance", unit="record", claimed_epsilon=1.0)
 
 
 def as_dp_event(plain):  # as in docs/privacy.md
@@ -61,8 +62,18 @@ def test_the_library_finds_the_same_epsilon(events, slack):
 
 
 def test_what_the_library_cannot_price_is_never_written_as_private():
-    claim = ClaimedEvent(what="covariance", unit="record", claimed_epsilon=1.0)
-    assert theirs([SUM, claim]) == float("inf")
+    assert theirs([SUM, CLAIM]) == float("inf")
     chosen = selection_event("best", 4, 1 << 20, 1.0)
     with pytest.raises(dp_accounting.UnsupportedEventError):
         theirs([SUM, chosen])
+
+
+def test_only_a_plain_gaussian_job_has_mu_and_rho():
+    plain = epsilon([SHARED] * 4, DELTA).plain
+    assert plain["mu"] == pytest.approx(SUM.mu * 2, rel=1e-6)
+    assert dp_accounting.pld.PLDAccountant().compose(
+        dp_accounting.GaussianDpEvent(1 / plain["mu"])
+    ).get_epsilon(DELTA) == pytest.approx(plain["epsilon"], rel=1e-3)
+    assert plain["rho"] == pytest.approx(plain["mu"] ** 2 / 2)
+    for events in ([SUM, NOISY], [SUM, STEPS], [SUM, CLAIM], []):
+        assert epsilon(events, DELTA).plain["mu"] is None
