@@ -64,12 +64,13 @@ fuzz: $(VENV)/.all  ## feed hostile inputs to every decoder and parser (RUNS=100
 
 KILLS  ?= 20
 CHAOS  ?=
-chaos: mosquitto $(VENV)/.all  ## kill, cut and spoil a site while jobs run, then check what was lost (KILLS=20, CHAOS='--secure | --cells 3')
+chaos: mosquitto $(VENV)/.all  ## kill, cut and spoil a site while jobs run, then check what was lost (KILLS=20, CHAOS='--secure | --correlated | --cells 3')
 	$(BIN)/python -m tests.chaos --kills $(KILLS) $(CHAOS)
 
 long: mosquitto $(VENV)/.all  ## 200 kills without masks, with, and of three cells, a crash at every boundary, 200 rounds of wrong masks, 30 minutes of load, the whole audit
 	$(MAKE) chaos KILLS=200
 	$(MAKE) chaos KILLS=200 CHAOS='--secure --out out/chaos-secure'
+	$(MAKE) chaos KILLS=200 CHAOS='--correlated --out out/chaos-correlated'
 	$(MAKE) chaos KILLS=200 CHAOS='--cells 3 --engine ray --out out/chaos-cells'
 	EDGEVEIL_CRASH_STEP=1 $(BIN)/python -m pytest --timeout 0 tests/sim/test_crashes_site.py
 	EDGEVEIL_ROUNDS=200 $(BIN)/python -m pytest --timeout 0 tests/sim/test_wrong_masks.py

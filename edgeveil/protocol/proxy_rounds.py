@@ -649,8 +649,8 @@ class ProxyRounds:
         self._context.memory.batches.pop(at, None)
         self._puts.pop(at, None)
         memory = self._context.memory
-        done = memory.unmasked.get((at.job_id, at.round))
-        if done is not None and done.at == at:  # the noise before is used up
+        own = memory.halves.get((at.job_id, at.round))
+        if own is not None and own.at == at:  # the noise before is used up
             for key in [key for key in memory.halves if key[0] == at.job_id and key[1] < at.round]:
                 del memory.halves[key]
         collection = self.collections.get(at)

@@ -190,9 +190,8 @@ class Spool:
             case rounds.BatchDelivered(at=at) | rounds.RoundDropped(at=at):
                 if isinstance(item, rounds.RoundDropped):
                     _run(db, "DELETE FROM uploads", at)
-                    if structs.astuple(at) in [
-                        tuple(row[:3]) for row in db.execute(_UNMASKED, (at.job_id, at.round))
-                    ]:
+                    own = "SELECT 1 FROM halves WHERE job = ? AND round = ? AND attempt = ?"
+                    if db.execute(own, structs.astuple(at)).fetchone():
                         used = "DELETE FROM halves WHERE job = ? AND round < ?"
                         db.execute(used, (at.job_id, at.round))
                 _run(db, _DELIVERED, at)

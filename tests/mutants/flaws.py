@@ -458,6 +458,55 @@ MUTANTS = {
         "devices - 1 -> 2 * devices",
         "tests/unit/edgeveil/privacy/test_privacy_amplification.py::test_values_of_the_numerical_bound_at_delta_1e_6",
     ),
+    # --- correlated noise ---
+    "correlated-low-bits-in-the-answer": Mutant(
+        "edgeveil.protocol.tensors:correlated_mask_sums",
+        "packed_vectors(sums) -> packed_vectors(sums) + before",
+        "tests/unit/edgeveil_cloud/test_correlated_rounds.py::test_a_sum_is_less_its_share_of_the_noise_before_within_one_step",
+    ),
+    "correlated-half-not-rounded": Mutant(
+        "edgeveil.crypto.masking:taken_back",
+        "np.uint64(NOISE_BITS) -> np.uint64(0)",
+        "tests/unit/edgeveil_cloud/test_correlated_rounds.py::test_a_sum_is_less_its_share_of_the_noise_before_within_one_step",
+    ),
+    "correlated-noise-left-out-of-the-update": Mutant(
+        "edgeveil.parts.stages.noise:GradientGaussian.steps",
+        "np.concatenate([noised, noise]) -> np.concatenate([total, noise])",
+        "tests/unit/edgeveil_edge/test_correlated_answers.py::test_the_noise_that_is_taken_back_is_that_of_the_update",
+        of=("gradient_gaussian",),
+    ),
+    "correlated-price-of-one-participation": Mutant(
+        "edgeveil.privacy.correlation:Correlation._shifts",
+        "number < self.participations -> number < 1",
+        "tests/unit/edgeveil_lab/audit/test_audit_correlated_attacks.py::test_the_price_is_that_of_all_participations_and_little_more",
+        of=("gradient_gaussian",),
+    ),
+    "correlated-noise-for-one-participation": Mutant(
+        "edgeveil.privacy.gaussian_mechanism:correlated_event",
+        "meeting(of, epsilon_, delta, k) -> meeting(of, epsilon_, delta, 1)",
+        "tests/unit/edgeveil_lab/audit/test_audit_correlated_attacks.py::test_the_price_is_that_of_all_participations_and_little_more",
+        of=("gradient_gaussian",),
+    ),
+    "correlated-rounds-too-near": Mutant(
+        "edgeveil_edge.round_work:check_separation",
+        "ledger.released(job_id, near) -> False",
+        "tests/unit/edgeveil_edge/test_correlated_answers.py::test_rounds_nearer_than_the_separation_are_declined_before_a_record_is_read",
+    ),
+    "correlated-facts-other-than-the-job-s": Mutant(
+        "edgeveil_edge.round_work:check_package",
+        "manifest.correlated != context.correlated -> False",
+        "tests/unit/edgeveil_edge/test_correlated_answers.py::test_noise_other_than_the_job_s_is_refused_before_a_record_is_read",
+    ),
+    "correlated-seeds-of-any-manifest": Mutant(
+        "edgeveil.protocol.sealed:_seed_info",
+        "msgspec.msgpack.encode(facts) -> b''",
+        "tests/unit/edgeveil/protocol/test_protocol_proxy_correlated.py::test_seeds_open_only_under_the_manifest_that_the_device_has_checked",
+    ),
+    "correlated-half-deleted-before-its-use": Mutant(
+        "edgeveil.protocol.proxy_rounds:ProxyRounds.drop",
+        "own is not None and own.at == at -> True",
+        "tests/unit/edgeveil/protocol/test_protocol_proxy_correlated.py::test_a_half_lives_until_the_next_round_is_over",
+    ),
     # --- mask ---
     "a-device-of-before-takes-checks-away": Mutant(
         "edgeveil_cloud.host:CloudHost._lacks_checks",

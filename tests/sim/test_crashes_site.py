@@ -25,6 +25,7 @@ from edgeveil_cloud.stored_jobs import wire_id
 from tests.kits.fleet import PACKET_BYTES, Fleet, small_job
 from tests.sim.crash_net import CrashNet, Died
 from tests.sim.lossy_fleet import RAM
+from tests.sim.test_secure_sums import UPDATES
 
 pytestmark = pytest.mark.slow
 
@@ -33,22 +34,26 @@ RUNS, PAIRS = 6, 4
 UNSURE = 12  # boundaries by the end that not every run has: the cloud's store looks at the clock
 DEVICES = 3
 LOOK_S = 0.5
+OF_CORRELATED_NOISE = {"max_collusion_epsilon_per_job": 1e9, "allowed_methods": ("sgd",)}
 
 
 class CrashSite(Fleet):
     """Three devices, all asked in each round; `look` is the cloud's own look at its queue.
 
-    With `streams` masked uploads go on to the cloud as they come.
+    With `kind` streamed, masked uploads go on to the cloud as they come. With correlated noise two
+    cohorts of three take turns.
     """
 
     net: CrashNet
 
-    def __init__(self, folder, *deaths, streams=False):
+    def __init__(self, folder, *deaths, kind=""):
         policy, options = Policy(min_devices=DEVICES), {}
-        if streams:
+        if kind == "streamed":
             options = {"packet_bytes": 4096, "proxy": {"limits": {"lot_bytes": 1}}}
-        floor = 1 if streams else 2
-        super().__init__(folder, DEVICES, floor=floor, policy=policy, transport=CrashNet, **options)
+        elif kind == "correlated":
+            policy = policy.model_copy(update=OF_CORRELATED_NOISE)
+        floor, devices = 1 if kind == "streamed" else 2, DEVICES * (1 + (kind == "correlated"))
+        super().__init__(folder, devices, floor=floor, policy=policy, transport=CrashNet, **options)
         self.net.wire = []
         names = {
             "cloud": fx.CloudAddress(),
@@ -208,11 +213,8 @@ def _acknowledged(site, device):
     return {offered[digest] for digest in held & offered.keys()}
 
 
-def check_unmasked_once(site, job):
-    """Of each round the proxy told masks for one choice at most, whoever died when, and that
-    it keeps; with the job everything that masks were for is gone.
-    """
-    questions = {}
+def _answers(site):
+    """The proxy's answers to choices, each with its first bytes."""
     choices = set[bytes]()  # the questions that are no checks
     for _, _, frame in site.net.wire or []:
         message = m.decode(frame, PACKET_BYTES)
@@ -220,8 +222,17 @@ def check_unmasked_once(site, job):
             choices.add(hashlib.sha256(message.body.payload).digest())
         header = m.decode_header(message.header) if isinstance(message, m.Offer) else None
         if isinstance(header, m.MaskSums) and header.question in choices:
-            round = header.at.job_id, header.at.round
-            questions.setdefault(round, set()).add(header.question)
+            yield header, message.data
+
+
+def check_unmasked_once(site, job):
+    """Of each round the proxy told masks for one choice at most, whoever died when, and that
+    it keeps; with the job everything that masks were for is gone.
+    """
+    questions = {}
+    for header, _ in _answers(site):
+        round = header.at.job_id, header.at.round
+        questions.setdefault(round, set()).add(header.question)
     assert all(len(asked) == 1 for asked in questions.values()), "unmasked twice"
     jobs = site.cloud.host.jobs
     secure = jobs.plan(jobs.entry(wire_id(job))).job.aggregation.secure
@@ -233,7 +244,31 @@ def check_unmasked_once(site, job):
     assert site.store.kept_sums(job, 1) is None
 
 
-def job(secure=False):
+def check_noise(site, job):
+    """Each question has one answer, which takes back a share of the noise before; no half stays."""
+    answers = {}
+    for header, data in _answers(site):
+        answers.setdefault(header.at.round, set()).add((header.blob.digest, data[0]))
+    plan = site.cloud.host.jobs.plan(site.store.job(job))
+    if plan.context.correlation is None:
+        return
+    shares = [[share for _, share in sorted(of_it)] for _, of_it in sorted(answers.items())]
+    assert shares == [[0], [1], [1], [1]]
+    assert not site.proxy.spool.load().halves
+
+
+def job(kind=""):
+    secure = bool(kind)
+    if kind == "correlated":
+        noise = {"noise": "correlated", "min_separation": 2, "max_participations": 2}
+        return small_job(
+            **UPDATES | {"train": {"method": "sgd", "rounds": 4}},
+            privacy={"epsilon": 8.0, "delta": 1e-5, "local_share": 0.5, **noise},
+            aggregation={"name": "fedavg", "secure": True},
+            selection={"devices": DEVICES},
+            round={"deadline_s": 20.0, "min_batch": 2, "grace_s": 1.0, "retries": 5},
+            unsupervised={"eval_type": "NOT_EVAL"},
+        )
     return small_job(
         train={"method": "fm", "rounds": 2},
         aggregation={"name": "fedavg", "secure": secure},
@@ -249,6 +284,7 @@ def job(secure=False):
     params=[
         pytest.param("", marks=pytest.mark.drill, id="plain"),
         "secure",
+        pytest.param("correlated", marks=pytest.mark.drill),
         pytest.param("streamed", marks=pytest.mark.drill),
     ]
 )
@@ -258,15 +294,16 @@ def secure(request):
 
 def played(monkeypatch, secure, *deaths):
     with tempfile.TemporaryDirectory(prefix="edgeveil-crashes-", dir=RAM) as folder:
-        site = CrashSite(Path(folder), *deaths, streams=secure == "streamed")
+        site = CrashSite(Path(folder), *deaths, kind=secure)
         with told_writes(monkeypatch, site):
-            done = site.play(job(bool(secure)))
+            done = site.play(job(secure))
         try:
             for check in (
                 check_job,
                 check_uploads,
                 check_ledgers,
                 check_unmasked_once,
+                check_noise,
                 check_clean,
             ):
                 check(site, done)

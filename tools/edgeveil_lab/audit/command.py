@@ -27,6 +27,7 @@ from rich.table import Table
 from edgeveil.errors import PrivacyError, UsageError
 from edgeveil.privacy.guarantee import up
 from edgeveil.registry import nearest
+from edgeveil_lab.audit.correlated_attacks import correlated_attack
 from edgeveil_lab.audit.evaluation_attack import evaluation_attacks
 from edgeveil_lab.audit.fm_attacks import claimed_attacks, fm_attacks
 from edgeveil_lab.audit.guards import Guard, GuardFinding
@@ -75,6 +76,7 @@ def attacks(effort: Effort) -> tuple[Attack, ...]:
         *evaluation_attacks(effort.jobs),
         *update_attacks(effort.values, effort.jobs),
         *shared_attacks(max(1, effort.jobs // 4)),
+        correlated_attack(max(1, effort.jobs // 8)),
         *claimed_attacks(effort),
     )
 

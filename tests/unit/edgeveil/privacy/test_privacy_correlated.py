@@ -76,6 +76,22 @@ def test_rounding_adds_a_step_for_each_coordinate_of_each_round():
     assert 0 <= steps - (each + 4 * math.sqrt(5 * size)) <= 2
 
 
+@pytest.mark.parametrize("facts", [(5, 2, 4), (64, 4, 21), (32, 8, 4), (7, 1, 3)])
+def test_fewer_participations_than_allowed_cost_no_less_than_they_move(facts):
+    """A device pays for the rounds that it answered; the last columns may be cut short."""
+    of, clip, size = Correlation.of_least_error(*facts), 10_000, 100
+    rounds, k, b = facts
+    first = matrix(of)[:, ::b][:, :k]
+    rounding = math.sqrt(size * rounds) / (1 - of.coefficient / 256)
+    moved = [clip * np.linalg.norm(first[:, :j].sum(1)) + rounding for j in range(1, k + 1)]
+    each = of.sensitivity_steps(clip, size)
+    for j, one in enumerate(moved, 1):
+        assert math.sqrt(j) * each >= one
+    event = correlated_event("update", 0.5, size, 4.0, 1e-5, of, 20)
+    assert as_summed(event).coordinates >= rounds * size  # also of one participation
+    assert epsilon([event] * k, 1e-5).epsilon <= 4.0
+
+
 def test_all_participations_together_have_the_price_of_the_whole_mechanism():
     of = Correlation.of_least_error(60, 4, 15)
     event = correlated_event("update", 0.5, 3000, 4.0, 1e-5, of, 20)

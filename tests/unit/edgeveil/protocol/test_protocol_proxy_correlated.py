@@ -13,7 +13,6 @@ from real_proxy import RealProxy
 from test_protocol_proxy_masks import (
     MEMBERSHIP,
     UPLOADS,
-    answer_of,
     ask,
     begin,
     commit,
@@ -197,12 +196,17 @@ def test_a_half_lives_until_the_next_round_is_over(machine):
     assert half[:10] not in (machine.folder / "spool.sqlite").read_bytes()
 
 
-def test_the_next_round_uses_up_a_half_also_without_a_commit(machine):
-    first_round(machine)
-    batch = handed_over(machine, noised(2))
-    ask(machine, asked(batch))
-    begin(machine, noised(3))
-    assert halves(machine).keys() == {2}
+def test_an_evaluation_between_two_rounds_uses_up_nothing(machine):
+    first, name, half = first_round(machine)
+    commit(machine, first)
+    evaluation = handed_over(machine, masked_round(kit.at(2)))
+    ask(machine, question(evaluation))
+    commit(machine, evaluation)
+    assert halves(machine) == {1: half}
+    number = structs.replace(NOISE, number=2)
+    header = masked_round(kit.at(3), masked=MASKED, correlated=number)
+    batch = handed_over(machine, committed(header, MEMBERSHIP))
+    assert given(ask(machine, asked(batch, name))) == told(kit.at(3), half)[0]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["answered", "answer under way"])
@@ -298,15 +302,3 @@ def test_a_spool_of_an_earlier_version_gets_room_for_halves(machine):
     memory = Spool(path).load()
     assert memory.halves == {(kit.JOB, 1): half}
     assert memory.unmasked.keys() == {(kit.JOB, 1)}
-
-
-def test_a_lost_sum_is_asked_for_again(machine):
-    """Work that failed has left neither half nor answer."""
-    batch = handed_over(machine, noised())
-    machine.hold = True
-    (task,) = kit.tasks(ask(machine, asked(batch)))
-    out = machine.handle(fx.WorkDone(task, fx.WorkFailed("full")), 0.0)
-    assert answer_of(out) is None
-    assert halves(machine) == {}
-    machine.hold = False
-    assert given(ask(machine, asked(batch))) == told(kit.at())[0]
