@@ -465,6 +465,11 @@ class Plan:
         result: list[Event] = []
         for round in self.all_rounds[:until]:
             within = round.number <= self.job.max_participations
+            if self.context.correlation is not None and round.phase == TRAIN:
+                # The first answer moves the noise of all rounds after it: all are paid with it.
+                within = round.number == 1
+                further = self.job.max_participations - 1
+                result += self.device.price(round) * further if trains and within else ()
             result += self.price(round, trains=trains and within)
         return tuple(result)
 

@@ -168,12 +168,10 @@ class CorrelatedGaussian(SharedGaussian):
 
     @property
     def together(self) -> GaussianEvent:
-        """One participation: as many as a device has bound the price of all T rounds.
-
-        Even one moves the noise of all rounds after it, whose discreteness is paid for."""
+        """One participation's share of the job: k of them have the price of all T rounds."""
         summed, of = noise_of(super().together), self.correlation
         steps = of.sensitivity_steps(summed.sensitivity_steps, summed.coordinates)
-        drawn = summed.coordinates * of.rounds
+        drawn = -(-summed.coordinates * of.rounds // of.participations)
         return replace(summed, sensitivity_steps=steps, coordinates=drawn)
 
     @property

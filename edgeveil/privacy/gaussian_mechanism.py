@@ -178,8 +178,7 @@ def correlated_event(
 
     `local_share`: noise that is never taken back, as a share of the other noise's variance.
     Raises `PrivacyError` if no noise meets (ε, δ)."""
-    k = correlation.participations
-    times = k * correlation.rounds  # each participation pays for the discreteness of all rounds
+    times, k = correlation.rounds, correlation.participations
     # Discreteness may use an eighth of δ.
     finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (2 * delta)
     sigma_bits = max(SUMMED_SIGMA_BITS, math.ceil(math.log2(finest) / 2))

@@ -88,7 +88,7 @@ def test_fewer_participations_than_allowed_cost_no_less_than_they_move(facts):
     for j, one in enumerate(moved, 1):
         assert math.sqrt(j) * each >= one
     event = correlated_event("update", 0.5, size, 4.0, 1e-5, of, 20)
-    assert as_summed(event).coordinates >= rounds * size  # also of one participation
+    assert k * as_summed(event).coordinates >= rounds * size
     assert epsilon([event] * k, 1e-5).epsilon <= 4.0
 
 
