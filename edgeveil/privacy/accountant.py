@@ -44,6 +44,7 @@ from edgeveil.privacy.moments import (
     delta_at,
     gaussian_moments,
     log_moments,
+    most_taken,
     pure_moments,
     sampled_moments,
     times,
@@ -125,15 +126,32 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
 
 
 def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
-    """Return ε; if the grid is too coarse, the looser bound of log moments, valid on any grid."""
+    """Return ε; if the grid is too coarse, the looser bounds of log moments, valid on any grid."""
+    known = [moments for event in events if (moments := log_moments(event)) is not None]
     try:
-        return _epsilon(events, delta).epsilon
+        found = _epsilon(events, delta).epsilon
     except PrivacyError:
-        known = [moments for event in events if (moments := log_moments(event)) is not None]
         if len(known) < len(events):
             return math.inf
-        together = added(known)
-        return least_epsilon(lambda e: delta_at(e, together), 0.0, delta)
+        found = _by_moments(known, delta)
+    sampled = _sampled(Counter(event for event in events if isinstance(event, NoisyEvent)))
+    if not sampled or len(known) < len(events):
+        return found
+    # But for a chance of δ/2 a record is in few samples, whose steps compose as Gaussian ones: far
+    # less than the above where a step has hardly any noise.
+    pairs = zip(events, known, strict=True)
+    parts = [
+        m for e, m in pairs if not isinstance(e, PoissonSampled) or e.sampling_probability == 1
+    ]
+    for one in sampled:
+        most = most_taken(one.probability, one.steps, delta / 2 / len(sampled))
+        parts.append(times(gaussian_moments(one.mu), most))
+    return min(found, _by_moments(parts, delta / 2))
+
+
+def _by_moments(parts: Iterable[Moments], delta: float) -> float:
+    together = added(parts)
+    return least_epsilon(lambda e: delta_at(e, together), 0.0, delta)
 
 
 def _epsilon(events: Iterable[Event], delta: float) -> Guarantee:

@@ -57,6 +57,18 @@ def sampled_moments(probability: float, mu: float) -> Moments:
     return tuple(_chord(probability, mu, order) for order in ORDERS)
 
 
+def most_taken(probability: float, steps: int, chance: float) -> int:
+    """Return k such that a record is in more than k of `steps` samples with at most `chance`."""
+    tail = 0.0
+    for k in range(steps, 0, -1):
+        ways = math.lgamma(steps + 1) - math.lgamma(k + 1) - math.lgamma(steps - k + 1)
+        left = (steps - k) * math.log1p(-probability)
+        tail += math.exp(ways + k * math.log(probability) + left)
+        if tail * 1.001 > chance:  # far more than the rounding of `lgamma`
+            return k
+    return 0
+
+
 def times(moments: Moments, count: int) -> Moments:
     return tuple(count * moment for moment in moments)
 

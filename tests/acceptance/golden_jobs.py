@@ -83,10 +83,13 @@ def prepared(path: Path, scratch: Path) -> tuple[Path, list[str]] | str:
         return path, ["--data", str(scratch / table)]
     if path.stem == "pictures":
         return path, ["--data", str(_pictures(scratch / "pictures"))]
-    if source not in FOLDERS:
+    if path.stem == "colour_scenes":
+        folder = str(scratch / "scenes.npz")
+        maker = ROOT / "docs" / "examples" / "colour_scenes.py"
+        subprocess.run([sys.executable, str(maker), folder, "1000"], check=True)
+    elif source not in FOLDERS:
         return path, []
-    folder = os.environ.get(FOLDERS[source], "")
-    if not folder:
+    elif not (folder := os.environ.get(FOLDERS[source], "")):
         return f"{FOLDERS[source]} names no folder with its data"
     if "preset" not in job and job["train"].get("rounds", 0) > ROUNDS_OF_LARGE_DATA:
         job["train"]["rounds"] = ROUNDS_OF_LARGE_DATA

@@ -351,6 +351,11 @@ MUTANTS = {
         "tests/unit/edgeveil/parts/methods/test_updates_dp_sgd_sums.py::test_values_stay_within_the_public_bound_however_many_records_a_device_has",
         of=("dp_sgd_sums",),
     ),
+    "sampled-alone-in-half-as-many-samples": Mutant(
+        "edgeveil.privacy.accountant:_or_infinite",
+        "times(gaussian_moments(one.mu), most) -> times(gaussian_moments(one.mu), most // 2)",
+        "tests/unit/edgeveil/privacy/test_privacy_sampled.py::test_a_part_with_hardly_any_noise_costs_no_more_than_the_samples_that_a_record_is_in",
+    ),
     "dp-sgd-pays-one-step": Mutant(
         "edgeveil.parts.methods.dp_sgd:DpSgd.event",
         "p.local_steps -> 1",

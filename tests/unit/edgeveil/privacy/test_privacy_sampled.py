@@ -7,20 +7,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy import accountant
-from edgeveil.privacy.accountant import SampledSteps, discreteness_tv, epsilon, mixture_curve
-from edgeveil.privacy.events import PoissonSampled
+from edgeveil.privacy.accountant import (
+    SampledSteps,
+    discreteness_tv,
+    epsilon,
+    gaussian_delta,
+    mixture_curve,
+)
+from edgeveil.privacy.events import PoissonSampled, as_single, event_from_dict, to_dict
 from edgeveil.privacy.gaussian_mechanism import (
     calibrated,
     gaussian_event,
     noised_step,
     poisson_sample,
     sampled_gaussian_event,
+    shared_gaussian,
 )
-from edgeveil.privacy.moments import ORDERS, delta_at, sampled_moments, times
+from edgeveil.privacy.moments import ORDERS, delta_at, most_taken, sampled_moments, times
 from edgeveil.privacy.sampler import SeededRandom
 
 DELTA = 1e-5
@@ -143,3 +150,34 @@ def test_calibrated_noise_meets_the_budget_and_hardly_more():
     most = sampled_gaussian_event("s", 1.0, 10_000, 2**30, 1, grid_bits=30)
     with pytest.raises(PrivacyError, match="meets ε"):  # no noise does
         calibrated(most, 10_000, 0.001, DELTA)
+
+
+def test_a_part_with_hardly_any_noise_costs_no_more_than_the_samples_that_a_record_is_in():
+    """Given its coins, a record is in K samples, K binomial, of which each is μ-GDP."""
+    q, count, coordinates = 0.01, 300, 50_000
+    whole = steps(q, 0.7, count, coordinates)
+    shared = shared_gaussian(whole, 10)
+    found = epsilon([shared], DELTA).if_colluding or math.inf
+    mu = as_single(shared).event.mu
+
+    def published(eps):
+        return sum(binom.pmf(k, count, q) * gaussian_delta(eps, mu * k**0.5) for k in range(99))
+
+    assert published(found) <= DELTA < published(0.6 * found)
+    singly = [shared_gaussian(steps(q, 0.7, 1, coordinates), 10)] * count
+    assert found == epsilon(singly, DELTA).if_colluding
+    assert [most_taken(q, count, chance) for chance in (5e-6, 0.5, 1.0)] == [13, 3, 0]
+
+
+def test_a_shared_step_has_a_form_of_its_own_beside_those_of_old():
+    shared = shared_gaussian(steps(0.1, 2.0, 3), 5)
+    plain = to_dict(shared)
+    one = to_dict(shared.own)
+    assert plain == {**one, "kind": "shared_sampled_gaussian", "honest": 5}
+    assert event_from_dict(plain) == shared
+    old = to_dict(shared_gaussian(gaussian_event("g", 1 << 30, 1.0, 1, grid_bits=30), 5))
+    assert list(old)[:2] == ["kind", "what"] and old["kind"] == "shared_gaussian"
+    assert list(old)[-1] == "honest"
+    for wrong in ({"kind": "shared_laplace"}, {"honest": "5"}, {"honest": 0}, {"own": 1}):
+        with pytest.raises(PrivacyError):
+            event_from_dict(plain | wrong)
