@@ -58,6 +58,10 @@ class Guarantee:
         return max(self.epsilon, self.of_person or 0.0)
 
     @property
+    def limited_if_colluding(self) -> float | None:
+        return None if self.colluding is None else self.colluding.limited
+
+    @property
     def collusion_epsilon(self) -> float:
         return self.epsilon if self.colluding is None else self.colluding.epsilon
 

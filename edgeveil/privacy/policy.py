@@ -192,7 +192,7 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[JobRequest])
     _check_status(request, limits)
     jobs = [countable(job) for job in (request, *others)]
     priced, life = total(jobs[:1]), total(jobs, limits.lifetime_delta)
-    training, inference, alone = life.training, life.inference, life.training.colluding
+    training, inference = life.training, life.inference
     record_key = "max_inference_record_epsilon"
     if limits.max_inference_record_epsilon is None:
         record_key = "max_inference_epsilon"
@@ -201,12 +201,12 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[JobRequest])
         ("max_epsilon_per_job", priced.training.epsilon, 0.0),
         (colluding, priced.training.if_colluding, limits.max_epsilon_per_job),
         ("lifetime_epsilon", training.limited, 0.0),
-        (all_colluding, alone.limited if alone else None, limits.lifetime_epsilon),
+        (all_colluding, training.limited_if_colluding, limits.lifetime_epsilon),
         ("lifetime_delta", max(training.delta, priced.training.delta), 0.0),
         ("max_inference_epsilon", inference.device_epsilon, 0.0),
         (record_key, inference.record_epsilon, 0.0),
         (record_key, inference.of_person, 0.0),
-        (all_colluding, inference.if_colluding, limits.max_inference_epsilon),
+        (all_colluding, inference.limited_if_colluding, limits.max_inference_epsilon),
         ("lifetime_delta", max(inference.delta, priced.inference.delta), 0.0),
     ):
         limit = getattr(limits, name)

@@ -88,7 +88,7 @@ MUTANTS = {
         of=("pso_dp_fl",),
     ),
     "evaluation-half-noise": Mutant(
-        "edgeveil.jobs.federated_evaluation:FederatedEvaluation.noised",
+        "edgeveil.jobs.federated_evaluation:FederatedEvaluation._released",
         "gaussian(within, self._own, random_bytes)"
         " -> (within + gaussian(0 * within, self._own, random_bytes)[0] // 2, None)",
         "tests/unit/edgeveil/jobs/test_evaluation_plans.py::test_the_noise_of_one_count_is_what_the_accountant_asks_for",
@@ -246,10 +246,9 @@ MUTANTS = {
     ),
     # --- unit ---
     "record-of-a-mean-softmax-half-the-price": Mutant(
-        "edgeveil.privacy.events:for_one_record",
+        "edgeveil.privacy.events:for_one",
         "event.record_sensitivity_steps -> event.record_sensitivity_steps // 2",
         "tests/unit/edgeveil_edge/test_mean_softmax_record.py::test_both_units_are_priced_printed_and_limited_together",
-        nth=2,
         of=("softmax",),
     ),
     "softmax-of-a-device-priced-a-record": Mutant(
@@ -260,7 +259,7 @@ MUTANTS = {
     ),
     "a-mean-beside-counts-costs-its-device-nothing": Mutant(
         "edgeveil.privacy.policy:_composed",
-        "event.unit == 'device' -> False",
+        "UNITS.index(e.unit) >= inside -> e.unit == 'record'",
         "tests/unit/edgeveil/privacy/test_privacy_mixed_units.py::test_what_is_counted_of_records_lets_no_mean_pass_the_limit_of_a_device",
     ),
     # --- clip ---
@@ -281,8 +280,8 @@ MUTANTS = {
         "tests/unit/edgeveil/evaluation/test_cluster_sums.py::test_what_is_no_distribution_adds_nothing_and_its_label_is_not_looked_at",
     ),
     "evaluation-counts-not-cut-off": Mutant(
-        "edgeveil.jobs.federated_evaluation:FederatedEvaluation.noised",
-        "np.clip(counts, 0, self._room) -> np.asarray(counts)",
+        "edgeveil.jobs.federated_evaluation:FederatedEvaluation._released",
+        "np.clip(steps, 0, self._room << self._own.grid_bits) -> steps",
         "tests/unit/edgeveil/jobs/test_evaluation_plans.py::test_a_device_counts_no_more_than_there_is_room_for",
     ),
     "feature-rows-of-norm-two": Mutant(
@@ -308,7 +307,7 @@ MUTANTS = {
         "tests/unit/edgeveil/parts/stages/test_update_stages.py::test_an_update_is_clipped_as_a_whole_and_never_past_the_norm",
     ),
     "linear-terms-not-clipped": Mutant(
-        "edgeveil.parts.methods.fm_sums:linear_sum",
+        "edgeveil.parts.methods.fm_sums:_linear",
         "np.where(within[:, None], factors, 0) -> quantise(residual, 2.0)",
         "tests/unit/edgeveil/parts/methods/test_fm_options.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
     ),
@@ -660,12 +659,12 @@ MUTANTS = {
     ),
     "lifetime-of-this-job-alone": Mutant(
         "edgeveil.privacy.policy:check_job",
-        "training.epsilon -> priced.training.epsilon",
+        "training.limited -> priced.training.limited",
         "tests/unit/edgeveil/privacy/test_privacy_ledger.py::test_an_open_job_holds_its_reservation_and_a_closed_one_without_releases_nothing",
     ),
     "collusion-of-this-job-alone": Mutant(
         "edgeveil.privacy.policy:check_job",
-        "training.if_colluding -> priced.training.if_colluding",
+        "training.limited_if_colluding -> priced.training.limited_if_colluding",
         "tests/unit/edgeveil/privacy/test_privacy_shared.py::test_the_owner_bounds_both_prices",
     ),
     "fewer-devices-than-the-owner-asks-for": Mutant(
@@ -1088,7 +1087,7 @@ MUTANTS = {
     ),
     "rows-drawn-by-how-many-there-are": Mutant(
         "edgeveil.data.encoding:RowEncoder._keep_limit",
-        "limit.kept(digests)"
+        "limit.kept(places)"
         " -> np.random.default_rng(len(digests)).permutation(len(digests))[: limit.count]",
         "tests/contract/test_forms.py::test_however_wide_a_schema_makes_records_those_of_least_rank_are_read",
     ),
