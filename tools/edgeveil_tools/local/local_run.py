@@ -39,7 +39,7 @@ from edgeveil_edge.consent import limits_of, refusals, too_few
 from edgeveil_tools.simulation import canaries
 
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True, math.inf, math.inf)
-_ANY_EPSILON = math.inf  # of an owner in a simulation, who allows every job
+_ANY_EPSILON = 1e15  # of an owner in a simulation, who allows every job
 
 
 class RunData(DataFiles):
