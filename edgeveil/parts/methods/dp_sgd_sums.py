@@ -31,7 +31,7 @@ from edgeveil.parts.methods.dp_sgd import (
 )
 from edgeveil.parts.methods.optimizers import OptimizerParameters, local_refusals
 from edgeveil.parts.round import Aim, Array, PlannedRound, Tensors
-from edgeveil.parts.stage import BaseStage, FixedPoint, Int64, Task, Update
+from edgeveil.parts.stage import BaseStage, FixedPoint, Int64, Task, Update, shaped
 from edgeveil.parts.update import UpdateCloud, UpdateDevice
 from edgeveil.privacy.events import Event, PoissonSampled, SharedGaussian, noise_of
 from edgeveil.privacy.gaussian_mechanism import noised_step, shared_gaussian
@@ -67,6 +67,9 @@ class SummedGradients(BaseStage):
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return (self.release,)
 
+    def apply(self, task: Task, update: Update) -> Update:
+        return shaped(update, np.ldexp(self.steps(task, update), -NOISE_BITS))
+
     def steps(self, task: Task, update: Update) -> Int64:
         import torch
 
@@ -97,7 +100,7 @@ class DpSgdSumsCloud(UpdateCloud):
     def absorb(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        """Return the state after a step along the mean of the sums, in steps of C·2⁻³⁰."""
+        """Return the state after a step along the mean of the sums, which are in units of C."""
         p = self.parameters
         batch = p.sampling_rate * self.context.nominal_records  # of one upload
         scale = -p.rate(round) * p.clip_norm / batch
