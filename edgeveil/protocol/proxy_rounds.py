@@ -51,6 +51,7 @@ from typing import Protocol
 from msgspec import structs
 
 from edgeveil.crypto.keys import KEY_BYTES, CheckKey, MaskSeed, OpeningKey, VerifyKey
+from edgeveil.crypto.ring import UNCHECKED_BITS
 from edgeveil.errors import ProtocolError
 from edgeveil.protocol import effects as fx
 from edgeveil.protocol import messages as m
@@ -1008,7 +1009,9 @@ class ProxyMasks:
             return "unmasked_already"
         noise = header.correlated
         try:
-            masked_vectors(header.at, header.groups, header.masked)
+            found = masked_vectors(header.at, header.groups, header.masked)
+            if not header.check and any(one.ring.bits > UNCHECKED_BITS for one in found):
+                return "malformed_masks"
             if noise is not None:
                 noise_vector(header)
         except ProtocolError as error:

@@ -251,6 +251,12 @@ def test_noise_of_another_form_is_refused_with_its_round(machine, changes):
     assert machine.masks._context.memory.round_key(kit.at()) is None
 
 
+def test_a_wide_ring_needs_a_check_of_each_mask(machine):
+    """The check of a sum alone would miss a wrong one with probability 2^(bits - 65)."""
+    wide = structs.replace(noised(), correlated=None, masked=(m.MaskedGroup(0, 1, 57),), check=b"")
+    assert kit.refused(begin(machine, wide)) == ["malformed_masks"]
+
+
 def test_the_factors_are_those_of_the_manifest(machine):
     batch = handed_over(machine, noised())
     other = RoundCheck.of(batch.at, bytes(32), disclosed=True).key.to_bytes()
