@@ -1,6 +1,6 @@
 """Central DP-SGD of a `dp_sgd_sums` job: a trusted party with all records, in plain torch.
 
-    python -m tests.kits.central_dp_sgd JOB.yaml DATA [--seed N] [--set KEY=VALUE]... [--held-back]
+    python -m tests.kits.central_dp_sgd JOB.yaml [DATA] [--seed N] [--set KEY=VALUE] [--held-back]
 
 Network, records, sampling, clip, rate, steps and noise multiplier are the job's; gradients, sums
 and noise are float32. `--held-back` tests on the last sixth of the training records instead of the
@@ -59,7 +59,7 @@ def accuracy(network, weights, records):
 def main():
     asked = argparse.ArgumentParser()
     asked.add_argument("job")
-    asked.add_argument("data")
+    asked.add_argument("data", nargs="?")
     asked.add_argument("--seed", type=int, default=7)
     asked.add_argument("--set", action="append", default=[])
     asked.add_argument("--held-back", action="store_true")

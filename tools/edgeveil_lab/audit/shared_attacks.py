@@ -204,7 +204,7 @@ def shared_attacks(runs: int) -> tuple[Attack, ...]:
         part_attack(runs),
         sum_attack(runs, SharedNoiseJob(text=GROUPS_JOB), "sums of groups"),
         sum_attack(runs, SharedNoiseJob(text=NORMAL_JOB), "pca_residual, sums"),
-        *(sampled_attack(runs, alone=alone) for alone in (False, True)),
+        *(sampled_attack(-(-runs // 8), alone=alone) for alone in (False, True)),
         *(turned_attack(runs, one, alone=alone) for one in scenes for alone in (False, True)),
         mixed_totals_attack(4 * runs),
     )
