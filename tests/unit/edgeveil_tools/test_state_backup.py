@@ -253,7 +253,9 @@ def test_a_proxys_spool_comes_back_without_seeds_and_sums_no_job_it_knew(proxy, 
     name = spool.load().name
     if earlier:
         with closing(sqlite3.connect(file)) as db:
-            db.executescript("DROP TABLE memory; DROP TABLE earlier; PRAGMA user_version = 4;")
+            db.executescript(
+                "DROP TABLE memory; DROP TABLE earlier; DROP TABLE halves; PRAGMA user_version = 4;"
+            )
     back_up(proxy, tmp_path / "proxy.backup")
     spool.store(RoundUnmasked(at, b"question"))  # of which the backup does not know
     spool.close()

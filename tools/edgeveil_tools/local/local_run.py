@@ -36,7 +36,6 @@ from edgeveil.privacy.one_run_audit import LEAST_CANARIES
 from edgeveil.privacy.policy import Limits, check_job
 from edgeveil.selection import how_many
 from edgeveil_edge.consent import limits_of, refusals, too_few
-from edgeveil_tools.simulation import canaries
 
 _NO_LIMITS = Limits(math.inf, math.inf, math.inf, math.inf, True, True, math.inf, math.inf)
 _ANY_EPSILON = 1e15  # of an owner in a simulation, who allows every job
@@ -230,6 +229,8 @@ def _run_mixes(job: Job, run: LocalRun) -> Iterator[Mix]:
 
 
 def _audit_mixes(plan: Plan, run: LocalRun, audit: Audit) -> Iterator[Mix]:
+    from edgeveil_tools.simulation import canaries  # imports parts, which an owner allows first
+
     if not run.simulate:
         text = "canaries are for a simulated fleet; set local_run.simulate, or leave audit out"
         yield Mix(("local_run.audit", "local_run.simulate"), text)
