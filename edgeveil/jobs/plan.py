@@ -391,6 +391,11 @@ class Plan:
         if schema is not None and schema.person is not None and self.context.unit == "record":
             text = "data.person: no person is in two halves, but the noise hides a record alone; to"
             found.append(f"{text} hide persons set privacy.unit: person")
+        if self.context.correlation is not None:
+            text = (
+                f"the last model has {self.context.correlation.gain:.3g} times less noise than with"
+            )
+            found.append(f"privacy.noise: correlated: {text} noise: shared at the same ε")
         if self.job.round.mode == "buffered" and self.adds_noise:
             text = "round.mode: buffered: a device also pays for an update that is more than"
             found.append(f"{text} {buffered_rounds.MAX_STALENESS} rounds late and dropped")

@@ -45,6 +45,7 @@ from edgeveil.privacy.sampler import (
 Int64 = NDArray[np.int64]
 Layout = Literal["vector", "symmetric"]
 E = TypeVar("E", bound=NoisyEvent)
+G = TypeVar("G", bound=GaussianEvent | SharedGaussian)
 
 GAUSSIAN_SOURCE = "Dong, Roth, Su 2022, thm 2.7 and cor. 3.3; discrete by Canonne et al. 2020"
 SAMPLED_SOURCE = (
@@ -183,30 +184,21 @@ def correlated_event(
     finest = (1 + math.exp(min(epsilon_, 64.0))) * coordinates * times / (2 * delta)
     sigma_bits = max(SUMMED_SIGMA_BITS, math.ceil(math.log2(finest) / 2))
 
-    def at(mu: float) -> CorrelatedGaussian:
+    def of(mu: float) -> CorrelatedGaussian:
         norm = math.sqrt(correlation.squared_sensitivity / 2**64 / k)
         size = min(CLIP_STEPS_BITS, sigma_bits + math.floor(math.log2(mu / norm)))
         bits = size - math.ceil(math.log2(clip_norm))
-        own = gaussian_event(what, int(clip_norm * 2.0**bits), 1.0, coordinates, grid_bits=bits)
-        steps = correlation.sensitivity_steps(own.sensitivity_steps, coordinates)
+        clip_steps = int(clip_norm * 2.0**bits)
+        steps = correlation.sensitivity_steps(clip_steps, coordinates)
         summed = gaussian_event(what, steps, mu, coordinates, grid_bits=bits, unit="device")
-        own = replace(summed, sensitivity_steps=own.sensitivity_steps, source=CORRELATED_SOURCE)
-        shared = shared_gaussian(own, honest)
-        if not isinstance(shared, SharedGaussian):
-            raise PrivacyError(f"{what}: correlated noise needs devices that share it")
-        local = math.ceil(Fraction(local_share) * noise_of(shared).sigma_squared)
+        own = replace(summed, sensitivity_steps=clip_steps, source=CORRELATED_SOURCE)
+        part = noise_of(shared_gaussian(own, honest))
+        local = math.ceil(Fraction(local_share) * part.sigma_squared)
         return CorrelatedGaussian(
-            own=shared.own, honest=honest, correlation=correlation, local_sigma_squared=local
+            own=part, honest=honest, correlation=correlation, local_sigma_squared=local
         )
 
-    found = list[CorrelatedGaussian]()
-
-    def of(mu: float) -> GaussianEvent:
-        found.append(at(mu))
-        return found[-1].together
-
-    meeting(of, epsilon_, delta, k)
-    return found[-1]
+    return meeting(of, epsilon_, delta, k)
 
 
 def counts_event(
@@ -241,15 +233,14 @@ def counts_event(
     return shared_gaussian(meeting(of, epsilon_, delta, times), honest)
 
 
-def meeting(
-    of: Callable[[float], GaussianEvent], epsilon_: float, delta: float, times: int
-) -> GaussianEvent:
+def meeting(of: Callable[[float], G], epsilon_: float, delta: float, times: int) -> G:
     reserve = 0.0
     for _ in range(8):
         if reserve >= delta:
             break
         event = of(mu_for(epsilon_, delta - reserve) / math.sqrt(times))
-        slack = (1 + math.exp(epsilon_)) * times * discreteness_tv(event)
+        one = event.together if isinstance(event, SharedGaussian) else event
+        slack = (1 + math.exp(epsilon_)) * times * discreteness_tv(one)
         with suppress(PrivacyError):  # the discreteness of the noise may use up δ alone
             if epsilon([event] * times, delta).epsilon <= epsilon_:
                 return event
