@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgeveil.errors import CryptoError
 
 LEAST_BITS, MOST_BITS = 8, 60
-UNCHECKED_BITS = 56  # widest without a check of each mask: a sum's check then fails to see 2⁻⁹
+UNCHECKED_BITS = 56  # widest without a check of each mask: a wrong sum then passes with chance 2⁻⁹
 CHECK_BYTES = 8
 NOISE_BITS = 8  # of a ring of correlated noise beyond its update's, where the coefficient acts
 

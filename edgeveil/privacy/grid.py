@@ -86,7 +86,7 @@ def clipped_slack(count: int, limit: int) -> int:
     """Return the most steps by which `clip_sum` takes two arrays of `count` values further apart.
 
     A projection onto a ball takes none; `clip_sum` is that but for rounding, by less than √count
-    steps, the norm's, by less than √count/32 + 1, and SHRINK. Raises PrivacyError beyond that."""
+    steps, the norm's, by less than √count/16 + 1, and SHRINK. Raises PrivacyError beyond that."""
     if limit >> (57 - count.bit_length()):
         what = f"sums of {count} values of norm {limit} steps are too large to clip by unit"
         raise PrivacyError(what, where="privacy.unit", fix="use fewer features or a smaller model")
