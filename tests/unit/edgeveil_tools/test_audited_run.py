@@ -7,7 +7,7 @@ import pytest
 
 import edgeveil
 from edgeveil.errors import ConfigError, JobFailed, UsageError
-from edgeveil.parts.methods import dp_sgd, fm_sums
+from edgeveil.parts.methods import dp_sgd, dp_sgd_sums, fm_sums
 from edgeveil.parts.stages import noise
 from edgeveil.privacy import gaussian_mechanism
 from edgeveil_tools.local.job import job_of, submitted
@@ -23,11 +23,13 @@ SUMS = {"aggregation": {"name": "fedavg", "secure": True}, "selection": {"device
 SHARED = {"epsilon": 1, "noise": "shared", "honest_share": 1.0}
 UPDATES = {"model": MLP, "train": {"method": "sgd", "rounds": 2}, "update": STAGE}
 STEPS = {"method": "dp_sgd", "rounds": 1, "local_steps": 1, "sampling_rate": 1}
+SUMMED = {"method": "dp_sgd_sums", "rounds": 2, "sampling_rate": 1}
 POLYNOMIAL = {"features": FEATURES, "train": {"method": "fm", "rounds": 2}}
 JOBS = {
     "updates": UPDATES,
     "shared updates": {**UPDATES, **SUMS, "privacy": SHARED},
     "gradients": {"model": MLP, "train": STEPS},
+    "summed gradients": {"model": MLP, "train": SUMMED, **SUMS, "privacy": SHARED},
     "polynomials": POLYNOMIAL,
     "shared polynomials": {**POLYNOMIAL, **SUMS, "privacy": SHARED},
 }
@@ -69,6 +71,7 @@ def with_part_of_the_noise(monkeypatch, share):
     monkeypatch.setattr(noise, "gaussian", gaussian)
     monkeypatch.setattr(fm_sums, "gaussian", gaussian)
     monkeypatch.setattr(dp_sgd, "noised_step", noised_step)
+    monkeypatch.setattr(dp_sgd_sums, "noised_step", noised_step)
 
 
 @pytest.mark.parametrize("name", JOBS)

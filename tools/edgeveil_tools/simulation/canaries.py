@@ -5,6 +5,7 @@ With a guarantee per device, the canary is an update: ± a large number in each 
 signs of its own in every round, which the job's stage clips. With one per record, it is a made-up
 record that the method learns. Its score is the product of what it changes with what the observer of
 the guarantee sees, its device's noised uploads or, with shared noise, their sums, over all rounds.
+Records are much alike, so which of them a sum has is told by ridge regression.
 Real records never meet a canary, and no job that is submitted can ask for one.
 """
 
@@ -105,8 +106,8 @@ class _Direction:
         return split(uploaded(self._canaries.plan.context), values, whole=False)
 
 
-def _descent(plan: Plan, round: PlannedRound, tensors: Tensors, made: Records) -> Float64:
-    """Return minus the gradients of the records' losses at the broadcast weights, of norm 1."""
+def _ascent(plan: Plan, round: PlannedRound, tensors: Tensors, made: Records) -> Float64:
+    """Return the gradients of the records' losses at the broadcast weights, of norm 1."""
     import torch
 
     context, names = plan.context, [weight.name for weight in uploaded(plan.context)]
@@ -116,7 +117,11 @@ def _descent(plan: Plan, round: PlannedRound, tensors: Tensors, made: Records) -
     gradients = record_gradients(network, parameters)  # type: ignore[arg-type]
     found = gradients(weights, torch.as_tensor(x), torch.as_tensor(made.y))
     rows = torch.cat([found[name].flatten(1) for name in names], 1).double().numpy()
-    return np.asarray(-rows / np.maximum(np.linalg.norm(rows, axis=1), 1e-9)[:, None])
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1), 1e-9)[:, None])
+
+
+def _descent(plan: Plan, round: PlannedRound, tensors: Tensors, made: Records) -> Float64:
+    return -_ascent(plan, round, tensors, made)
 
 
 def _polynomial(plan: Plan, round: PlannedRound, tensors: Tensors, made: Records) -> Float64:
@@ -135,6 +140,7 @@ def _polynomial(plan: Plan, round: PlannedRound, tensors: Tensors, made: Records
 
 RECORD_CHANGES: dict[str, Callable[[Plan, PlannedRound, Tensors, Records], Float64]] = {
     "dp_sgd": _descent,
+    "dp_sgd_sums": _ascent,
     "fm": _polynomial,
 }
 """What records change in an upload, by method: (records, values), each up to one factor."""
@@ -146,6 +152,8 @@ class Auditor:
     def __init__(self, canaries: Canaries) -> None:
         self._canaries, self._plan = canaries, canaries.plan
         self._scores = np.zeros(canaries.count)
+        self._mixed = bool(self._plan.context.honest) and not canaries.of_devices
+        self._overlaps = np.zeros((canaries.count,) * 2) if self._mixed else None
 
     def observe(
         self,
@@ -162,12 +170,16 @@ class Auditor:
             return
         specs = [s for s in enumerate(context.segments) if s[1].name not in _BESIDE]
         present = [number for number in answered if number <= self._canaries.count]
-        for some in np.array_split(present, -(-len(present) // BLOCK) or 1):
+        blocks = 1 if self._mixed else -(-len(present) // BLOCK) or 1
+        for some in np.array_split(present, blocks):
             numbers = [int(number) for number in some]
             changes = self._canaries.changes(context.round, tensors, numbers)
             if self._plan.context.honest:
                 seen = _flat([np.sum(sums[spec.name], axis=0) for _, spec in specs])[None]
-                changes -= changes.mean(axis=0)  # as all canaries are in the sum
+                if self._overlaps is not None:
+                    self._overlaps[np.ix_(some - 1, some - 1)] += changes @ changes.T
+                else:
+                    changes -= changes.mean(axis=0)  # as all canaries are in the sum
             else:
                 parts = [uploads(group, numbers) for group, _ in specs]
                 seen = np.stack([_flat([part[number] for part in parts]) for number in numbers])
@@ -175,7 +187,18 @@ class Auditor:
 
     def guess(self) -> OneRunAudit:
         coins = [self._canaries.included(k + 1) for k in range(len(self._scores))]
-        return OneRunAudit.of(self._scores.tolist(), coins, self._plan.job.privacy.delta)
+        scores = self._scores
+        if self._overlaps is not None:
+            scores = _told_apart(scores, self._overlaps)
+        return OneRunAudit.of(scores.tolist(), coins, self._plan.job.privacy.delta)
+
+
+def _told_apart(scores: Float64, overlaps: Float64) -> Float64:
+    """Return which canaries explain their sum, by ridge regression, less what all of them do."""
+    ridge = overlaps + np.eye(len(scores)) * max(overlaps.trace() / len(scores), 1e-300)
+    coins, alike = np.linalg.solve(ridge, np.stack([scores, overlaps.sum(axis=1)], axis=1)).T
+    alike = alike - alike.mean()
+    return np.asarray(coins - alike * (coins @ alike) / max(alike @ alike, 1e-300))
 
 
 def _flat(arrays: Sequence[Array]) -> Float64:
