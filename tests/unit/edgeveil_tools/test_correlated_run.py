@@ -77,6 +77,19 @@ def test_it_serves_any_training_and_a_clip_norm_that_moves(monkeypatch, tmp_path
     assert np.sqrt(of.participations) * each / last > 0.9 * of.gain
 
 
+@pytest.mark.parametrize("name", ["digits_correlated", "mnist_persons"])
+def test_an_upload_is_at_most_two_and_a_quarter_of_a_masked_one(tmp_path, name):
+    plain = yaml.safe_load((JOB.parent / f"{name}.yaml").read_text())
+    path, sent = tmp_path / "job.yaml", []
+    for noise in ("correlated", "shared"):
+        plain["privacy"]["noise"] = noise
+        path.write_text(yaml.safe_dump(plain))
+        sent.append(load_plan(path).upload_bytes)
+        for key in ("min_separation", "local_share"):
+            plain["privacy"].pop(key, None)
+    assert 2 < sent[0] / sent[1] <= 2.25
+
+
 def test_devices_take_turns(monkeypatch, tmp_path):
     run = Measured(monkeypatch, tmp_path)
     assert len(run.asked) == 32 and {len(one) for one in run.asked} == {10}
