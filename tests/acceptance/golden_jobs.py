@@ -93,6 +93,7 @@ def prepared(path: Path, scratch: Path) -> tuple[Path, list[str]] | str:
         return f"{FOLDERS[source]} names no folder with its data"
     if "preset" not in job and job["train"].get("rounds", 0) > ROUNDS_OF_LARGE_DATA:
         job["train"]["rounds"] = ROUNDS_OF_LARGE_DATA
+        job.get("privacy", {}).pop("max_participations", None)
     for block in job.get("features", ()):
         for key in ("path", "backbone"):
             if isinstance(block.get(key), str):
