@@ -89,6 +89,7 @@ def test_a_unit_of_fifty_records_moves_each_sum_of_fm_no_further_than_its_price(
     rest, bare = (sums(of, records.at(gone), seed) for of in (unit, "record"))
     for phase, (event, found) in everything.items():
         assert event.unit == unit
+        assert event.sensitivity_steps > other[phase][0].sensitivity_steps  # by the rounding
         step = moved(found, rest[phase][1], phase, side(phase))
         assert step <= event.sensitivity_steps
         if alike:  # the bound is reached, and a bound for each record is not one for a person
@@ -186,6 +187,8 @@ def test_a_person_moves_the_counts_of_an_evaluation_no_further_than_a_record(cou
     event = counts_event(
         "counts", counts.sensitivity_squared, counts.cells, 8.0, 1e-5, 1, 0, 0, "person"
     )
+    exact = counts.sensitivity_squared**0.5 * 2.0**event.grid_bits
+    assert event.sensitivity_steps >= exact + counts.cells**0.5  # a mean is rounded in each cell
     asked = FederatedEvaluation(counts, event, 20)
     labels = np.array([0, 0, 1, 2, 2])  # of one person with 3 records, 2 right, and one with 2
     found = asked._steps(
