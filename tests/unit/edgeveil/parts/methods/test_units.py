@@ -242,3 +242,21 @@ def test_in_a_life_each_unit_has_its_own_total_and_each_counts_in_the_smaller_on
     check_job(jobs["device"], limits, [jobs["person"], jobs["record"]])
     with pytest.raises(PrivacyError, match="lifetime_epsilon"):
         check_job(jobs["device"], tight, [jobs["person"], jobs["record"]])
+
+
+def test_an_owners_limit_on_evaluations_bounds_persons_too():
+    """A device's counts cost a person more than a record: all records of one may be exchanged."""
+    found = {
+        unit: JobRequest(unit, 1e-5, (counts_event("counts", 2, 9, 2.0, 1e-5, 1, 0, 0, unit),))
+        for unit in ("record", "person", "device")
+    }
+    life = total(found.values(), 1e-4).inference
+    assert life.device_epsilon < life.record_epsilon < life.of_person
+    others = found["person"], found["device"]
+    for most, admits in ((life.of_person + 0.01, True), (life.record_epsilon + 0.01, False)):
+        limits = Limits(1.0, 1.0, 1e-4, most)
+        if admits:
+            check_job(found["record"], limits, others)
+            continue
+        with pytest.raises(PrivacyError, match="max_inference_epsilon"):
+            check_job(found["record"], limits, others)
