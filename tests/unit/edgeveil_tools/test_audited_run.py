@@ -21,6 +21,7 @@ STAGE = [{"name": "gradient_gaussian", "clip_norm": 0.5}]
 FEATURES = [{"name": "identity", "input_scale": 16, "shift": -0.3}]
 SUMS = {"aggregation": {"name": "fedavg", "secure": True}, "selection": {"devices": CANARIES}}
 SHARED = {"epsilon": 1, "noise": "shared", "honest_share": 1.0}
+CORRELATED = {**SHARED, "noise": "correlated", "min_separation": 1}
 UPDATES = {"model": MLP, "train": {"method": "sgd", "rounds": 2}, "update": STAGE}
 STEPS = {"method": "dp_sgd", "rounds": 1, "local_steps": 1, "sampling_rate": 1}
 SUMMED = {"method": "dp_sgd_sums", "rounds": 2, "sampling_rate": 1}
@@ -28,6 +29,7 @@ POLYNOMIAL = {"features": FEATURES, "train": {"method": "fm", "rounds": 2}}
 JOBS = {
     "updates": UPDATES,
     "shared updates": {**UPDATES, **SUMS, "privacy": SHARED},
+    "correlated updates": {**UPDATES, **SUMS, "privacy": CORRELATED},
     "gradients": {"model": MLP, "train": STEPS},
     "summed gradients": {"model": MLP, "train": SUMMED, **SUMS, "privacy": SHARED},
     "polynomials": POLYNOMIAL,

@@ -9,10 +9,12 @@ import pytest
 
 from edgeveil.config.data import DataSource
 from edgeveil.config.edge import EdgeSite
+from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.data.split import EMPTY, sample_slots
 from edgeveil.errors import ConfigError, DataError
 from edgeveil.jobs import compile_job
+from edgeveil.jobs.plan import SOFTMAX
 from edgeveil.parts.own_records import device_records, local_records
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import RoundPackage
@@ -186,6 +188,19 @@ def test_impossible_persons_are_refused_with_their_key(message, changes, tmp_pat
         load_local_job(tmp_path / "job.yaml")
 
 
+def computer_of(data, halves, folder):
+    site = EdgeSite(
+        name="box",
+        broker={"url": "mqtt://127.0.0.1:1"},
+        state_dir=folder,
+        cloud_key_file=folder / "cloud.pub",
+        proxy_key_file=folder / "proxy.pub",
+        data=data,
+        device="cpu",
+    )
+    return Computer(site, KEY, lambda *_: halves)
+
+
 @pytest.mark.parametrize("upload", ["mean", "per_sample", "sums"])
 def test_every_answer_of_a_job_that_hides_persons_has_the_price_of_its_plan(upload, tmp_path):
     asked = {"mean": "", "per_sample": ", samples_per_device: 4", "sums": ", epsilon: 2"}[upload]
@@ -199,16 +214,7 @@ def test_every_answer_of_a_job_that_hides_persons_has_the_price_of_its_plan(uplo
     rows = [row for row in table() if row[2].strip() not in ("", "?")]
     data = source(tmp_path / "a.csv", rows)
     halves = device_records(data, KEY, evaluation_share=0.3, schema=plan.job.data.schema_)
-    site = EdgeSite(
-        name="box",
-        broker={"url": "mqtt://127.0.0.1:1"},
-        state_dir=tmp_path,
-        cloud_key_file=tmp_path / "cloud.pub",
-        proxy_key_file=tmp_path / "proxy.pub",
-        data=data,
-        device="cpu",
-    )
-    computer = Computer(site, KEY, lambda *_: halves)
+    computer = computer_of(data, halves, tmp_path)
     job, state = TaughtJob(plan, b"", plan.graph()), plan.cloud.initial_state()
     for round in plan.all_rounds:
         model = pack_tensors(plan.cloud.model(state)) if round.carries_model else b""
@@ -222,3 +228,25 @@ def test_every_answer_of_a_job_that_hides_persons_has_the_price_of_its_plan(uplo
         assert units <= {"person", "device"}
     assert plan.quote().inference.unit == "person"
     assert plan.quote().training.unit == "person"
+
+
+def test_a_device_s_answer_has_one_row_of_a_person_with_fifty_records(tmp_path):
+    plain = {"person": "person: who", "more": "", "method": "fm, rounds: 1", "unit": "person"}
+    text = JOB.format(**plain) + "encrypt: {laplace_eval: {laplace_eval_eps: 20}}\n"
+    text += "unsupervised: {every_rounds: 1, upload: per_sample, samples_per_device: 8}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    plan = compile_job(load_local_job(tmp_path / "job.yaml")[0].alone)
+    draws, round = np.random.default_rng(3), next(e for e in plan.all_rounds if e.infer)
+    x, y, who = draws.random((50, 2), np.float32), np.zeros(50, np.int64), np.ones((50, 1))
+    theirs = Records(x, y, who.astype(np.float32))
+    model = plan.cloud.model(plan.cloud.initial_state())
+    model = {n: draws.normal(size=a.shape).astype(a.dtype) for n, a in model.items()}
+    package = RoundPackage(round.phase, round.number, round.infer, b"", pack_tensors(model))
+    rows = []
+    for own in (theirs, theirs.at(np.zeros(0, np.int64))):
+        computer = computer_of(source(tmp_path / "a.csv", []), (own, own), tmp_path)
+        work = Computation(
+            TaughtJob(plan, b"", plan.graph()), round, package, {}, True, SeededRandom(1)
+        )
+        rows.append(computer.compute(work, "infer", own, own).segments[SOFTMAX])
+    assert (rows[0] != rows[1]).any(axis=1).sum() == 1

@@ -17,6 +17,7 @@ from edgeveil.protocol.tensors import (
     masked_segment,
     opened_vector,
     packed_vectors,
+    unpacked_vectors,
 )
 
 SIZES, BITS = (3, 5), 30
@@ -122,6 +123,16 @@ def test_the_proxys_answer_is_no_longer_than_the_updates_masks():
     answer, half = first.answer()
     assert len(answer) == 1 + sum(one.ring.byte_count for one in first.vectors[:-1])
     assert half not in answer and first.half not in answer
+
+
+def test_no_check_in_the_answer_has_more_bits_than_its_ring():
+    """Higher bits of the check would show which numbers of the proxy's share wrapped around."""
+    for seed in range(4):
+        first, second = played(1, seed), played(2, seed + 1)
+        answer, _ = second.answer(200, first.answer()[1])
+        *updates, _ = second.vectors
+        for sums in unpacked_vectors(updates, answer[1:]):
+            assert sums.check < 1 << sums.ring.bits
 
 
 def test_a_half_that_one_side_lost_leaves_the_share_out():

@@ -89,6 +89,7 @@ def test_a_unit_of_fifty_records_moves_each_sum_of_fm_no_further_than_its_price(
     rest, bare = (sums(of, records.at(gone), seed) for of in (unit, "record"))
     for phase, (event, found) in everything.items():
         assert event.unit == unit
+        assert event.sensitivity_steps > other[phase][0].sensitivity_steps  # by the rounding
         step = moved(found, rest[phase][1], phase, side(phase))
         assert step <= event.sensitivity_steps
         if alike:  # the bound is reached, and a bound for each record is not one for a person
@@ -186,6 +187,8 @@ def test_a_person_moves_the_counts_of_an_evaluation_no_further_than_a_record(cou
     event = counts_event(
         "counts", counts.sensitivity_squared, counts.cells, 8.0, 1e-5, 1, 0, 0, "person"
     )
+    exact = counts.sensitivity_squared**0.5 * 2.0**event.grid_bits
+    assert event.sensitivity_steps >= exact + counts.cells**0.5  # a mean is rounded in each cell
     asked = FederatedEvaluation(counts, event, 20)
     labels = np.array([0, 0, 1, 2, 2])  # of one person with 3 records, 2 right, and one with 2
     found = asked._steps(
@@ -239,3 +242,21 @@ def test_in_a_life_each_unit_has_its_own_total_and_each_counts_in_the_smaller_on
     check_job(jobs["device"], limits, [jobs["person"], jobs["record"]])
     with pytest.raises(PrivacyError, match="lifetime_epsilon"):
         check_job(jobs["device"], tight, [jobs["person"], jobs["record"]])
+
+
+def test_an_owners_limit_on_evaluations_bounds_persons_too():
+    """A device's counts cost a person more than a record: all records of one may be exchanged."""
+    found = {
+        unit: JobRequest(unit, 1e-5, (counts_event("counts", 2, 9, 2.0, 1e-5, 1, 0, 0, unit),))
+        for unit in ("record", "person", "device")
+    }
+    life = total(found.values(), 1e-4).inference
+    assert life.device_epsilon < life.record_epsilon < life.of_person
+    others = found["person"], found["device"]
+    for most, admits in ((life.of_person + 0.01, True), (life.record_epsilon + 0.01, False)):
+        limits = Limits(1.0, 1.0, 1e-4, most)
+        if admits:
+            check_job(found["record"], limits, others)
+            continue
+        with pytest.raises(PrivacyError, match="max_inference_epsilon"):
+            check_job(found["record"], limits, others)
