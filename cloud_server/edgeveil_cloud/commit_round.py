@@ -140,8 +140,12 @@ def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str,
 
 
 def within_bounds(context: RoundContext, of_set: CellSum) -> bool:
-    """Return whether no value exceeds the bound of its uploads; otherwise the sum is garbage."""
+    """Return whether no value exceeds the bound of its uploads; otherwise the sum is garbage.
+
+    Correlated noise of a larger round before may be in it, so there the bound is that of any sum."""
     uploads, sums = of_set
+    if context.correlated is not None:
+        uploads = context.plan.context.summed
     bounds = {spec.name: uploads * (spec.largest or 0) for spec in context.segments if spec.bits}
     return all(bool(np.all(np.abs(sums[name]) <= bounds[name])) for name in sums)
 

@@ -139,7 +139,8 @@ class RowEncoder:
         lacking = [name for name in wanted if name not in place]
         if lacking:
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-            what = f"has no column '{lacking[0]}'{more}, which data.schema names"
+            key = "data.person" if lacking[0] == person else "data.schema"
+            what = f"has no column '{lacking[0]}'{more}, which {key} names"
             raise DataError(what, where=where, fix=nearest(lacking[0], list(names)))
         counts = Counter(names)
         twice = next((name for name in wanted if counts[name] > 1), None)

@@ -17,7 +17,7 @@ from edgeveil.protocol.cloud import RosterKept
 from edgeveil.protocol.messages import KNOWS_CHECKS
 from edgeveil.protocol.sealed import RoundCheck
 from edgeveil.protocol.tensors import correlated_mask_sums
-from edgeveil_cloud.commit_round import NOISE_HALF, noise_half
+from edgeveil_cloud.commit_round import NOISE_HALF, noise_half, within_bounds
 from edgeveil_cloud.store import Store
 from edgeveil_cloud.stored_jobs import state_after
 
@@ -114,6 +114,13 @@ def test_a_sum_is_less_its_share_of_the_noise_before_within_one_step(desk):
         assert desk.half_names() == [f"{NOISE_HALF}{index}/"]
         before = noise
     assert manifest.correlated.coefficient > 100
+
+
+def test_the_noise_of_a_larger_round_before_is_no_garbage(desk):
+    context = RoundContext.of(desk.plan(), 2)
+    for (uploads, factor), fits in {(1, 1.0): True, (1, 2.5): True, (3, 3.1): False}.items():
+        value = {s.name: np.full(s.shape, int(factor * s.largest)) for s in context.segments}
+        assert within_bounds(context, (uploads, value)) is fits
 
 
 def test_a_half_that_the_proxy_lost_leaves_its_share_out(desk):
