@@ -142,7 +142,7 @@ def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str,
 def within_bounds(context: RoundContext, of_set: CellSum) -> bool:
     """Return whether no value exceeds the bound of its uploads; otherwise the sum is garbage.
 
-    Correlated noise of a larger round before may be in it, so there the bound is that of any sum."""
+    Correlated noise of a larger round may be in it: then the bound is that of any sum."""
     uploads, sums = of_set
     if context.correlated is not None:
         uploads = context.plan.context.summed
