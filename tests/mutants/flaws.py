@@ -465,7 +465,7 @@ MUTANTS = {
     "correlated-half-not-rounded": Mutant(
         "edgeveil.crypto.masking:taken_back",
         "np.uint64(NOISE_BITS) -> np.uint64(0)",
-        "tests/unit/edgeveil_cloud/test_correlated_rounds.py::test_a_sum_is_less_its_share_of_the_noise_before_within_one_step",
+        "tests/unit/edgeveil/protocol/test_correlated_sums.py::test_low_bits_of_what_is_opened_do_not_show_an_earlier_update",
     ),
     "correlated-noise-left-out-of-the-update": Mutant(
         "edgeveil.parts.stages.noise:GradientGaussian.steps",
