@@ -195,6 +195,12 @@ MUTANTS = {
         "tests/unit/edgeveil/parts/methods/test_units.py::test_a_person_and_a_record_of_one_move_the_gradients_no_further_than_a_record",
         of=("dp_sgd",),
     ),
+    "persons-gradients-clipped-as-coarsely-as-may-be": Mutant(
+        "edgeveil.parts.methods.dp_sgd:noised_steps",
+        "clipped_slack(coordinates, sensitivity) > MARGIN_STEPS -> False",
+        "tests/unit/edgeveil/parts/methods/test_units.py::test_a_model_too_large_to_clip_a_persons_gradients_finely_is_refused",
+        of=("dp_sgd",),
+    ),
     "a-record-of-a-sampled-person-as-the-person": Mutant(
         "edgeveil.privacy.events:for_one",
         "event.unit != unit and event.sampling_probability < 1 -> False",
