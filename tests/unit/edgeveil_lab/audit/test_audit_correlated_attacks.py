@@ -91,6 +91,7 @@ def test_a_device_that_answers_in_rounds_too_near_goes_beyond_its_price(monkeypa
     assert np.linalg.norm(near.gap) > priced
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.drill
 def test_answers_in_rounds_too_near_are_found(monkeypatch):
     monkeypatch.setattr(ca, "check_separation", lambda *_: None)
