@@ -195,6 +195,12 @@ MUTANTS = {
         "tests/unit/edgeveil/parts/methods/test_units.py::test_a_person_and_a_record_of_one_move_the_gradients_no_further_than_a_record",
         of=("dp_sgd",),
     ),
+    "persons-gradients-clipped-as-coarsely-as-may-be": Mutant(
+        "edgeveil.parts.methods.dp_sgd:noised_steps",
+        "clipped_slack(coordinates, sensitivity) > MARGIN_STEPS -> False",
+        "tests/unit/edgeveil/parts/methods/test_units.py::test_a_model_too_large_to_clip_a_persons_gradients_finely_is_refused",
+        of=("dp_sgd",),
+    ),
     "a-record-of-a-sampled-person-as-the-person": Mutant(
         "edgeveil.privacy.events:for_one",
         "event.unit != unit and event.sampling_probability < 1 -> False",
@@ -465,7 +471,7 @@ MUTANTS = {
     "correlated-half-not-rounded": Mutant(
         "edgeveil.crypto.masking:taken_back",
         "np.uint64(NOISE_BITS) -> np.uint64(0)",
-        "tests/unit/edgeveil_cloud/test_correlated_rounds.py::test_a_sum_is_less_its_share_of_the_noise_before_within_one_step",
+        "tests/unit/edgeveil/protocol/test_correlated_sums.py::test_low_bits_of_what_is_opened_do_not_show_an_earlier_update",
     ),
     "correlated-noise-left-out-of-the-update": Mutant(
         "edgeveil.parts.stages.noise:GradientGaussian.steps",

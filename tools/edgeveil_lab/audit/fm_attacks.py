@@ -37,6 +37,7 @@ from edgeveil.privacy.accountant import epsilon, pure_epsilon
 from edgeveil.privacy.events import ClaimedEvent, Event, LaplaceEvent
 from edgeveil_lab.attack.membership import event_variances
 from edgeveil_lab.audit.mechanism_attacks import (
+    MANY,
     Attack,
     Claim,
     Effort,
@@ -79,10 +80,11 @@ class NeighbouringJob:
         return self.present if present else self.without
 
     @classmethod
-    def of(cls, parameters: Parameters, context: MethodContext, added: int = 1) -> NeighbouringJob:
+    def of(cls, parameters: Parameters, context: MethodContext) -> NeighbouringJob:
         """Build the pair of data sets that the module docstring describes.
 
-        The `added` records are one person's."""
+        Of other units, MANY records of one person are added, or all records of the device."""
+        added = 1 if context.unit == "record" else MANY
         values = math.prod(context.input_shape)
         others = np.zeros((3, values), np.float32)
         others[0], others[1, 0], others[2, -1] = 0.5, np.nan, 1.0
@@ -91,7 +93,8 @@ class NeighbouringJob:
         labels = np.array([0, 1, 7] + [UNLABELLED if context.anomaly else 1] * added)
         persons = np.array([0, 1, 2] + [3] * added, np.float32)[:, None]
         present = Records(np.concatenate([others, more]), labels, persons)
-        return cls(parameters, context, present.at(np.arange(len(others))), present)
+        left = 0 if context.unit == "device" else len(others)
+        return cls(parameters, context, present.at(np.arange(left)), present)
 
 
 def make_device(scene: NeighbouringJob) -> SummingDevice:
@@ -140,7 +143,7 @@ def fm_attacks(runs: int) -> tuple[Attack, ...]:
     return (
         gaussian_job(runs, "end to end", NeighbouringJob.of(PARAMETERS, CONTEXT)),
         gaussian_job(runs, "after a PCA", NeighbouringJob.of(one_round, projected)),
-        gaussian_job(runs, "a person of 50 records", NeighbouringJob.of(one_round, person, 50)),
+        gaussian_job(runs, "a person of 50 records", NeighbouringJob.of(one_round, person)),
         gaussian_job(runs, "on a number", NeighbouringJob.of(one_round, number)),
         laplace_job(runs, NeighbouringJob.of(PARAMETERS.model_copy(update=PURE), pure)),
         gaussian_job(runs, "what is normal", NeighbouringJob.of(NORMAL, usual)),

@@ -47,6 +47,7 @@ EPSILON = 1.0
 TRIANGLE = 30  # rows of a matrix; on its diagonal, runs per call
 CANDIDATES = 20
 LOW_BITS = ("lowest bit", "off the grid")
+MANY = 50  # records of an attacked person or device
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,15 @@ from edgeveil_lab.audit.mechanism_attacks import (
 )
 from edgeveil_lab.audit.update_attacks import CONTEXT as UPDATE_SETTING
 from edgeveil_lab.audit.update_attacks import DELTA as SAMPLED_DELTA
-from edgeveil_lab.audit.update_attacks import PRESENT, WITHOUT, TurnedLabels, threshold
+from edgeveil_lab.audit.update_attacks import (
+    PERSON,
+    PRESENT,
+    WITHOUT,
+    TurnedLabels,
+    of_unit,
+    threshold,
+    whose,
+)
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -90,6 +98,7 @@ NORMAL_JOB = JOB.replace(
     "method: fm, rounds: 2, shares: {centre: 0.3, quadratic: 0.3}, local_steps: 1",
     "method: pca_residual, rounds: 2",
 )
+DEVICE_JOB = JOB.replace("epsilon: 8", "unit: device, epsilon: 8")
 ALL_HONEST = JOB.replace("honest_share: 0.5", "honest_share: 1")  # each adds the least noise
 CENTRE, FIRST, SECOND = 0, 2, 3  # rounds: one to attack, and two of one size
 VICTIM = "attacked"
@@ -204,7 +213,9 @@ def shared_attacks(runs: int) -> tuple[Attack, ...]:
         part_attack(runs),
         sum_attack(runs, SharedNoiseJob(text=GROUPS_JOB), "sums of groups"),
         sum_attack(runs, SharedNoiseJob(text=NORMAL_JOB), "pca_residual, sums"),
+        sum_attack(runs, SharedNoiseJob(text=DEVICE_JOB), "sums, a whole device"),
         *(sampled_attack(-(-runs // 8), alone=alone) for alone in (False, True)),
+        sampled_attack(-(-runs // 16), PERSON),
         *(turned_attack(runs, one, alone=alone) for one in scenes for alone in (False, True)),
         mixed_totals_attack(4 * runs),
     )
@@ -289,26 +300,29 @@ def turned_attack(
 # --- sums of sampled gradients, `dp_sgd_sums` ---
 
 
-def sampled_attack(runs: int, *, alone: bool) -> Attack:
+def sampled_attack(runs: int, added: Records = PRESENT, *, alone: bool = False) -> Attack:
     """Attack a round's sum of the assumed honest uploads, or `alone` a single upload."""
     parameters = DpSgdParameters(method="dp_sgd_sums", rounds=1, sampling_rate=0.5)
-    device, clip = METHODS[parameters.method].device(parameters, _SUMMED), 2.0**NOISE_BITS
+    context = of_unit(replace(_SUMMED, nominal_records=len(added)), added)
+    device, clip = METHODS[parameters.method].device(parameters, context), 2.0**NOISE_BITS
     (event,) = device.price(PlannedRound(1, TRAIN, 1))
     law = (as_single if alone else as_summed)(event)
+    # With other weights a record may be classified for certain, and its gradient 0.
+    zeros = {name: np.zeros_like(value) for name, value in _WEIGHTS.items()}
 
     def moved(records: Records) -> float:
-        answer = device.answer(PlannedRound(1, TRAIN, 1), _WEIGHTS, records, fresh_noise(), "cpu")
+        answer = device.answer(PlannedRound(1, TRAIN, 1), zeros, records, fresh_noise(), "cpu")
         first, second = answer.segments["output.weight"].astype(np.float64).ravel()
         return float(second - first) / (math.sqrt(2) * clip)
 
     def observed(present: bool) -> float:
         others = (moved(WITHOUT) for _ in range(0 if alone else _SUMMED.honest - 1))
-        return sum(others, moved(PRESENT if present else WITHOUT))
+        return sum(others, moved(added if present else WITHOUT))
 
     if not isinstance(law, PoissonSampled):
         raise TypeError("sums over samples are not priced as such")
     claim = Claim("past the threshold", epsilon([law], SAMPLED_DELTA).epsilon, SAMPLED_DELTA)
-    title = "all others collude" if alone else "sums"
+    title = f"{'all others collude' if alone else 'sums'}{whose(added)}"
     return past(parameters.method, title, runs, each(observed), threshold(law), claim)
 
 
@@ -316,7 +330,7 @@ def sampled_attack(runs: int, *, alone: bool) -> Attack:
 
 _ALONE = replace(_SUMMED, honest=2)
 LIFE_DELTA = 0.1  # of both jobs; missing noise is detected best at this δ
-_ANY = Limits(math.inf, math.inf, 1.0, math.inf)
+ANY = Limits(math.inf, math.inf, 1.0, math.inf)
 SMALL_JOB = JOB.replace("epsilon: 8", "epsilon: 0.5").replace(
     "rounds: 2, shares: {centre: 0.3, quadratic: 0.3}", "rounds: 1, centre: false, quadratic: never"
 )
@@ -349,7 +363,7 @@ def _lifetime(jobs: Sequence[JobRequest]) -> Guarantee:
     with TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / LEDGER_FILE, VICTIM)
         for job in jobs:
-            ledger.open_job(job, _ANY)
+            ledger.open_job(job, ANY)
             ledger.commit(job.job_id, 1, job.events, b"")
         found = ledger.spent()
         ledger.close()

@@ -43,6 +43,7 @@ from edgeveil.privacy.events import Event, GaussianEvent, PoissonSampled, for_on
 from edgeveil.privacy.gaussian_mechanism import noised_step, poisson_sample, sampled_gaussian_event
 from edgeveil_lab.audit.fm_attacks import CONTEXT as FM_SETTING
 from edgeveil_lab.audit.mechanism_attacks import (
+    MANY,
     Attack,
     Claim,
     Hits,
@@ -73,6 +74,7 @@ _ONE_STEP = {**DP_SGD.model_dump(exclude={"method"}), "sampling_rate": 1.0}
 _ROUND = PlannedRound(1, TRAIN, 1)
 WITHOUT = Records(np.zeros((0, 1), np.float32), np.zeros(0, np.int64))
 PRESENT = Records(np.full((1, 1), LARGE, np.float32), np.zeros(1, np.int64))
+PERSON = PRESENT.at(np.zeros(MANY, np.int64))  # records without a person cell are one person's
 
 Sample = Callable[[int, float], NDArray[np.int64]]
 
@@ -85,6 +87,7 @@ def update_attacks(values: int, jobs: int) -> tuple[Attack, ...]:
         pate_attack(jobs),
         single_step_attack(values),
         dp_sgd_attack(-(-jobs // 12)),
+        dp_sgd_attack(-(-jobs // 24), PERSON),
         many_steps_attack(min(9 * jobs, 12_000)),
         output_attack(min(2 * jobs, 30_000)),
         steps_attack(PsoDpSgd(swarm, CONTEXT), swarm, few),
@@ -111,10 +114,21 @@ def single_step_attack(runs: int, sample: Sample = poisson_sample) -> Attack:
     return past("dp_sgd", title, runs, released, threshold(event(1)), _claim(PAST, event(1)))
 
 
-def dp_sgd_attack(runs: int) -> Attack:
-    trainer = DpSgd(DP_SGD, CONTEXT)
+def dp_sgd_attack(runs: int, added: Records = PRESENT) -> Attack:
+    """Build the attack on one round, by a record or by a person's records."""
+    trainer = DpSgd(DP_SGD, of_unit(CONTEXT, added))
     edge, claim = threshold(trainer.event), _claim(PAST, trainer.event)
-    return past("dp_sgd", "one round", runs, apart(trainer, 1 / _step(DP_SGD)), edge, claim)
+    observed = apart(trainer, 1 / _step(DP_SGD), added)
+    return past("dp_sgd", f"one round{whose(added)}", runs, observed, edge, claim)
+
+
+def of_unit(context: MethodContext, added: Records) -> MethodContext:
+    """Return the context of a job that hides the `added` records."""
+    return context if len(added) == 1 else replace(context, unit="person")
+
+
+def whose(added: Records) -> str:
+    return "" if len(added) == 1 else f", a person of {len(added)} records"
 
 
 def many_steps_attack(runs: int) -> Attack:
@@ -159,9 +173,9 @@ def swarm_update_attack(runs: int) -> Attack:
     return past("pso_dp_fl", "one round", runs, apart(trainer, event.mu), edge, claim)
 
 
-def apart(trainer: Trainer, scale: float = 1.0) -> Statistic:
+def apart(trainer: Trainer, scale: float = 1.0, added: Records = PRESENT) -> Statistic:
     """Return how far each answer moves the two weights apart, over √2, times `scale`."""
-    worlds = (WITHOUT, PRESENT)
+    worlds = (WITHOUT, added)
     return lambda present, count: _moved(trainer, CONTEXT, worlds[present], count)[:, 0] * scale
 
 

@@ -9,6 +9,7 @@ from edgeveil.crypto.keys import CheckKey, MaskSeed
 from edgeveil.crypto.masking import Vector
 from edgeveil.crypto.ring import NOISE_BITS, Ring
 from edgeveil.errors import ProtocolError
+from edgeveil.protocol import tensors
 from edgeveil.protocol.messages import RoundId
 from edgeveil.protocol.sealed import MaskedVector, RoundCheck
 from edgeveil.protocol.tensors import (
@@ -24,9 +25,9 @@ SIZES, BITS = (3, 5), 30
 COUNT = sum(SIZES)
 
 
-def vectors(number):
+def vectors(number, fine=0):
     names = [*(f"layer{place}" for place in range(len(SIZES))), "noise"]
-    rings = [*(Ring(size, BITS) for size in SIZES), Ring(COUNT, BITS + NOISE_BITS)]
+    rings = [*(Ring(size, BITS + fine) for size in SIZES), Ring(COUNT, BITS + NOISE_BITS)]
     where = RoundId(b"J" * 16, number, 1)
     return tuple(
         MaskedVector(where, place, name, ring)
@@ -35,16 +36,18 @@ def vectors(number):
 
 
 class Round:
-    """One round of some devices: what the cloud sums, and what the proxy answers."""
+    """One round of some devices: what the cloud sums, and what the proxy answers.
 
-    def __init__(self, number, updates, noises):
-        self.vectors = vectors(number)
+    Updates are in steps of 2^-`fine`; the product's are in whole steps."""
+
+    def __init__(self, number, updates, noises, fine=0):
+        self.vectors = vectors(number, fine)
         self.check = RoundCheck(CheckKey(bytes([number]) * 32), disclosed=True)
         self.seeds = [MaskSeed.generate() for _ in updates]
         self.update, self.noise = np.sum(updates, axis=0), np.sum(noises, axis=0)
         self.totals = [Vector.zeros(one.ring) for one in self.vectors]
         for seed, update, noise in zip(self.seeds, updates, noises, strict=True):
-            parts = [*np.split(update + noise, np.cumsum(SIZES)[:-1]), noise]
+            parts = [*np.split(update + noise << fine, np.cumsum(SIZES)[:-1]), noise]
             for one, total, part in zip(self.vectors, self.totals, parts, strict=True):
                 total.add(opened_vector(one, masked_segment(one, part, seed, self.check)))
 
@@ -62,11 +65,11 @@ class Round:
         return np.concatenate(list(sums.values()))
 
 
-def played(number, seed, devices=4):
+def played(number, seed, devices=4, fine=0):
     rng = np.random.default_rng(seed)
     updates = rng.integers(-1000, 1000, size=(devices, COUNT))
     noises = rng.integers(-(2**20), 2**20, size=(devices, COUNT))
-    return Round(number, updates, noises)
+    return Round(number, updates, noises, fine)
 
 
 @settings(max_examples=30, deadline=None)
@@ -91,31 +94,36 @@ def test_the_rounding_errs_to_both_sides_alike():
     assert abs(np.mean(errors)) < 0.03 and np.std(errors) > 0.3
 
 
-def unrounded(first, second, coefficient, half):
-    """Return what an opening without rounding would show: 2⁸·(X + N) - a·N before, mod 2³⁸."""
-    whole = (second.update + second.noise) * 256 - coefficient * first.noise
-    return whole % 2 ** (BITS + NOISE_BITS)
+def last_bytes_read(fine):
+    """Return the share of an earlier update's last bytes that each guess of the cloud gets right.
 
-
-def test_low_bits_of_what_is_opened_do_not_show_an_earlier_update():
-    """Unrounded, the low bits give the earlier noise away, and the earlier update with it."""
+    All that the cloud has: its half, not rounded, and the sums that it opens."""
     coefficient = 225  # odd, so that it can be divided by, mod 2⁸
-    inverse, right, leaked, numbers = pow(coefficient, -1, 256), 0, 0, 0
+    inverse, right = pow(coefficient, -1, 256), []
     for seed in range(150):
-        first, second = played(1, seed), played(2, seed + 1)
+        first, second = played(1, seed, fine=fine), played(2, seed + 1, fine=fine)
         answer, half = first.answer()
-        seen = first.opened(answer)  # X + N of the first round
+        seen = first.opened(answer) >> fine  # X + N of the first round
         answer, _ = second.answer(coefficient, half)
-        whole = unrounded(first, second, coefficient, half)
-        leaked += int(((seen + whole * inverse) % 256 == first.update % 256).sum())
-        # All that the cloud has: its half, not rounded, and the proxy's answer.
         own = Vector.from_bytes(first.vectors[-1].ring, first.half).numbers.astype(np.int64)
-        theirs = second.opened(answer, coefficient, first.half) * 256
-        for guess in (theirs, theirs - coefficient * own, -coefficient * own):
-            right += int(((seen + guess * inverse) % 256 == first.update % 256).sum())
-        numbers += COUNT
-    assert leaked == numbers
-    assert right / (3 * numbers) < 4 / 256
+        theirs = second.opened(answer, coefficient, first.half) << NOISE_BITS - fine
+        guesses = np.stack([theirs - 1, theirs, theirs - coefficient * own, -coefficient * own])
+        right.append((seen + guesses * inverse) % 256 == first.update % 256)
+    return np.mean(right, axis=(0, 2))
+
+
+@pytest.mark.parametrize("fine", [0, NOISE_BITS])
+def test_low_bits_of_what_is_opened_do_not_show_an_earlier_update(fine):
+    """Not in fractions of a step either, where nothing but the rounding hides them."""
+    assert (last_bytes_read(fine) < 5 / 256).all()
+
+
+def test_without_the_rounding_low_bits_give_the_earlier_update_away(monkeypatch):
+    def whole(half, ring, coefficient):
+        return half * np.uint64(coefficient % 2**64) & np.uint64((1 << ring.bits) - 1)
+
+    monkeypatch.setattr(tensors, "taken_back", whole)
+    assert last_bytes_read(NOISE_BITS)[0] == 1
 
 
 def test_the_proxys_answer_is_no_longer_than_the_updates_masks():

@@ -182,6 +182,23 @@ def test_gradients_of_persons_add_up_alike_in_any_number_at_a_time(monkeypatch):
     assert (found % (1 << NOISE_BITS - RECORD_BITS) == 0).all()
 
 
+def test_a_model_too_large_to_clip_a_persons_gradients_finely_is_refused():
+    """Past a rounding that the margin of a record's norm no longer covers."""
+    parameters = DpSgdParameters(rounds=1, local_steps=1, sampling_rate=0.5)
+    for unit, values, fits in (
+        ("person", 29_000_000, True),
+        ("record", 30_000_000, True),
+        ("person", 30_000_000, False),
+    ):
+        own = context(unit=unit, max_participations=1)
+        if fits:
+            event = noised_steps(parameters, own, 1, values).event
+            assert (event.unit, event.coordinates) == (unit, values)
+            continue
+        with pytest.raises(PrivacyError, match="too coarsely for persons"):
+            noised_steps(parameters, own, 1, values)
+
+
 @pytest.mark.parametrize("counts", [Confusion(CLASSES), Hits(CLASSES)])
 def test_a_person_moves_the_counts_of_an_evaluation_no_further_than_a_record(counts):
     event = counts_event(
