@@ -1118,6 +1118,34 @@ MUTANTS = {
         "places.rstrip('0') -> places",
         "tests/unit/edgeveil/data/test_encoding.py::test_no_cell_of_a_column_changes_the_text_of_another",
     ),
+    # --- values that nobody listed ---
+    "heavy-hitters-threshold-of-one-value": Mutant(
+        "edgeveil.statistics.heavy_hitters:threshold",
+        "FALSE_POSITIVES / (KEPT + 1) -> FALSE_POSITIVES",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_a_false_value_is_as_rare_as_is_said",
+    ),
+    "heavy-hitters-threshold-of-single-counts": Mutant(
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.answers",
+        "sums[:KEPT] > least -> sums[:KEPT] > 0",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_a_false_value_is_as_rare_as_is_said",
+    ),
+    "heavy-hitters-record-under-two-prefixes": Mutant(
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.of",
+        "np.bincount(at, minlength=self.cells)"
+        " -> np.bincount(np.append(at, at ^ 1), minlength=self.cells)",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_one_record_adds_no_more_than_is_priced",
+        nth=3,
+    ),
+    "heavy-hitters-price-of-one-byte": Mutant(
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.bound",
+        "float(_SIGNS * self.length) -> float(_SIGNS)",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_one_record_adds_no_more_than_is_priced",
+    ),
+    "heavy-hitters-any-broadcast": Mutant(
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.about",
+        "ordered.all() -> True",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_another_broadcast_is_refused_before_a_record_is_read",
+    ),
     # --- audit in one run ---
     "one-run-audit-without-delta": Mutant(
         "edgeveil.privacy.one_run_audit:_chance",
