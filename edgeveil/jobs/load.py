@@ -13,7 +13,7 @@ from edgeveil.jobs.job import Job, settled
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.presets import KEY as PRESET
 from edgeveil.jobs.presets import expand, with_preset
-from edgeveil.statistics.questions import expanded
+from edgeveil.statistics.questions import expanded, least_rounds
 
 STATISTICS = "statistics"
 LOCAL_RUN = "local_run"
@@ -71,7 +71,9 @@ def _ask(tree: Tree) -> None:
         tree.problems.append(Problem((STATISTICS,), tree.line((STATISTICS,)), text))
         return
     tree.lines |= {("train", *at[1:]): n for at, n in tree.lines.items() if at[:1] == (STATISTICS,)}
-    tree.value["train"] = {"method": STATISTICS, **block} if isinstance(block, dict) else block
+    tree.value["train"] = block
+    if isinstance(block, dict):
+        tree.value["train"] = {"method": STATISTICS, "rounds": least_rounds(block), **block}
     data = expanded(block, tree.value.get("data"))
     if data is None and isinstance(tree.value.get("data"), dict):  # reported as problems of train
         data = {"classes": 2, "input_shape": [1], **tree.value["data"]}

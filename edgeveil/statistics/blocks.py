@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.parts.round import Tensors
+from edgeveil.statistics.heavy_hitters import LEVELS, HeavyHitters
 from edgeveil.statistics.questions import AskedColumn, Condition, Questions
 
 Int64 = NDArray[np.int64]
@@ -149,7 +150,7 @@ class Product:
         return _fixed(np.stack([product, np.full(len(product), 0.5)])).sum(axis=1)
 
 
-Block = Counts | Moments | Product
+Block = Counts | Moments | Product | HeavyHitters
 
 
 def _fixed(values: NDArray[np.float64]) -> Int64:
@@ -185,7 +186,14 @@ class Vector:
 
     def about(self, tensors: Tensors) -> Vector:
         """Return the vector about what the package broadcasts. Raises ProtocolError."""
-        return self
+        found = (
+            one.about(tensors) if isinstance(one, HeavyHitters) else one for one in self.blocks
+        )
+        return replace(self, blocks=tuple(found))
+
+    @property
+    def values(self) -> tuple[HeavyHitters, ...]:
+        return tuple(one for one in self.blocks if isinstance(one, HeavyHitters))
 
     def of(self, x: Rows) -> Int64:
         """Return the weighted sums (cells,) over records x (n, values)."""
@@ -224,9 +232,19 @@ def _meets(one: Condition, questions: Questions, x: Rows) -> NDArray[np.bool_]:
 
 
 def vectors(questions: Questions, exchanges: int) -> tuple[Vector, ...]:
-    """Return the vector of each exchange; the blocks are dealt to the exchanges in turn."""
-    blocks = tuple(_blocks(questions))
-    return tuple(Vector(blocks[at::exchanges], questions) for at in range(exchanges))
+    """Return the vector of each exchange: a level of each column of values, and of the others.
+
+    Other blocks are dealt to the exchanges in turn."""
+    blocks, places = tuple(_blocks(questions)), questions.places
+    columns = [(one.name, one.values.length) for one in questions.columns if one.values is not None]
+    levels = [
+        tuple(HeavyHitters(name, places[name], length, at) for name, length in columns)
+        for at in range(exchanges)
+    ]
+    return tuple(
+        Vector((*blocks[at::exchanges], *(levels[at] if at in LEVELS else ())), questions)
+        for at in range(exchanges)
+    )
 
 
 def _blocks(questions: Questions) -> Iterator[Block]:

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from edgeveil.errors import ProtocolError
 from edgeveil.evaluation.figures import to_digits
 from edgeveil.logs import printable
+from edgeveil.parts.round import Array, Tensors, required
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
@@ -53,14 +54,14 @@ _HASH = b"edgeveil values 1\0"
 class HeavyHitters:
     """The block of one level for `column`, whose bytes start at `place` of a record.
 
-    `kept`: what the package broadcasts: hash prefixes (KEPT,) int64, ascending, or for CANDIDATES
-    values (KEPT, length) uint8, ascending after rows of zeros."""
+    `kept`: what the package broadcasts, but for HASHED: prefixes (KEPT,) int64, ascending, or for
+    CANDIDATES values (KEPT, length) uint8, ascending after rows of zeros."""
 
     column: str
     place: int
     length: int
     level: int = HASHED
-    kept: NDArray[Any] | None = field(default=None, compare=False, repr=False)
+    kept: Array | None = field(default=None, compare=False, repr=False)
     whole: ClassVar[int] = 1
 
     @property
@@ -78,17 +79,22 @@ class HeavyHitters:
         """Weights by which each level finds about the same values, and the counts are precise."""
         return (1.25, 1.25, 0.25, 2.0)[self.level]
 
-    @property
-    def broadcast(self) -> tuple[tuple[int, ...], str] | None:
-        """Shape and type of `kept`; None for the first level."""
-        if self.level == HASHED:
-            return None
-        return ((KEPT, self.length), "uint8") if self.level == CANDIDATES else ((KEPT,), "int64")
+    def tensor(self, level: int) -> str:
+        """Return the name of a level's broadcast in packages and in the cloud's state."""
+        return f"values/{self.place}/{level}"
 
-    def about(self, kept: NDArray[Any]) -> HeavyHitters:
-        """Return the block about a broadcast, before any record is read. Raises ProtocolError."""
-        if (kept.shape, str(kept.dtype)) != self.broadcast:
-            raise ProtocolError("bad_package", f"values of '{self.column}': not {self.broadcast}")
+    def initial(self) -> dict[str, Array]:
+        """Return broadcasts of all levels as if there were no values."""
+        kept = [np.arange(KEPT, dtype=np.int64)] * 2 + [np.zeros((KEPT, self.length), np.uint8)]
+        return {self.tensor(level): one for level, one in enumerate(kept, PREFIXES)}
+
+    def about(self, tensors: Tensors) -> HeavyHitters:
+        """Return the block about its broadcast, before any record is read. Raises ProtocolError."""
+        if self.level == HASHED:
+            return self
+        shape = (KEPT, self.length) if self.level == CANDIDATES else (KEPT,)
+        dtype = "uint8" if self.level == CANDIDATES else "int64"
+        kept = required(tensors, self.tensor(self.level), shape, dtype)
         if self.level == CANDIDATES:
             texts = _texts(kept)
             ordered = (texts[:-1] < texts[1:]) | (texts[:-1] == b"")
@@ -104,7 +110,7 @@ class HeavyHitters:
         return _BITS[self.level - 1]
 
     @cached_property
-    def _kept(self) -> NDArray[Any]:
+    def _kept(self) -> Array:
         if self.kept is None:
             raise TypeError(f"level {self.level} is about a broadcast")
         return self.kept
@@ -136,8 +142,13 @@ class HeavyHitters:
         np.add.at(sums, row, _code()[values[inside]])
         return sums.reshape(-1)
 
-    def next_kept(self, sums: Float64) -> NDArray[Any]:
+    def next_kept(self, sums: Float64) -> dict[str, Array]:
         """Return the broadcast of the next level from the noised sums (cells,), in records."""
+        if self.level == CANDIDATES:
+            return {}
+        return {self.tensor(self.level + 1): self._next(sums)}
+
+    def _next(self, sums: Float64) -> Array:
         if self.level == CODED:
             return self._candidates(sums.reshape(KEPT, self.length, _SIGNS))
         fullest = np.argsort(-sums, kind="stable")[:KEPT]
@@ -155,35 +166,27 @@ class HeavyHitters:
             found[row] = values[fits[0]] if len(fits) else 0
         return found[np.argsort(_texts(found), kind="stable")]
 
-    def answers(self, sums: Float64, deviation: float) -> list[dict[str, Any]]:
-        """Return the answers from the last level's sums, with noise of `deviation` in each.
+    def answer(self, sums: Float64, deviation: float) -> dict[str, Any]:
+        """Return the answer from the last level's sums, with noise of `deviation` in each.
 
         Names are printable and in one piece, whatever the bytes; see `plain_name`."""
-        least, error = threshold(deviation), to_digits(1.96 * deviation)
-        candidates = _texts(self._kept)
+        least, candidates = threshold(deviation), _texts(self._kept)
         listed = np.flatnonzero((sums[:KEPT] > least) & (candidates != b""))
         listed = listed[np.argsort(-sums[listed], kind="stable")]
         rest = np.setdiff1d(np.flatnonzero(candidates != b""), listed)
         other = float(sums[KEPT] + sums[rest].sum())
-        return [
-            {
-                "statistic": "values",
-                "column": self.column,
-                "names": [plain_name(candidates[row]) for row in listed],
-                "value": [to_digits(float(sums[row])) for row in listed],
-                "plus_minus": error,
-                "threshold": to_digits(least),
-                "false_positives_at_most": FALSE_POSITIVES,
-                "other": to_digits(max(0.0, other)),
-                "other_plus_minus": to_digits(1.96 * deviation * math.sqrt(1 + len(rest))),
-            },
-            {
-                "statistic": "missing",
-                "column": self.column,
-                "value": to_digits(max(0.0, float(sums[KEPT + 1]))),
-                "plus_minus": error,
-            },
-        ]
+        return {
+            "statistic": "values",
+            "column": self.column,
+            "names": [plain_name(candidates[row]) for row in listed],
+            "value": [to_digits(float(sums[row])) for row in listed],
+            "plus_minus": to_digits(1.96 * deviation),
+            "threshold": to_digits(least),
+            "false_positives_at_most": FALSE_POSITIVES,
+            "other": to_digits(max(0.0, other)),
+            "other_plus_minus": to_digits(1.96 * deviation * math.sqrt(1 + len(rest))),
+            "too_noisy": bool(least > sums[: KEPT + 1].sum() / 2),
+        }
 
 
 def threshold(deviation: float) -> float:
@@ -227,7 +230,7 @@ def plain_name(value: bytes) -> str:
     return printable(value.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace"))
 
 
-def _texts(values: Bytes) -> NDArray[np.bytes_]:
+def _texts(values: Array) -> NDArray[np.bytes_]:
     """Return values (n, length) as (n,) strings, which compare by their bytes, unsigned."""
     return np.ascontiguousarray(values).view(f"S{values.shape[1]}").reshape(-1)
 

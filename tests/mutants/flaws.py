@@ -1125,7 +1125,7 @@ MUTANTS = {
         "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_a_false_value_is_as_rare_as_is_said",
     ),
     "heavy-hitters-threshold-of-single-counts": Mutant(
-        "edgeveil.statistics.heavy_hitters:HeavyHitters.answers",
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.answer",
         "sums[:KEPT] > least -> sums[:KEPT] > 0",
         "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_a_false_value_is_as_rare_as_is_said",
     ),

@@ -35,6 +35,7 @@ from edgeveil.privacy.gaussian_mechanism import counts_event, gaussian
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.statistics.answers import Sums, answered
 from edgeveil.statistics.blocks import Vector, vectors
+from edgeveil.statistics.heavy_hitters import LEVELS, HeavyHitters
 from edgeveil.statistics.questions import Questions
 from edgeveil.subnormals import flushed
 
@@ -49,7 +50,8 @@ class StatisticsParameters(MethodParameters, Questions):
     method: Literal["statistics"] = "statistics"
     """Statistics of the fleet's records; learns nothing."""
     rounds: int = Field(default=1, ge=1, le=16)
-    """Exchanges, among which the questions are dealt."""
+    """Exchanges, among which the questions are dealt; `values` take four, which is then the default
+    of a block `statistics`."""
 
 
 class Asking:
@@ -159,16 +161,21 @@ class StatisticsCloud(CloudMethod):
         return (SegmentSpec(SUMS, shape, "int64", largest=largest),)
 
     def initial_state(self) -> dict[str, Array]:
-        return {}
+        values = self.asking.vectors[0].values
+        return {name: kept for one in values for name, kept in one.initial().items()}
 
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
-        return {}
+        names = (one.tensor(one.level) for one in self.asking.vector(round).values)
+        return {name: np.asarray(state[name]) for name in names if name in state}
 
     def absorb(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         sums = np.rint(mean[SUMS].astype(np.float64) * uploads)
         new = {f"{SUMS}/{round.index}": sums, f"{UPLOADS}/{round.index}": np.array([uploads])}
+        found = self._sums(round.index, sums, uploads, state)
+        for block, _, cells in found.vector.split(found.sums):
+            new |= block.next_kept(cells) if isinstance(block, HeavyHitters) else {}
         return {**{name: np.asarray(one) for name, one in state.items()}, **new}
 
     def shown(self, state: Tensors) -> Mapping[str, Any]:
@@ -177,17 +184,18 @@ class StatisticsCloud(CloudMethod):
         if not all(f"{SUMS}/{at}" in state for at in every):
             return {}
         found = [
-            self._sums(at, state[f"{SUMS}/{at}"], int(state[f"{UPLOADS}/{at}"][0])) for at in every
+            self._sums(at, state[f"{SUMS}/{at}"], int(state[f"{UPLOADS}/{at}"][0]), state)
+            for at in every
         ]
         s = self.context
         facts = {"epsilon": s.epsilon, "delta": s.delta, "unit": s.unit}
         return {"statistics": answered(self.parameters, found, facts)}
 
-    def _sums(self, exchange: int, steps: Array, uploads: int) -> Sums:
+    def _sums(self, exchange: int, steps: Array, uploads: int, state: Tensors) -> Sums:
         own = noise_of(self.asking.events[exchange - 1])
         unit = 2.0**-own.grid_bits
         deviation = math.sqrt(uploads * own.sigma_squared) * unit
-        vector = self.asking.vectors[exchange - 1]
+        vector = self.asking.vectors[exchange - 1].about(state)
         return Sums(vector, steps.astype(np.float64) * unit, deviation, uploads)
 
     def model(self, state: Tensors) -> dict[str, Array]:
@@ -197,10 +205,14 @@ class StatisticsCloud(CloudMethod):
 def _refuses(
     parameters: StatisticsParameters, context: MethodContext
 ) -> Iterable[tuple[tuple[str, ...], str]]:
-    blocks = sum(len(one.blocks) for one in vectors(parameters, 1))
-    if blocks < parameters.rounds:
-        text = f"there are {blocks} parts of the question to deal to {parameters.rounds} exchanges"
-        yield ("train.rounds", "statistics.rounds"), f"{text}; set at most {blocks}"
+    values = any(one.values is not None for one in parameters.columns)
+    if values and parameters.rounds < len(LEVELS):
+        text = f"values that nobody listed take {len(LEVELS)} exchanges, one a level; set rounds:"
+        yield ("train.rounds", "statistics.rounds"), f"{text} {len(LEVELS)}"
+    parts = [one for one in vectors(parameters, parameters.rounds) if one.blocks]
+    if len(parts) < parameters.rounds:
+        text = f"the question has {len(parts)} parts to deal to {parameters.rounds} exchanges"
+        yield ("train.rounds", "statistics.rounds"), f"{text}; set at most {len(parts)}"
 
 
 PART = MethodPart(
