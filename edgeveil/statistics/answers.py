@@ -121,6 +121,7 @@ class _Answers:
                 margin = _margin(table, of_table.value, name)
                 own = 1 / (of_table.variance * len(of_table.value) / len(margin))
                 total, weight = total + margin * own, weight + own
+        estimate.variance = 1 / (weight * spread)
         change = (total / weight - merged) / _sizes(block)
         value = estimate.value + np.repeat(change, _sizes(block))
         estimate.value = value + (self.records - value.sum()) / cells
