@@ -70,6 +70,7 @@ def _ask(tree: Tree) -> None:
         text = "a job asks or learns; leave out statistics or train"
         tree.problems.append(Problem((STATISTICS,), tree.line((STATISTICS,)), text))
         return
+    tree.written["train"] = STATISTICS
     tree.lines |= {("train", *at[1:]): n for at, n in tree.lines.items() if at[:1] == (STATISTICS,)}
     tree.value["train"] = block
     if isinstance(block, dict):
@@ -89,7 +90,13 @@ def line_of(path: Path, key: str) -> int:
 
 def job_schema(model: type[Job] = Job) -> Schema:
     """Return the JSON Schema (2020-12) of a job file with `model`, for editors."""
-    return with_preset(model.model_json_schema())
+    schema = with_preset(model.model_json_schema())
+    asked = {"$ref": "#/$defs/StatisticsParameters", "description": "Ask in place of learning."}
+    return {
+        **schema,
+        "properties": {**schema["properties"], STATISTICS: asked},
+        "required": [key for key in schema["required"] if key != "train"],
+    }
 
 
 def _file_schema() -> Schema:

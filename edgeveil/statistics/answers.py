@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.evaluation.figures import to_digits
-from edgeveil.statistics.blocks import Counts, Moments, Product, Vector
+from edgeveil.statistics.blocks import BlockVector, Counts, Moments, Product
 from edgeveil.statistics.heavy_hitters import CANDIDATES, HeavyHitters
 from edgeveil.statistics.questions import AskedColumn, Questions
 
@@ -33,7 +33,7 @@ OTHER, MISSING, BELOW, ABOVE = "(other)", "(missing)", "(below)", "(above)"
 class Sums:
     """The sums of one exchange over `uploads` devices, and the noise's deviation in each."""
 
-    vector: Vector
+    vector: BlockVector
     sums: Float64
     deviation: float
     uploads: int

@@ -99,8 +99,7 @@ class Scaled:
 
     def of(self, x: Rows) -> NDArray[np.float64]:
         values = x[:, self.place].astype(np.float64)
-        scaled = (np.clip(values, self.low, self.high) - self.middle) / self.half
-        return np.clip(scaled, -1.0, 1.0)
+        return np.clip((values - self.middle) / self.half, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def _added(values: NDArray[np.float64]) -> Int64:
 
 
 @dataclass(frozen=True)
-class Vector:
+class BlockVector:
     """The blocks of one exchange with their weights, of records that meet `conditions`."""
 
     blocks: tuple[Block, ...]
@@ -184,7 +183,7 @@ class Vector:
         """The most that one record adds to a cell."""
         return max(w * one.whole for w, one in zip(self.weights, self.blocks, strict=True))
 
-    def about(self, tensors: Tensors) -> Vector:
+    def about(self, tensors: Tensors) -> BlockVector:
         """Return the vector about what the package broadcasts. Raises ProtocolError."""
         found = (
             one.about(tensors) if isinstance(one, HeavyHitters) else one for one in self.blocks
@@ -231,7 +230,7 @@ def _meets(one: Condition, questions: Questions, x: Rows) -> NDArray[np.bool_]:
     return met & ~np.isnan(values)
 
 
-def vectors(questions: Questions, exchanges: int) -> tuple[Vector, ...]:
+def vectors(questions: Questions, exchanges: int) -> tuple[BlockVector, ...]:
     """Return the vector of each exchange: a level of each column of values, and of the others.
 
     Other blocks are dealt to the exchanges in turn."""
@@ -242,7 +241,7 @@ def vectors(questions: Questions, exchanges: int) -> tuple[Vector, ...]:
         for at in range(exchanges)
     ]
     return tuple(
-        Vector((*blocks[at::exchanges], *(levels[at] if at in LEVELS else ())), questions)
+        BlockVector((*blocks[at::exchanges], *(levels[at] if at in LEVELS else ())), questions)
         for at in range(exchanges)
     )
 

@@ -120,6 +120,45 @@ MUTANTS = {
         of=("noise_only",),
     ),
     # --- sensitivity ---
+    "statistics-weights-left-out-of-the-sensitivity": Mutant(
+        "edgeveil.statistics.blocks:BlockVector.sensitivity_squared",
+        "(weight * one.whole) ** 2 -> one.whole**2",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
+    "statistics-of-numbers-beyond-their-range": Mutant(
+        "edgeveil.statistics.blocks:Scaled.of",
+        "np.clip((values - self.middle) / self.half, -1.0, 1.0)"
+        " -> (values - self.middle) / self.half",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
+    "statistics-record-in-two-cells": Mutant(
+        "edgeveil.statistics.blocks:Counts.of",
+        "np.bincount(at, minlength=self.cells)"
+        " -> np.bincount(np.repeat(at, 2), minlength=self.cells)",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
+    "statistics-exchanges-paid-once": Mutant(
+        "edgeveil.parts.methods.statistics:Asking.events",
+        "sum(bound**2 for bound in bounds) -> max(bounds) ** 2",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_all_exchanges_together_cost_what_the_job_says",
+        of=("statistics",),
+    ),
+    "statistics-person-with-every-record": Mutant(
+        "edgeveil.parts.methods.statistics:StatisticsDevice.steps",
+        "np.divmod(vector.of(x[own]), len(own)) -> np.divmod(vector.of(x[own]), 1)",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_a_device_or_person_adds_no_more_than_its_event_says",
+        of=("statistics",),
+    ),
+    "statistics-half-noise": Mutant(
+        "edgeveil.parts.methods.statistics:StatisticsDevice.answer",
+        "gaussian(steps, noise_of(event), random_bytes)"
+        " -> (steps + gaussian(0 * steps, noise_of(event), random_bytes)[0] // 2, event)",
+        "tests/contract/test_method_noise.py::test_a_sum_over_devices_has_the_noise_that_its_price_counts_on",
+        of=("statistics",),
+    ),
     "softmax-sensitivity-one": Mutant(
         "edgeveil.privacy.laplace_mechanism:softmax_event",
         "2 * steps -> steps",

@@ -34,17 +34,18 @@ from edgeveil.privacy.events import UNITS, Event, GaussianEvent, SharedGaussian,
 from edgeveil.privacy.gaussian_mechanism import counts_event, gaussian
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.statistics.answers import Sums, answered
-from edgeveil.statistics.blocks import Vector, vectors
+from edgeveil.statistics.blocks import BlockVector, vectors
 from edgeveil.statistics.heavy_hitters import LEVELS, HeavyHitters
 from edgeveil.statistics.questions import Questions
 from edgeveil.subnormals import flushed
 
 SUMS, UPLOADS = "sums", "uploads"
 ROOM = 4  # most records of a device that count, in nominal_records
+_MOST = 1 << 61  # of a cell, so that its noise fits an int64
 _ROOM_SIGMAS = 12  # bound on the noise, as Q(12) < 2^-108
 
 
-class StatisticsParameters(MethodParameters, Questions):
+class StatisticsParameters(Questions, MethodParameters):
     """The `statistics` block of a job, or its `train` block with `method: statistics`."""
 
     method: Literal["statistics"] = "statistics"
@@ -83,7 +84,7 @@ class Asking:
         return tuple(map(self._of_exchange, [whole] * len(bounds), bounds, self.vectors))
 
     def _of_exchange(
-        self, whole: GaussianEvent | SharedGaussian, bound: int, vector: Vector
+        self, whole: GaussianEvent | SharedGaussian, bound: int, vector: BlockVector
     ) -> GaussianEvent | SharedGaussian:
         one = noise_of(whole)
         steps = bound << one.grid_bits
@@ -102,13 +103,15 @@ class Asking:
     def event(self, round: PlannedRound) -> GaussianEvent | SharedGaussian:
         return self.events[round.index - 1]
 
-    def vector(self, round: PlannedRound) -> Vector:
+    def vector(self, round: PlannedRound) -> BlockVector:
         return self.vectors[round.index - 1]
 
     def room(self, round: PlannedRound) -> int:
         """Return the bound on a cell of one device, in steps."""
         most = 1 if self.context.unit == "device" else ROOM * self.context.nominal_records
-        return most * self.vector(round).largest << noise_of(self.event(round)).grid_bits
+        return min(
+            most * self.vector(round).largest << noise_of(self.event(round)).grid_bits, _MOST
+        )
 
 
 class StatisticsDevice:
@@ -128,20 +131,24 @@ class StatisticsDevice:
         processor: str = "auto",
     ) -> Answer:
         vector, event = self.asking.vector(round).about(tensors), self.asking.event(round)
-        steps, room = self.steps(vector, records, noise_of(event)), self.asking.room(round)
-        noised, _ = gaussian(np.clip(steps, -room, room), noise_of(event), random_bytes)
+        steps = self.steps(vector, records, noise_of(event), self.asking.room(round))
+        noised, _ = gaussian(steps, noise_of(event), random_bytes)
         return Answer({SUMS: noised}, (event,))
 
-    def steps(self, vector: Vector, records: Records, event: GaussianEvent) -> NDArray[np.int64]:
-        """Return the exact sums in steps; each person's, or the device's, are its records' mean."""
+    def steps(
+        self, vector: BlockVector, records: Records, event: GaussianEvent, room: int = _MOST
+    ) -> NDArray[np.int64]:
+        """Return the sums in steps within ±`room`; a person's, or the device's, are means."""
         records = records.at(records.y >= 0)  # others are broken rows
         owners, bits, x = records.owners(event.unit), event.grid_bits, flat_rows(records.x)
         if owners is None:
-            return vector.of(x) << bits
+            whole = room >> bits  # cut first: the shift of a large sum would overflow
+            return np.clip(vector.of(x), -whole, whole) << bits
         total = np.zeros(vector.cells, np.int64)
         for own in grouped(owners):
-            total += (vector.of(x[own]) << bits) // len(own)
-        return total
+            each, rest = np.divmod(vector.of(x[own]), len(own))
+            total += (each << bits) + (rest << bits) // len(own)
+        return np.clip(total, -room, room)
 
 
 class StatisticsCloud(CloudMethod):
@@ -167,7 +174,7 @@ class StatisticsCloud(CloudMethod):
         return {**sums, **uploads, **{name: of for one in kept for name, of in one.items()}}
 
     @property
-    def _numbered(self) -> list[tuple[int, Vector]]:
+    def _numbered(self) -> list[tuple[int, BlockVector]]:
         return list(enumerate(self.asking.vectors, start=1))
 
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
