@@ -7,8 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgeveil.errors import ProtocolError
-from edgeveil.privacy.accountant import mu_for
+from edgeveil.data.encoding import RowEncoder
+from edgeveil.errors import ConfigError, ProtocolError
+from edgeveil.jobs import parse_job
+from edgeveil.parts.methods import METHODS
+from edgeveil.privacy.accountant import epsilon, mu_for
+from edgeveil.privacy.events import noise_of
+from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.statistics.heavy_hitters import (
     CANDIDATES,
     CODED,
@@ -23,6 +28,7 @@ from edgeveil.statistics.heavy_hitters import (
     plain_name,
     threshold,
 )
+from tests.kits.method_context import context
 
 LENGTH = 16
 ODD = np.array([np.nan, np.inf, -np.inf, -1.0, 0.5, 256.0, 1e30], np.float32)
@@ -245,3 +251,89 @@ def test_the_outermost_prefixes_are_accepted(level):
     last = 1 << (13 if level == PREFIXES else 19)
     for kept in (rising(), rising() + last - KEPT):
         about(level, kept)
+
+
+# --- in a job ---------------------------------------------------------------------------------
+
+JOB = """
+job: ask
+data: {source: people, nominal_records: 300}
+statistics: {columns: [{name: sex, category: [f, m]}, {name: town, values: {length: 12}}]MORE}
+privacy: {epsilon: 1, delta: 1.0e-6}
+"""
+
+
+def halves(unit="record", **changes):
+    """The device and cloud halves of a job, and its parameters."""
+    parameters = parse_job(JOB.replace("MORE", "")).train
+    own = {"epsilon": 4.0, "delta": 1e-6, "nominal_records": 300, "input_shape": (13,)}
+    s = context(unit=unit, **{**own, **changes})
+    return METHODS["statistics"].device(parameters, s), METHODS["statistics"].cloud(parameters, s)
+
+
+def encoded(rows):
+    schema = parse_job(JOB.replace("MORE", "")).train.records_schema
+    encoder = RowEncoder(schema, ["sex", "town"], "rows")
+    for row in rows:
+        encoder.add(row)
+    return encoder.encoded().records
+
+
+def test_values_take_four_exchanges():
+    assert parse_job(JOB.replace("MORE", "")).train.rounds == 4
+    with pytest.raises(ConfigError, match="take 4 exchanges"):
+        parse_job(JOB.replace("MORE", ", rounds: 3"))
+
+
+@pytest.mark.parametrize("unit", ["record", "person", "device"])
+def test_a_fleet_finds_its_values_at_the_price_of_the_job(unit):
+    device, cloud = halves(unit, honest=3)
+    rows = [("f", town) for town in ["Łódź"] * 200 + ["New\nYork, NY and more"] * 150 + [""] * 50]
+    records, state, events = encoded(rows), cloud.initial_state(), []
+    assert len(cloud.plan()) == 4
+    for round in cloud.plan():
+        package = cloud.package(state, round)
+        answers = [device.answer(round, package, records, SeededRandom(k)) for k in range(3)]
+        events += answers[0].events
+        total = sum(one.segments["sums"] for one in answers)
+        state = cloud.absorb(state, round, {"sums": total / 3}, 3)
+    assert epsilon(events, 1e-6).epsilon <= 4.0
+    answers = cloud.shown(state)["statistics"]["answers"]
+    found = next(one for one in answers if one["statistic"] == "values")
+    missing = [one for one in answers if one["statistic"] == "missing"][-1]
+    if unit == "record":
+        assert found["names"] == ["Łódź", r"New\nYork, NY"]
+        off = np.abs(np.array([*found["value"], missing["value"]]) - [600, 450, 150])
+        assert np.all(off < 2 * found["plus_minus"])
+    else:  # all records are one unit's, of which each device has one
+        assert found["too_noisy"]
+        assert found["names"] == []
+
+
+@given(st.lists(st.text(max_size=9), max_size=5), st.text(max_size=20))
+@settings(max_examples=10, deadline=None)
+def test_a_row_of_any_text_moves_each_exchange_no_further_than_its_event(others, text):
+    device, cloud = halves()
+    rows = [("f", one) for one in others]
+    before, after = encoded(rows), encoded([*rows, ("m", text)])
+    state = cloud.initial_state()
+    for round in cloud.plan():
+        event = noise_of(device.asking.event(round))
+        vector = device.asking.vector(round).about(cloud.package(state, round))
+        clean = device.steps(vector, after, event)
+        change = clean - device.steps(vector, before, event)
+        steps = change[change != 0].tolist()
+        assert sum(one**2 for one in steps) <= event.sensitivity_steps**2
+        state = cloud.absorb(state, round, {"sums": clean.astype(np.float64)}, 1)
+
+
+def test_a_bad_broadcast_is_refused_whatever_the_records():
+    device, cloud = halves()
+    _, second, *_ = cloud.plan()
+    sound = cloud.package(cloud.initial_state(), second)
+    package = {name: kept[::-1].copy() for name, kept in sound.items()}
+    for rows in ([], [("f", "Rome")]):
+        for found in (package, {}):
+            with pytest.raises(ProtocolError) as refused:
+                device.answer(second, found, encoded(rows), SeededRandom(0))
+            assert refused.value.reason == "bad_package"
