@@ -13,7 +13,9 @@ from edgeveil.jobs.job import Job, settled
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.presets import KEY as PRESET
 from edgeveil.jobs.presets import expand, with_preset
+from edgeveil.statistics.questions import expanded, least_rounds
 
+STATISTICS = "statistics"
 LOCAL_RUN = "local_run"
 """A job file's key for runs on one machine, which only such runs read."""
 
@@ -49,6 +51,7 @@ def job_tree(text: str | bytes, where: str) -> Tree:
         text = f"this is {what}, not a job; pass it to `{command}`"
         raise problems_error(where, [Problem((), tree.line(()), text)])
     expand(tree)
+    _ask(tree)
     found = drop_retired("job", tree.value)
     for path, block, keys in settled(tree.value):
         found += drop_keys(path, block, keys)
@@ -58,6 +61,28 @@ def job_tree(text: str | bytes, where: str) -> Tree:
     return tree
 
 
+def _ask(tree: Tree) -> None:
+    """Read a block `statistics` as the `train` block of a job that asks, with its raw records."""
+    if STATISTICS not in tree.value:
+        return
+    block = tree.value.pop(STATISTICS)
+    if "train" in tree.value:
+        text = "a job asks or learns; leave out statistics or train"
+        tree.problems.append(Problem((STATISTICS,), tree.line((STATISTICS,)), text))
+        return
+    tree.written["train"] = STATISTICS
+    tree.lines |= {("train", *at[1:]): n for at, n in tree.lines.items() if at[:1] == (STATISTICS,)}
+    tree.value["train"] = block
+    if isinstance(block, dict):
+        tree.value["train"] = {"method": STATISTICS, "rounds": least_rounds(block), **block}
+    data = expanded(block, tree.value.get("data"))
+    if data is None and isinstance(tree.value.get("data"), dict):  # reported as problems of train
+        data = {"classes": 2, "input_shape": [1], **tree.value["data"]}
+        data.pop("schema", None)
+    if data is not None:
+        tree.value["data"] = data
+
+
 def line_of(path: Path, key: str) -> int:
     """Return the line of a dotted key in a file, or of the nearest block around it."""
     return read_tree(read(path)).line(tuple(key.split(".")))
@@ -65,7 +90,13 @@ def line_of(path: Path, key: str) -> int:
 
 def job_schema(model: type[Job] = Job) -> Schema:
     """Return the JSON Schema (2020-12) of a job file with `model`, for editors."""
-    return with_preset(model.model_json_schema())
+    schema = with_preset(model.model_json_schema())
+    asked = {"$ref": "#/$defs/StatisticsParameters", "description": "Ask in place of learning."}
+    return {
+        **schema,
+        "properties": {**schema["properties"], STATISTICS: asked},
+        "required": [key for key in schema["required"] if key != "train"],
+    }
 
 
 def _file_schema() -> Schema:
