@@ -31,7 +31,7 @@ _MISSING = ("?", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "-")
 _LABELS = ("label", "class", "target", "y", "outcome", "diagnosis", "income")
 _FEW = 10  # different texts of a label
 _WIDER = 10.0  # times the range of most values: worth a note
-_LIST = 64  # different texts that make a category; more make a name or a remark
+LIST = 64  # different texts that make a category; more make a name or a remark
 _USUAL = 100  # records of a device
 _WIDTH = 100
 _SIDE = 64  # of a drafted picture
@@ -62,11 +62,14 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class _Look:
+class Look:
+    """The values of a column, as texts."""
+
     name: str
     texts: Counter[str]  # of values that are not missing
     gaps: frozenset[str]  # texts of a missing value
     form: TableForm
+    records: int = 0
 
     @cached_property
     def numeric(self) -> bool:
@@ -99,7 +102,7 @@ class _Look:
             return f"{unread} values are lists, objects or not readable"
         if mostly(self.texts, lambda text: _WITH_UNIT.fullmatch(text) is not None):
             return "it looks like numbers with a unit; write the numbers alone"
-        if not self.prose and (len(self.texts) > _LIST or (once and len(self.texts) > _FEW)):
+        if not self.prose and (len(self.texts) > LIST or (once and len(self.texts) > _FEW)):
             return f"{len(self.texts)} different texts"
         return ""
 
@@ -138,6 +141,15 @@ def describe(path: Path, label: str | None = None, devices: int | None = None) -
     return Draft("\n".join([lines[0], *lead, *lines[1:]]) + "\n", tuple(notes), read_as)
 
 
+def looks_of(path: Path, read_as: Guess) -> list[Look]:
+    """Return the columns of a table's file. Raises DataError."""
+    names, rows = _rows(path, read_as)
+    whole = [row for row in rows if len(row) == len(names) and row != names]
+    return [
+        look_at(name, [row[at] for row in whole], read_as.form) for at, name in enumerate(names)
+    ]
+
+
 def _rows(path: Path, read_as: Guess) -> tuple[list[str], list[list[str]]]:
     """Return names of all columns, and all rows as they are."""
     if read_as.source != "csv":
@@ -164,7 +176,7 @@ def _of_table(
         of_csv = "have another number of cells, or repeat the header"
         why = "are no JSON objects" if read_as.source == "jsonl" else of_csv
         notes.append(f"{len(every) - len(rows)} lines {why}: left out")
-    looks = [_look(names[at], [row[at].strip() for row in rows], read_as.form) for at in once]
+    looks = [look_at(names[at], [row[at].strip() for row in rows], read_as.form) for at in once]
     chosen, why = _label(path, looks, label)
     if why:
         notes.append(f"label '{chosen.name}': guessed {why}")
@@ -184,7 +196,7 @@ def _of_table(
     yield from _head(path, len(rows), devices)
     yield "    label:"
     yield f"      column: {_text(chosen.name)}" + ("" if label else "   # a guess")
-    if len(chosen.texts) <= _LIST and not chosen.measured:
+    if len(chosen.texts) <= LIST and not chosen.measured:
         yield from _wrapped("      classes: ", sorted(chosen.texts))
     elif chosen.numeric:
         yield f"      number: {_ends(chosen.span)}   # {OF_NUMBER}: its range"
@@ -212,15 +224,15 @@ def _of_table(
             yield from _wrapped("      name: ", columns)
 
 
-def _look(name: str, cells: Sequence[str], form: TableForm) -> _Look:
+def look_at(name: str, cells: Sequence[str], form: TableForm) -> Look:
     texts = Counter(cells)
     gaps = frozenset(text for text in _MISSING if text in texts)
     for text in ("", *gaps):
         texts.pop(text, None)
-    return _Look(name, texts, gaps, form)
+    return Look(name, texts, gaps, form, len(cells))
 
 
-def _label(path: Path, looks: list[_Look], label: str | None) -> tuple[_Look, str]:
+def _label(path: Path, looks: list[Look], label: str | None) -> tuple[Look, str]:
     """Return the label's column and why it is guessed, "" for the stated one."""
     if label is None:
         fit = [look for look in looks if look.texts and not look.dated]
@@ -242,14 +254,14 @@ def _ends(span: tuple[float, float]) -> str:
     return f"[{low}, {high}]"
 
 
-def _category(look: _Look) -> Iterator[str]:
+def _category(look: Look) -> Iterator[str]:
     once = sum(count == 1 for count in look.texts.values())
     remark = f"   # {once} of them occur in only one record" if once else ""
     yield f"    - name: {_text(look.name)}{remark}"
     yield from _wrapped("      category: ", sorted(look.texts))
 
 
-def _date(look: _Look) -> Iterator[str]:
+def _date(look: Look) -> Iterator[str]:
     found = [date for text in look.texts if (date := date_in(text, look.form)) is not None]
     low, high = min(found)[0], max(found)[0]
     hour = ", hour" * any(date[3] < 24 for date in found)

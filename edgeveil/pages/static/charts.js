@@ -199,7 +199,7 @@
   const cut = (text, width) => (text.length * 7 > width ? `${text.slice(0, Math.max(1, Math.floor(width / 7) - 1))}…` : text);
 
   const bars = (first) => drawn(first, (part, width) => {
-    const row = 30, left = widest(part.rows.map((one) => one[0])), right = 78;
+    const row = 30, left = widest(part.rows.map((one) => one[0])), right = Math.max(78, widest(part.rows.map((one) => one[2])));
     const most = Math.max(...part.rows.map((one) => one[1]), 1e-9), room = Math.max(30, width - left - right);
     const at = (value) => left + (room * Math.min(most, Math.max(0, value))) / most;
     return drawing(width, row * part.rows.length, `${part.label}: ${part.rows.map((one) => `${one[0]} ${one[2]}`).join(", ")}`,
