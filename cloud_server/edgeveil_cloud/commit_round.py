@@ -46,7 +46,7 @@ from edgeveil_cloud.evaluation import (
     mean_softmax,
 )
 from edgeveil_cloud.open_segments import RoundSecret
-from edgeveil_cloud.round_report import round_event, round_timeline, shown_clusters, shown_mean
+from edgeveil_cloud.round_report import round_event, round_timeline, shown_clusters, shown_facts
 from edgeveil_cloud.store_tables import JobEntry, RoundRecord
 from edgeveil_cloud.stored_jobs import LazyState, state_after
 from edgeveil_cloud.validate_batch import (
@@ -256,7 +256,7 @@ def round_record(
     }
     event = {
         **round_event(record, plan, facts.timeline),
-        **shown_mean(plan, state),
+        **shown_facts(plan, state),
         "declined": answers.declined,
         "accepted": len(valid.accepted),
         "refused": dict(valid.refused),

@@ -76,10 +76,10 @@ def round_event(record: RoundRecord, plan: Plan, timeline: Mapping[str, float]) 
     }
 
 
-def shown_mean(plan: Plan, state: Mapping[str, Array]) -> dict[str, float]:
-    if METHODS[plan.job.train.method].learns_on != "nothing":
-        return {}
-    return {"mean_of_values": float(state["mean"][0])}
+def shown_facts(plan: Plan, state: Mapping[str, Array]) -> Mapping[str, Any]:
+    """Return what a method that learns nothing shows of its sums."""
+    nothing = METHODS[plan.job.train.method].learns_on == "nothing"
+    return plan.cloud.shown(state) if nothing else {}
 
 
 def shown_clusters(scores: ClusterScores | None, vectors: list[Array]) -> dict[str, Any] | None:

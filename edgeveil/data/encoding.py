@@ -129,6 +129,7 @@ class RowEncoder:
         label, required = schema.label.column or "", bool(labelled)
         if labelled is None or (labelled and schema.anomaly):
             labelled = label in place
+        labelled = labelled and not schema.raw
         wanted = [name for column in schema.columns or () for name in column.names]
         windows = schema.windows
         wanted += () if windows is None else windows.columns
@@ -149,7 +150,7 @@ class RowEncoder:
         missing = self._missing = frozenset(("", *schema.missing))
         form = form or TableForm()
         self._columns = [
-            (place[name], _reader(name, column, missing, form))
+            (place[name], _reader(name, column, missing, form, raw=schema.raw))
             for column in schema.columns or ()
             for name in column.names
         ]
@@ -173,7 +174,7 @@ class RowEncoder:
         self._broken.append(not whole)
         for at, column in self._columns:
             column.add(cells[at].strip() if whole else "")
-        label = NO_CLASS
+        label = 0 if whole and self._schema.raw else NO_CLASS
         if whole and self._label is not None:
             label = self._label_of(cells[self._label].strip())
         self._labels.append(label)
@@ -288,9 +289,11 @@ def _label_reader(schema: DataSchema, number: Callable[[str], float]) -> Callabl
 
 
 class _ColumnReader:
-    def __init__(self, name: str, column: Column, missing: frozenset[str], form: TableForm) -> None:
-        self._name, self._column, self._missing = name, column, missing
-        self.width, category = column.width, column.category or ()
+    def __init__(
+        self, name: str, column: Column, missing: frozenset[str], form: TableForm, *, raw: bool
+    ) -> None:
+        self._name, self._column, self._missing, self._raw = name, column, missing, raw
+        self.width, category = column.values(raw=raw), column.category or ()
         self._unknown = len(category)
         self._index = {text: at for at, text in enumerate(category)}
         self._form, self._number = form, number_reader(form)
@@ -301,7 +304,8 @@ class _ColumnReader:
         gap = cell in self._missing
         self._gaps += gap
         if self._column.category is not None:
-            value = float(self._unknown if gap else self._index.get(cell, self._unknown))
+            at_gap = math.nan if self._raw else self._unknown
+            value = float(at_gap if gap else self._index.get(cell, self._unknown))
         else:
             read = self._packed_date if self._column.date else self._number
             value = math.nan if gap else read(cell)
@@ -323,10 +327,15 @@ class _ColumnReader:
         """Return for each row whether its cell was read: no gap, no unknown category."""
         values = np.frombuffer(self._cells)
         of_category = self._column.category is not None
-        return np.asarray(values != self._unknown if of_category else ~np.isnan(values))
+        unread = of_category and not self._raw
+        return np.asarray(values != self._unknown if unread else ~np.isnan(values))
 
     def fill(self, x: NDArray[np.float32]) -> None:
         column, values = self._column, np.frombuffer(self._cells)
+        if self._raw:
+            with np.errstate(over="ignore"):  # too large values become infinite
+                x[:, 0] = values
+            return
         if column.category is not None:
             x[np.arange(len(x)), values.astype(np.int64)] = 1
             return
@@ -365,7 +374,7 @@ class _ColumnReader:
         clipped, unknown, values = 0, 0, np.frombuffer(self._cells)
         ends = self._column.number
         if self._column.category is not None:
-            unknown = int((values == self._unknown).sum()) - self._gaps
+            unknown = int((values == self._unknown).sum()) - self._gaps * (not self._raw)
         elif self._column.date:
             values = values // (_MONTHS * _WEEK * (_HOURS + 1))
             ends = self._column.years
@@ -418,12 +427,45 @@ class _TextReader:
         return ColumnTally(self._name, rows, gaps, 0, self._cut, self._unknown)
 
 
+class _BytesReader:
+    """The first bytes of the texts of one column, NaN if missing."""
+
+    def __init__(self, name: str, column: Column, missing: frozenset[str]) -> None:
+        self._name, self._missing, self.width = name, missing, column.width
+        self._cells = array("h")
+        self._gaps = self._cut = 0
+
+    def add(self, cell: str) -> None:
+        found = cell.encode("utf-8", "replace")
+        gap = cell in self._missing
+        self._gaps += gap
+        self._cut += len(found) > self.width
+        padded = found[: self.width].ljust(self.width, b"\0")
+        self._cells.extend([-1] * self.width if gap else padded)
+
+    def keep(self, chosen: NDArray[np.int64]) -> None:
+        self._cells = _chosen(self._cells, chosen, self.width)
+
+    def known(self) -> NDArray[np.bool_]:
+        return np.asarray(np.frombuffer(self._cells, "h").reshape(-1, self.width)[:, 0] >= 0)
+
+    def fill(self, x: NDArray[np.float32]) -> None:
+        values = np.frombuffer(self._cells, "h").reshape(x.shape)
+        x[:] = np.where(values < 0, np.nan, values)
+
+    def tally(self, broken: NDArray[np.bool_]) -> ColumnTally:
+        rows, gaps = int((~broken).sum()), self._gaps - int(broken.sum())
+        return ColumnTally(self._name, rows, gaps, 0, self._cut, 0)
+
+
 def _reader(
-    name: str, column: Column, missing: frozenset[str], form: TableForm
-) -> _ColumnReader | _TextReader:
+    name: str, column: Column, missing: frozenset[str], form: TableForm, *, raw: bool = False
+) -> _ColumnReader | _TextReader | _BytesReader:
+    if column.first_bytes is not None:
+        return _BytesReader(name, column, missing)
     if column.text is not None or column.tokens is not None:
         return _TextReader(name, column, missing)
-    return _ColumnReader(name, column, missing, form)
+    return _ColumnReader(name, column, missing, form, raw=raw)
 
 
 def stored_digest(parts: Iterable[bytes]) -> bytes:

@@ -66,6 +66,8 @@ class Column(Block):
     and cosine of its place in the year, week or day."""
     years: tuple[int, int] | None = Field(default=None, examples=[[2020, 2030]], exclude_if=_empty)
     """Public range of the year, mapped to [-1, 1]; others are clipped."""
+    first_bytes: int | None = Field(default=None, ge=1, le=64, exclude_if=_empty)
+    """Of a `raw` schema: a text as its first bytes of UTF-8."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,9 +81,15 @@ class Column(Block):
             return self.text.buckets
         if self.tokens is not None:
             return self.tokens.length
+        if self.first_bytes is not None:
+            return self.first_bytes
         if self.category is not None:
             return len(self.category) + 1
         return len(self.bins) + 2 if self.bins else 1
+
+    def values(self, *, raw: bool) -> int:
+        """Values of a record; a `raw` category is one, its place in the list."""
+        return 1 if raw and self.category is not None else self.width
 
 
 class Label(Block):
@@ -157,6 +165,8 @@ class DataSchema(Block):
     """For a table of readings: several rows are one record."""
     audio: AudioForm | None = Field(default=None, exclude_if=_empty, examples=[{"seconds": 1}])
     """The form of recordings."""
+    raw: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Set by `statistics`: numbers and places of categories as they are, NaN if missing."""
 
     @property
     def kind(self) -> Literal["columns", "image", "audio"]:
@@ -181,7 +191,8 @@ class DataSchema(Block):
     @property
     def width(self) -> int:
         """Values of one row of a table."""
-        return max(1, sum(len(one.names) * one.width for one in self.columns or ()))
+        columns = self.columns or ()
+        return max(1, sum(len(one.names) * one.values(raw=self.raw) for one in columns))
 
     @property
     def read_columns(self) -> tuple[str, ...]:
@@ -211,7 +222,7 @@ class DataSchema(Block):
         return PIXEL_RANGE[1] if self.image is not None else 1.0
 
 
-COLUMN_KINDS = ("number", "category", "date", "text", "tokens")
+COLUMN_KINDS = ("number", "category", "date", "text", "tokens", "first_bytes")
 SCHEMA, NAMES = "edgeveil.schema", "edgeveil.labels"
 METADATA_BYTES = 1 << 17
 
@@ -260,7 +271,8 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
         there = f"{' and '.join(given) or 'none'} {'are' if given else 'is'} given"
         text = f"a record is a row of columns, a picture (image) or a recording (audio); {there}"
         yield Mix((f"{at}.columns", f"{at}.image", at), f"{text}; write one of them")
-    yield from _labels(schema.label, at)
+    if not schema.raw:
+        yield from _labels(schema.label, at)
     if schema.columns is not None:
         yield from _table(schema, schema.columns, at)
     else:
@@ -308,7 +320,7 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     if schema.windows is not None:
         for key, text in faults(schema.windows, [*named, *(() if label is None else (label,))]):
             yield Mix((f"{at}.windows.{key}", f"{at}.windows"), text)
-    if label is None:
+    if label is None and not schema.raw:
         text = "is missing; name the column of the label"
         yield Mix((f"{at}.label.column", f"{at}.label"), text)
     elif label in named:
@@ -349,7 +361,7 @@ def _column(column: Column, missing: tuple[str, ...], at: str) -> Iterator[Mix]:
     if len(given) != 1:
         there = f"{' and '.join(given) or 'none'} {'are' if given else 'is'} given"
         fix = "write for example number: [0, 100], or category: [red, green]"
-        text = f"a column has one of {', '.join(COLUMN_KINDS)}, and {there}; {fix}"
+        text = f"a column has one of {', '.join(COLUMN_KINDS[:-1])}, and {there}; {fix}"
         yield Mix((f"{at}.{(given or ['number'])[0]}", at), text)
         return
     if ("year" in column.date) != (column.years is not None):

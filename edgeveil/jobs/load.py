@@ -13,7 +13,9 @@ from edgeveil.jobs.job import Job, settled
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.presets import KEY as PRESET
 from edgeveil.jobs.presets import expand, with_preset
+from edgeveil.statistics.questions import expanded
 
+STATISTICS = "statistics"
 LOCAL_RUN = "local_run"
 """A job file's key for runs on one machine, which only such runs read."""
 
@@ -49,6 +51,7 @@ def job_tree(text: str | bytes, where: str) -> Tree:
         text = f"this is {what}, not a job; pass it to `{command}`"
         raise problems_error(where, [Problem((), tree.line(()), text)])
     expand(tree)
+    _ask(tree)
     found = drop_retired("job", tree.value)
     for path, block, keys in settled(tree.value):
         found += drop_keys(path, block, keys)
@@ -56,6 +59,25 @@ def job_tree(text: str | bytes, where: str) -> Tree:
     if PRESET in tree.value:
         raise problems_error(where, tree.problems)
     return tree
+
+
+def _ask(tree: Tree) -> None:
+    """Read a block `statistics` as the `train` block of a job that asks, with its raw records."""
+    if STATISTICS not in tree.value:
+        return
+    block = tree.value.pop(STATISTICS)
+    if "train" in tree.value:
+        text = "a job asks or learns; leave out statistics or train"
+        tree.problems.append(Problem((STATISTICS,), tree.line((STATISTICS,)), text))
+        return
+    tree.lines |= {("train", *at[1:]): n for at, n in tree.lines.items() if at[:1] == (STATISTICS,)}
+    tree.value["train"] = {"method": STATISTICS, **block} if isinstance(block, dict) else block
+    data = expanded(block, tree.value.get("data"))
+    if data is None and isinstance(tree.value.get("data"), dict):  # reported as problems of train
+        data = {"classes": 2, "input_shape": [1], **tree.value["data"]}
+        data.pop("schema", None)
+    if data is not None:
+        tree.value["data"] = data
 
 
 def line_of(path: Path, key: str) -> int:

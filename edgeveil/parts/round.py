@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,6 +181,10 @@ class CloudMethod(Protocol):
     def aim(self, state: Tensors, round: PlannedRound) -> Aim | None:
         """Return the weights that this round's segments change; None for noised sums."""
         return None
+
+    def shown(self, state: Tensors) -> Mapping[str, Any]:
+        """Return JSON facts of the state for a round's event."""
+        return {}
 
     def absorb(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int

@@ -32,6 +32,7 @@ from edgeveil.parts.round import (
     Aim,
     Answer,
     Array,
+    CloudMethod,
     PlannedRound,
     SegmentSpec,
     Tensors,
@@ -301,7 +302,7 @@ SMALLEST_SHARE = 1e-9  # mean weight of the uploads; less is that of devices wit
 LARGEST_WEIGHT = 1e6  # weights are clipped here, so that no aggregate makes a model infinite
 
 
-class UpdateCloud:
+class UpdateCloud(CloudMethod):
     """Cloud half; state: float32 weights, values of `server`, moments, and a clip norm.
 
     The adaptive `clip-norm` is (1,) float64; all others are float32, by name."""

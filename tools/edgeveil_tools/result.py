@@ -28,6 +28,7 @@ from edgeveil.pages.parts import counted
 from edgeveil.parts.round import EVALUATIONS, TRAIN
 from edgeveil.privacy.guarantee import down, guarantee_lines, up
 from edgeveil.privacy.policy import Quote
+from edgeveil.statistics.answers import answer_rows
 from edgeveil.units import byte_text, seconds_text
 
 _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # events that end a run
@@ -58,6 +59,7 @@ class RunEvents:
     reason: str = ""
     privacy: dict[str, Any] | None = None
     early_stopping: dict[str, Any] | None = None
+    statistics: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
         """Process the next event; events of unknown types are only stored."""
@@ -65,6 +67,7 @@ class RunEvents:
         kind, data = event["type"], event["data"]
         if kind == "exchange_committed":
             row = round_row(data)
+            self.statistics = data.get("statistics", self.statistics)
             kept = {TRAIN: self.rounds, **dict.fromkeys(EVALUATIONS, self.evaluations)}
             kept.get(data["phase"], self.phases).append(row)
             if data["phase"] in EVALUATIONS and self.rounds and row.get("figures"):
@@ -289,6 +292,7 @@ def build(
                 "rounds": ideal,
                 "note": UNPROTECTED if ideal and not published else "",
             },
+            **({"statistics": record.statistics} if record.statistics else {}),
             "privacy": (facts["status"] == "completed" and record.privacy) or dict(privacy),
             "simulated": simulated,
             "encryption": "off" if simulated else "on",
@@ -325,7 +329,11 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if stopped.get("judged_by") == "cloud's test":
         own += "; not held out, as early stopping was judged by the same records"
     figures, (led, value) = final.get("figures"), leading(final)
-    found = [("note", result["note"]), (f"final {led}", leading_text(led, value, figures) + own)]
+    found = [("note", result["note"])]
+    if statistics := result.get("statistics"):
+        found += answer_rows(statistics)
+    else:
+        found.append((f"final {led}", leading_text(led, value, figures) + own))
     if federated := final.get("federated"):
         found.append(("federated", federated_text(federated)))
     if clusters := final.get("cluster_scores") or _last(rounds, "cluster_scores"):

@@ -30,6 +30,7 @@ from edgeveil.parts.round import (
     Aim,
     Answer,
     Array,
+    CloudMethod,
     PlannedRound,
     SegmentSpec,
     Tensors,
@@ -172,7 +173,7 @@ def coefficients(z: Rows, classes: int) -> tuple[Float64, Float64]:
 START_SEED = 0  # of the public first weights
 
 
-class FmPaperCloud:
+class FmPaperCloud(CloudMethod):
     """Cloud half with one segment per layer, so that the proxy shuffles layers as published."""
 
     def __init__(self, parameters: FmPaperParameters, context: MethodContext) -> None:

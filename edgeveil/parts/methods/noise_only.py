@@ -93,16 +93,23 @@ class NoiseOnlyCloud(CloudMethod):
         new = old + (float(mean[NOISE].mean()) * step - old) * uploads / total
         return {"uploads": np.array([total], np.int64), "mean": np.array([new])}
 
+    def shown(self, state: Tensors) -> dict[str, float]:
+        return {"mean_of_values": float(state["mean"][0])}
+
     def model(self, state: Tensors) -> dict[str, Array]:
-        s = self.context
-        head: dict[str, Array] = {
-            "centre": np.zeros(s.dimension, np.float32),
-            "radius": np.ones(1, np.float32),
-            "weight": np.zeros((s.dimension, s.classes), np.float32),
-        }
-        if s.kept is not None:
-            head["basis"] = np.zeros((s.feature_dimension, s.kept), np.float32)
-        return head
+        return zero_head(self.context)
+
+
+def zero_head(s: MethodContext) -> dict[str, Array]:
+    """Return the weights of a head that learned nothing."""
+    head: dict[str, Array] = {
+        "centre": np.zeros(s.dimension, np.float32),
+        "radius": np.ones(1, np.float32),
+        "weight": np.zeros((s.dimension, s.classes), np.float32),
+    }
+    if s.kept is not None:
+        head["basis"] = np.zeros((s.feature_dimension, s.kept), np.float32)
+    return head
 
 
 def uniform(values: int, random_bytes: RandomBytes = os_random) -> NDArray[np.float32]:

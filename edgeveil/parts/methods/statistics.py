@@ -1,0 +1,219 @@
+"""`statistics`: counts, moments, tables and correlations of a fleet's records by noised sums.
+
+Nothing is learned. Each exchange asks for one vector of weighted integer sums over a device's
+records (`edgeveil/statistics/blocks.py`), in sums with the noise of one Gaussian event. All
+exchanges have the same σ, and together they are one Gaussian release of a longer vector, whose
+squared sensitivity is the sum of theirs. Proof: `docs/privacy.md`, "Statistics"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from edgeveil.data.records import Records, grouped
+from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
+from edgeveil.parts.methods.noise_only import zero_head
+from edgeveil.parts.round import (
+    Answer,
+    Array,
+    CloudMethod,
+    PlannedRound,
+    SegmentSpec,
+    Tensors,
+    planned_rounds,
+    summed_spec,
+)
+from edgeveil.privacy.events import UNITS, Event, GaussianEvent, SharedGaussian, noise_of
+from edgeveil.privacy.gaussian_mechanism import counts_event, gaussian
+from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.statistics.answers import Sums, answered
+from edgeveil.statistics.blocks import Vector, vectors
+from edgeveil.statistics.questions import Questions
+from edgeveil.subnormals import flushed
+
+SUMS, UPLOADS = "sums", "uploads"
+ROOM = 4  # most records of a device that count, in nominal_records
+_ROOM_SIGMAS = 12  # bound on the noise, as Q(12) < 2^-108
+
+
+class StatisticsParameters(MethodParameters, Questions):
+    """The `statistics` block of a job, or its `train` block with `method: statistics`."""
+
+    method: Literal["statistics"] = "statistics"
+    """Statistics of the fleet's records; learns nothing."""
+    rounds: int = Field(default=1, ge=1, le=16)
+    """Exchanges, among which the questions are dealt."""
+
+
+class Asking:
+    """The vectors of a job's exchanges and their events."""
+
+    def __init__(self, parameters: StatisticsParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
+        self.vectors = vectors(parameters, parameters.rounds)
+
+    @cached_property
+    def events(self) -> tuple[GaussianEvent | SharedGaussian, ...]:
+        """The event of each exchange. Raises PrivacyError if no noise meets (ε, δ)."""
+        s = self.context
+        bounds = [math.isqrt(one.sensitivity_squared - 1) + 1 for one in self.vectors]
+        # Rounding a unit's mean moves it by √cells; the exchanges' roots are bounded by their sum.
+        cells = sum(math.isqrt(one.cells) + 1 for one in self.vectors) ** 2
+        squared = sum(bound**2 for bound in bounds)
+        whole = counts_event(
+            "statistics",
+            squared,
+            cells,
+            s.epsilon,
+            s.delta,
+            1,
+            s.honest,
+            math.isqrt(squared).bit_length() - 1,
+            s.unit,
+        )
+        return tuple(map(self._of_exchange, [whole] * len(bounds), bounds, self.vectors))
+
+    def _of_exchange(
+        self, whole: GaussianEvent | SharedGaussian, bound: int, vector: Vector
+    ) -> GaussianEvent | SharedGaussian:
+        one = noise_of(whole)
+        steps = bound << one.grid_bits
+        if one.unit != "record":
+            steps += math.isqrt(vector.cells) + 1
+        same = steps if one.unit == "device" else 0
+        own = replace(
+            one,
+            purpose="train",
+            sensitivity_steps=steps,
+            record_sensitivity_steps=same,
+            coordinates=vector.cells,
+        )
+        return replace(whole, own=own) if isinstance(whole, SharedGaussian) else own
+
+    def event(self, round: PlannedRound) -> GaussianEvent | SharedGaussian:
+        return self.events[round.index - 1]
+
+    def vector(self, round: PlannedRound) -> Vector:
+        return self.vectors[round.index - 1]
+
+    def room(self, round: PlannedRound) -> int:
+        """Return the bound on a cell of one device, in steps."""
+        most = 1 if self.context.unit == "device" else ROOM * self.context.nominal_records
+        return most * self.vector(round).largest << noise_of(self.event(round)).grid_bits
+
+
+class StatisticsDevice:
+    def __init__(self, parameters: StatisticsParameters, context: MethodContext) -> None:
+        self.asking, self.context = Asking(parameters, context), context
+
+    def price(self, round: PlannedRound) -> tuple[Event, ...]:
+        return (self.asking.event(round),)
+
+    @flushed()
+    def answer(
+        self,
+        round: PlannedRound,
+        tensors: Tensors,
+        records: Records,
+        random_bytes: RandomBytes = os_random,
+        processor: str = "auto",
+    ) -> Answer:
+        vector, event = self.asking.vector(round).about(tensors), self.asking.event(round)
+        steps, room = self.steps(vector, records, noise_of(event)), self.asking.room(round)
+        noised, _ = gaussian(np.clip(steps, -room, room), noise_of(event), random_bytes)
+        return Answer({SUMS: noised}, (event,))
+
+    def steps(self, vector: Vector, records: Records, event: GaussianEvent) -> NDArray[np.int64]:
+        """Return the exact sums in steps; each person's, or the device's, are its records' mean."""
+        records = records.at(records.y >= 0)  # others are broken rows
+        owners, bits = records.owners(event.unit), event.grid_bits
+        if owners is None:
+            return vector.of(records.x) << bits
+        total = np.zeros(vector.cells, np.int64)
+        for own in grouped(owners):
+            total += (vector.of(records.x[own]) << bits) // len(own)
+        return total
+
+
+class StatisticsCloud(CloudMethod):
+    def __init__(self, parameters: StatisticsParameters, context: MethodContext) -> None:
+        self.parameters, self.context = parameters, context
+        self.asking = Asking(parameters, context)
+
+    def plan(self) -> tuple[PlannedRound, ...]:
+        return planned_rounds((), self.parameters.rounds)
+
+    def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
+        own = noise_of(self.asking.event(round))
+        largest = self.asking.room(round) + math.ceil(_ROOM_SIGMAS * math.sqrt(own.sigma_squared))
+        shape = (self.asking.vector(round).cells,)
+        if self.context.summed:
+            return (summed_spec(SUMS, shape, largest, self.context.summed),)
+        return (SegmentSpec(SUMS, shape, "int64", largest=largest),)
+
+    def initial_state(self) -> dict[str, Array]:
+        return {}
+
+    def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
+        return {}
+
+    def absorb(
+        self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
+    ) -> dict[str, Array]:
+        sums = np.rint(mean[SUMS].astype(np.float64) * uploads)
+        new = {f"{SUMS}/{round.index}": sums, f"{UPLOADS}/{round.index}": np.array([uploads])}
+        return {**{name: np.asarray(one) for name, one in state.items()}, **new}
+
+    def shown(self, state: Tensors) -> Mapping[str, Any]:
+        """Return the `statistics` once all exchanges are in the state."""
+        every = range(1, self.parameters.rounds + 1)
+        if not all(f"{SUMS}/{at}" in state for at in every):
+            return {}
+        found = [
+            self._sums(at, state[f"{SUMS}/{at}"], int(state[f"{UPLOADS}/{at}"][0])) for at in every
+        ]
+        s = self.context
+        facts = {"epsilon": s.epsilon, "delta": s.delta, "unit": s.unit}
+        return {"statistics": answered(self.parameters, found, facts)}
+
+    def _sums(self, exchange: int, steps: Array, uploads: int) -> Sums:
+        own = noise_of(self.asking.events[exchange - 1])
+        unit = 2.0**-own.grid_bits
+        deviation = math.sqrt(uploads * own.sigma_squared) * unit
+        vector = self.asking.vectors[exchange - 1]
+        return Sums(vector, steps.astype(np.float64) * unit, deviation, uploads)
+
+    def model(self, state: Tensors) -> dict[str, Array]:
+        return zero_head(self.context)
+
+
+def _refuses(
+    parameters: StatisticsParameters, context: MethodContext
+) -> Iterable[tuple[tuple[str, ...], str]]:
+    blocks = sum(len(one.blocks) for one in vectors(parameters, 1))
+    if blocks < parameters.rounds:
+        text = f"there are {blocks} parts of the question to deal to {parameters.rounds} exchanges"
+        yield ("train.rounds", "statistics.rounds"), f"{text}; set at most {blocks}"
+
+
+PART = MethodPart(
+    parameters=StatisticsParameters,
+    device=StatisticsDevice,
+    cloud=StatisticsCloud,
+    learns_on="nothing",
+    source="Gaussian mechanism on weighted sums, Dong, Roth and Su 2022, thm 2.7",
+    reveals="noised sums over a device's records",
+    privacy="proven",
+    example="train: {method: statistics, columns: [{name: age, number: [0, 100]}]}",
+    summed=True,
+    shares=True,
+    units=UNITS,
+    refuses=_refuses,
+)

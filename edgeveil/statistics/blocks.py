@@ -1,0 +1,275 @@
+"""Blocks of cells that a record adds bounded integers to, and their weights in one vector.
+
+Each block has
+
+    cells    number of integers
+    whole    the most that one record adds to a cell; what a counted record adds
+    bound    bound on the sum of squares that one record adds, in units of whole²
+    scale    deviation of the block's answer, relative to the answer's own scale, for noise of 1
+             record in each cell
+    of       sums (cells,) over records x (n, values); each record stays within these bounds
+             whatever its values, and changes no other record's part
+
+A cell is multiplied by its block's integer weight, so that one Gaussian event with one sensitivity,
+sqrt(Σ weight²·bound·whole²), prices all blocks together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeveil.parts.round import Tensors
+from edgeveil.statistics.questions import AskedColumn, Condition, Questions
+
+Int64 = NDArray[np.int64]
+Rows = NDArray[np.float32]
+STEPS = 1 << 12  # fixed-point steps of 1 in moments and products
+UNIT = 1 << 14  # weight of a record where the noise matters by 1
+_FINE = 3  # cells of a bin of the histogram if quantiles are asked
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The number of a column's cell for each record: its bin or category, others, missing.
+
+    A number's cells are `below`, its bins, `above` and missing."""
+
+    place: int
+    size: int
+    edges: tuple[float, ...] = ()
+
+    def of(self, x: Rows) -> Int64:
+        values = x[:, self.place]
+        known = ~np.isnan(values)
+        if self.edges:
+            edges = np.array(self.edges, np.float32)
+            found = np.searchsorted(edges, values, side="right")
+            found = np.where(values == edges[-1], len(edges) - 1, found)
+        else:
+            whole = np.rint(np.where(known, values, 0))
+            listed = (whole >= 0) & (whole < self.size - 2)
+            found = np.where(listed, whole, self.size - 2)
+        return np.where(known, found, self.size - 1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Records by the cell of one column, or of two: every record is in exactly one cell."""
+
+    columns: tuple[str, ...]
+    codes: tuple[Codes, ...]
+    scale: float = 1.0
+    fine: int = 1  # cells for each bin of the histogram
+    whole = 1
+    bound = 1.0
+
+    @property
+    def cells(self) -> int:
+        return math.prod(one.size for one in self.codes)
+
+    def of(self, x: Rows) -> Int64:
+        at = np.zeros(len(x), np.int64)
+        for one in self.codes:
+            at = at * one.size + one.of(x)
+        return np.bincount(at, minlength=self.cells).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A number's distance from the middle of its range, in halves of it: [-1, 1], NaN missing."""
+
+    place: int
+    low: float
+    high: float
+
+    @property
+    def half(self) -> float:
+        return (self.high - self.low) / 2
+
+    @property
+    def middle(self) -> float:
+        return self.low + self.half
+
+    def of(self, x: Rows) -> NDArray[np.float64]:
+        values = x[:, self.place].astype(np.float64)
+        scaled = (np.clip(values, self.low, self.high) - self.middle) / self.half
+        return np.clip(scaled, -1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums of a number's z in [-1, 1] and, if `squares`, of z² - 1/2; a missing one adds nothing.
+
+    z² + (z² - 1/2)² is at most 5/4, at the ends of the range."""
+
+    column: str
+    number: Scaled
+    squares: bool = True
+    whole = STEPS
+
+    @property
+    def bound(self) -> float:
+        return 1.25 if self.squares else 1.0
+
+    @property
+    def scale(self) -> float:
+        return 1.0 if self.squares else 0.5
+
+    @property
+    def cells(self) -> int:
+        return 2 if self.squares else 1
+
+    def of(self, x: Rows) -> Int64:
+        z = self.number.of(x)
+        z = z[~np.isnan(z)]
+        each = np.stack([z, np.square(z) - 0.5][: self.cells])
+        return _fixed(each).sum(axis=1)
+
+
+@dataclass(frozen=True)
+class Product:
+    """Sums of z·z' and of 1/2 over the records in which two numbers are present."""
+
+    columns: tuple[str, str]
+    numbers: tuple[Scaled, Scaled]
+    whole = STEPS
+    bound = 1.25
+    scale = 4.0
+    cells = 2
+
+    def of(self, x: Rows) -> Int64:
+        product = self.numbers[0].of(x) * self.numbers[1].of(x)
+        product = product[~np.isnan(product)]
+        return _fixed(np.stack([product, np.full(len(product), 0.5)])).sum(axis=1)
+
+
+Block = Counts | Moments | Product
+
+
+def _fixed(values: NDArray[np.float64]) -> Int64:
+    # Toward zero: the squares of a record's steps then stay within the bound.
+    return np.trunc(values * STEPS).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Vector:
+    """The blocks of one exchange with their weights, of records that meet `conditions`."""
+
+    blocks: tuple[Block, ...]
+    questions: Questions = field(repr=False)
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        return tuple(max(1, math.ceil(UNIT * one.scale / one.whole)) for one in self.blocks)
+
+    @property
+    def cells(self) -> int:
+        return sum(one.cells for one in self.blocks)
+
+    @property
+    def sensitivity_squared(self) -> int:
+        """Bound on the sum of squares that one record adds."""
+        pairs = zip(self.weights, self.blocks, strict=True)
+        return sum(math.ceil((weight * one.whole) ** 2 * one.bound) for weight, one in pairs)
+
+    @property
+    def largest(self) -> int:
+        """The most that one record adds to a cell."""
+        return max(w * one.whole for w, one in zip(self.weights, self.blocks, strict=True))
+
+    def about(self, tensors: Tensors) -> Vector:
+        """Return the vector about what the package broadcasts. Raises ProtocolError."""
+        return self
+
+    def of(self, x: Rows) -> Int64:
+        """Return the weighted sums (cells,) over records x (n, values)."""
+        x = x[self._asked(x)]
+        parts = [w * one.of(x) for w, one in zip(self.weights, self.blocks, strict=True)]
+        return np.concatenate(parts)
+
+    def _asked(self, x: Rows) -> NDArray[np.bool_]:
+        found = np.ones(len(x), np.bool_)
+        for one in self.questions.conditions:
+            found &= _meets(one, self.questions, x)
+        return found
+
+    def split(self, sums: NDArray[np.float64]) -> Iterator[tuple[Block, int, NDArray[np.float64]]]:
+        """Yield each block with its weight and its sums, in units of what a record adds."""
+        start = 0
+        for weight, one in zip(self.weights, self.blocks, strict=True):
+            yield one, weight, sums[start : start + one.cells] / (weight * one.whole)
+            start += one.cells
+
+
+def _meets(one: Condition, questions: Questions, x: Rows) -> NDArray[np.bool_]:
+    column = questions.by_name[one.column]
+    values = x[:, questions.places[one.column]].astype(np.float64)
+    literal = float(one.literal) if column.category is None else column.category.index(one.literal)
+    compared = {
+        "<": np.less,
+        "<=": np.less_equal,
+        ">": np.greater,
+        ">=": np.greater_equal,
+        "=": np.equal,
+        "!=": np.not_equal,
+    }
+    met: NDArray[np.bool_] = compared[one.operator](values, np.float32(literal))
+    return met & ~np.isnan(values)
+
+
+def vectors(questions: Questions, exchanges: int) -> tuple[Vector, ...]:
+    """Return the vector of each exchange; the blocks are dealt to the exchanges in turn."""
+    blocks = tuple(_blocks(questions))
+    return tuple(Vector(blocks[at::exchanges], questions) for at in range(exchanges))
+
+
+def _blocks(questions: Questions) -> Iterator[Block]:
+    correlated = {name for pair in questions.correlations for name in pair}
+    for one in questions.columns:
+        if one.values is not None:
+            continue
+        yield _counts_of(one, questions)
+        squares = "deviation" in one.ask or one.name in correlated
+        if one.number is not None and (squares or "mean" in one.ask):
+            yield Moments(one.name, _scaled(one, questions), squares)
+    for pair in questions.tables:
+        of = tuple(_codes(questions.by_name[name], questions) for name in pair)
+        yield Counts(pair, of)
+    for pair in questions.correlations:
+        numbers = tuple(_scaled(questions.by_name[name], questions) for name in pair)
+        yield Product(pair, (numbers[0], numbers[1]))
+
+
+def _counts_of(one: AskedColumn, questions: Questions) -> Counts:
+    if one.category is not None:
+        return Counts((one.name,), (_codes(one, questions),))
+    in_tables = any(one.name in pair for pair in questions.tables)
+    if not {"histogram", "quantiles"} & set(one.ask) and not in_tables:
+        low, high = one.number or (0.0, 1.0)
+        return Counts((one.name,), (Codes(questions.places[one.name], 4, (low, high)),))
+    fine = _FINE if "quantiles" in one.ask else 1
+    edges = tuple(
+        low + (high - low) * part / fine
+        for low, high in zip(one.edges, one.edges[1:], strict=False)
+        for part in range(fine)
+    )
+    codes = Codes(questions.places[one.name], len(edges) + 3, (*edges, one.edges[-1]))
+    # Noise of a quantile's rank, at most √cells/2; of a bin, √fine.
+    scale = max(math.sqrt(fine), math.sqrt(codes.size) / 2 if fine > 1 else 0.0)
+    return Counts((one.name,), (codes,), scale, fine)
+
+
+def _codes(one: AskedColumn, questions: Questions) -> Codes:
+    edges = () if one.number is None else one.edges
+    return Codes(questions.places[one.name], one.codes, edges)
+
+
+def _scaled(one: AskedColumn, questions: Questions) -> Scaled:
+    low, high = one.number or (0.0, 1.0)
+    return Scaled(questions.places[one.name], low, high)
