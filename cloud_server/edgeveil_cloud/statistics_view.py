@@ -19,12 +19,12 @@ from edgeveil.pages.parts import (
     table,
 )
 from edgeveil.statistics.answer_text import (
-    TOO_NOISY,
     cells,
     columns_of,
     count_text,
     head_text,
-    measured,
+    notes,
+    single_text,
 )
 
 MOST_BARS = 60  # more categories are in the table of counts
@@ -35,27 +35,23 @@ def statistics_sections(whole: Mapping[str, Any]) -> list[Json]:
     if not whole:
         return []
     text = f"Asked {head_text(whole)}. ± holds the noise with 95 % confidence, not the sampling."
+    said = [paragraph(text), *(paragraph(note, "warn") for note in notes(whole))]
     drawn: dict[str, list[Json]] = {}
-    rows: list[list[str]] = []
+    single: dict[str, dict[str, str]] = {}
     for answer in whole["answers"]:
-        column, name = printable(columns_of(answer)), str(answer["statistic"])
-        parts = [] if answer.get("too_noisy") else list(_drawn(column, answer))
-        if parts:
+        column = printable(columns_of(answer))
+        if parts := [] if answer.get("too_noisy") else list(_drawn(column, answer)):
             drawn.setdefault(column, []).extend(parts)
         else:
-            rows.append([column, name, _said(answer)])
-    shown = [table("Answers", ["column", "statistic", "answer"], rows, text=[1])] if rows else []
-    found = [section("statistics", "What is out there", shown, before=[paragraph(text)])]
+            text = "none" if answer["value"] == [] else single_text(answer)
+            single.setdefault(column, {})[answer["statistic"]] = text
+    names = list(dict.fromkeys(name for row in single.values() for name in row))
+    rows = [[column, *(row.get(name, "–") for name in names)] for column, row in single.items()]
+    shown = [table("Answers", ["column", *names], rows)] if rows else []
+    found = [section("statistics", "What is out there", shown, before=said)]
     for at, (column, parts) in enumerate(drawn.items()):
         found.append(section(f"statistics-{at + 1}", column, parts))
     return found
-
-
-def _said(answer: Mapping[str, Any]) -> str:
-    if answer.get("too_noisy"):
-        return TOO_NOISY
-    value = answer["value"]
-    return "none" if isinstance(value, list) else measured(value, answer["plus_minus"])
 
 
 def _drawn(column: str, answer: Mapping[str, Any]) -> Iterator[Json]:

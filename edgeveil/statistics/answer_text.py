@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
+from edgeveil.logs import printable
 from edgeveil.privacy.guarantee import up
 
 TOO_NOISY = "too noisy to say"
-COUNTS = ("count", "missing", "clipped", "categories", "table", "values")  # in records
+COUNTS = {"count": "", "missing": " missing", "clipped": " clipped"}  # of a column's records
+_MUCH = 0.1  # of a column's values outside of what is public about it: worth a note
 _SHADES = "▁▂▃▄▅▆▇█"
 
 
@@ -18,7 +20,7 @@ class Cell(NamedTuple):
     """One number of an answer: `name` is its bin, rank, category or cell, "" for the only one."""
 
     name: str
-    value: float
+    value: float  # None of a single number that is too noisy
     plus_minus: float
 
 
@@ -55,35 +57,80 @@ def cell_names(answer: Mapping[str, Any]) -> list[str]:
 def head_text(whole: Mapping[str, Any]) -> str:
     """Return who was asked, and at which price, in one line."""
     found = f"about {measured(whole['records'], whole['records_plus_minus'])} records"
+    asked = f" where {whole['where']}" if whole.get("where") else ""
+    return f"{found}{asked} on {whole['uploads']} devices, {price_text(whole)}"
+
+
+def price_text(whole: Mapping[str, Any]) -> str:
+    """Return the price of all answers together."""
     price = f"ε = {up(whole['epsilon'])} per {whole['unit']} (δ = {whole['delta']:g})"
-    return f"{found} of {whole['uploads']} devices, {price} for all answers together"
+    return f"{price} for all answers together"
 
 
 def rows(whole: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (column, statistic, value with ±) of each answer; lists of counts take several."""
-    for answer in whole["answers"]:
-        column, name = columns_of(answer), str(answer["statistic"])
-        if answer.get("too_noisy"):
-            yield column, name, TOO_NOISY
-        elif name == "histogram":
-            yield column, name, _histogram_text(answer)
-        elif name in ("categories", "values"):
-            if name == "values":
-                name = f"values above {number_text(answer['threshold'])} records"
-            shown = [f"{cell.name} {count_text(cell)}" for cell in cells(answer)]
-            for at, text in enumerate(shown or ["none"]):
-                yield (column, name, text) if at == 0 else ("", "", text)
-        elif name == "table":
-            yield column, name, f"± {number_text(answer['plus_minus'])} in each cell"
-            for row, each in zip(answer["names"][0], answer["value"], strict=True):
-                named = zip(answer["names"][1], each, strict=True)
-                yield "", str(row), ", ".join(f"{key} {value:,.0f}" for key, value in named)
-        elif name == "quantiles":
-            few = [*cells(answer)]
-            picks = few if len(few) <= 3 else [few[0], few[len(few) // 2], few[-1]]
-            yield column, name, ", ".join(f"{c.name} {measured(c[1], c[2])}" for c in picks)
-        else:
-            yield column, name, measured(answer["value"], answer["plus_minus"])
+    """Yield (column, statistic, text with ±); a list of counts or a table takes several lines.
+
+    A column's counts of records are one row. Control characters of names are escaped."""
+    for column, found in _by_column(whole["answers"]):
+        counts = [one for one in found if one["statistic"] in COUNTS]
+        if counts:
+            said = [f"{single_text(one)}{COUNTS[one['statistic']]}" for one in counts]
+            yield column, "records", ", ".join(said)
+        for answer in found:
+            if answer["statistic"] not in COUNTS:
+                yield column, str(answer["statistic"]), _text_of(answer)
+
+
+def notes(whole: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which public ranges and lists miss much, by the noised counts."""
+    for column, found in _by_column(whole["answers"]):
+        by = {one["statistic"]: one for one in found}
+        records = max(1.0, by["count"]["value"]) if "count" in by else math.inf
+        clipped = by.get("clipped")
+        if clipped and clipped["value"] - clipped["plus_minus"] > _MUCH * records:
+            share = f"{clipped['value'] / records:.0%}"
+            yield f"{column}: {share} of the values are outside its range, and clipped in its mean"
+        if "categories" in by:
+            named = {cell.name: cell.value for cell in cells(by["categories"])}
+            if (other := named.get("(other)", 0.0)) > _MUCH * records:
+                yield f"{column}: {other / records:.0%} of the values are not in its list"
+
+
+def _by_column(
+    answers: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    for column, found in groupby(answers, columns_of):
+        yield printable(column), list(found)
+
+
+def single_text(answer: Mapping[str, Any]) -> str:
+    """Return the value of an answer that is one number."""
+    if answer.get("too_noisy"):
+        return TOO_NOISY
+    cell = next(cells(answer))
+    return count_text(cell) if answer["statistic"] in COUNTS else measured(cell[1], cell[2])
+
+
+def _text_of(answer: Mapping[str, Any]) -> str:
+    name = answer["statistic"]
+    if answer.get("too_noisy"):
+        return TOO_NOISY
+    if name == "histogram":
+        return _histogram_text(answer)
+    if name in ("categories", "values"):
+        head = f"all above {number_text(answer['threshold'])} records" if name == "values" else ""
+        shown = [f"{printable(cell.name)} {count_text(cell)}" for cell in cells(answer)]
+        return "\n".join([*([head] if head else ()), *shown])
+    if name == "table":
+        named = [[printable(str(one)) for one in some] for some in answer["names"]]
+        found = [[f"{count:,.0f}" for count in row] for row in answer["value"]]
+        head = [f"each ± {number_text(answer['plus_minus'])}", *named[1]]
+        grid = [head, *([name, *row] for name, row in zip(named[0], found, strict=True))]
+        return "\n".join(padded(grid))
+    if name == "quantiles":
+        shown = ", ".join(f"{cell.name} {number_text(cell.value)}" for cell in cells(answer))
+        return f"{shown}; rank ± {100 * answer['rank_plus_minus']:.1f} %"
+    return single_text(answer)
 
 
 def _histogram_text(answer: Mapping[str, Any]) -> str:
@@ -91,7 +138,8 @@ def _histogram_text(answer: Mapping[str, Any]) -> str:
     most, edges = max(shares, default=0.0) or 1.0, answer["edges"]
     shade = "".join(_SHADES[round(share / most * (len(_SHADES) - 1))] for share in shares)
     off = 100 * max(answer["plus_minus"], default=0.0)
-    return f"{edges[0]:g} {shade} {edges[-1]:g}, ± {number_text(off)} % in each bin"
+    low, high = number_text(edges[0]), number_text(edges[-1])
+    return f"{low} {shade} {high}, ± {number_text(off)} % in each bin"
 
 
 def count_text(cell: Cell) -> str:
@@ -115,17 +163,23 @@ def number_text(value: float) -> str:
 
 
 def padded(found: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of aligned columns, control characters of names escaped."""
-    from edgeveil.logs import printable
-
-    clean = [[printable(text) for text in row] for row in found]
-    wide = [max(map(len, column)) for column in zip(*clean, strict=True)]
+    """Return rows as lines of aligned columns; the last column's lines stay below each other."""
+    split = [
+        [*row[:-1], text] if at == 0 else [*[""] * (len(row) - 1), text]
+        for row in found
+        for at, text in enumerate(row[-1].split("\n"))
+    ]
+    wide = [max(map(len, column)) for column in zip(*split, strict=True)]
     return [
         "  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip()
-        for row in clean
+        for row in split
     ]
 
 
 def lines(whole: Mapping[str, Any]) -> list[str]:
     """Return all answers as lines of text."""
-    return [head_text(whole), *padded([("column", "statistic", "answer"), *rows(whole)])]
+    answers, last = [("column", "statistic", "answer")], ""
+    for column, name, text in rows(whole):
+        answers.append((column if column != last else "", name, text))
+        last = column
+    return [head_text(whole), *padded(answers), *(f"note: {one}" for one in notes(whole))]

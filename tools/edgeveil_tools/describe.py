@@ -114,7 +114,7 @@ class Look:
     @property
     def span(self) -> tuple[float, float]:
         found = self._numbers or [0.0, 1.0]
-        return _around(found[0], found[-1])
+        return around(found[0], found[-1])
 
     @property
     def why_wide(self) -> str:
@@ -124,7 +124,9 @@ class Look:
         most = found[few:-few] if len(found) > _FEW else found
         if not most or not 0 < most[-1] - most[0] < (found[-1] - found[0]) / _WIDER:
             return ""
-        return f"{len(most)} of {len(found)} values are within {_ends(_around(most[0], most[-1]))}"
+        return (
+            f"{len(most)} of {len(found)} values are within {ends_text(around(most[0], most[-1]))}"
+        )
 
 
 def describe(path: Path, label: str | None = None, devices: int | None = None) -> Draft:
@@ -195,33 +197,33 @@ def _of_table(
         raise DataError(what, where=str(path), fix="write numbers, dates or words of a short list")
     yield from _head(path, len(rows), devices)
     yield "    label:"
-    yield f"      column: {_text(chosen.name)}" + ("" if label else "   # a guess")
+    yield f"      column: {yaml_text(chosen.name)}" + ("" if label else "   # a guess")
     if len(chosen.texts) <= LIST and not chosen.measured:
-        yield from _wrapped("      classes: ", sorted(chosen.texts))
+        yield from wrapped("      classes: ", sorted(chosen.texts))
     elif chosen.numeric:
-        yield f"      number: {_ends(chosen.span)}   # {OF_NUMBER}: its range"
+        yield f"      number: {ends_text(chosen.span)}   # {OF_NUMBER}: its range"
     else:
         remark = f"{len(chosen.texts)} different texts: list the classes"
         yield f'      classes: ["no", "yes"]   # {remark}'
     if not read_as.header:
         yield "    # the file has no header: these names are made up"
-        yield from _wrapped("    header: ", names)
+        yield from wrapped("    header: ", names)
     if missing := sorted({text for look in looks for text in look.gaps}):
-        yield from _wrapped("    missing: ", missing)
+        yield from wrapped("    missing: ", missing)
     yield "    columns:"
     for span, alike in groupby(others, lambda look: look.span if look.numeric else None):
         if span is None:
             for look in alike:
                 if look.prose and not look.dated:
-                    yield f"    - {{name: {_text(look.name)}, text: {{}}}}"
+                    yield f"    - {{name: {yaml_text(look.name)}, text: {{}}}}"
                     continue
                 yield from _date(look) if look.dated else _category(look)
         elif len(columns := [look.name for look in alike]) == 1:
-            yield f"    - {{name: {_text(columns[0])}, number: {_ends(span)}}}"
+            yield f"    - {{name: {yaml_text(columns[0])}, number: {ends_text(span)}}}"
         else:
             remark = f"{len(columns)} columns with the same range"
-            yield f"    - number: {_ends(span)}   # {remark}"
-            yield from _wrapped("      name: ", columns)
+            yield f"    - number: {ends_text(span)}   # {remark}"
+            yield from wrapped("      name: ", columns)
 
 
 def look_at(name: str, cells: Sequence[str], form: TableForm) -> Look:
@@ -249,7 +251,7 @@ def _label(path: Path, looks: list[Look], label: str | None) -> tuple[Look, str]
     return found, ""
 
 
-def _ends(span: tuple[float, float]) -> str:
+def ends_text(span: tuple[float, float]) -> str:
     low, high = (number(float(f"{end:g}")) for end in span)
     return f"[{low}, {high}]"
 
@@ -257,8 +259,8 @@ def _ends(span: tuple[float, float]) -> str:
 def _category(look: Look) -> Iterator[str]:
     once = sum(count == 1 for count in look.texts.values())
     remark = f"   # {once} of them occur in only one record" if once else ""
-    yield f"    - name: {_text(look.name)}{remark}"
-    yield from _wrapped("      category: ", sorted(look.texts))
+    yield f"    - name: {yaml_text(look.name)}{remark}"
+    yield from wrapped("      category: ", sorted(look.texts))
 
 
 def _date(look: Look) -> Iterator[str]:
@@ -266,7 +268,7 @@ def _date(look: Look) -> Iterator[str]:
     low, high = min(found)[0], max(found)[0]
     hour = ", hour" * any(date[3] < 24 for date in found)
     parts = f"date: [year, month, weekday{hour}], years: [{low}, {max(high, low + 1)}]"
-    yield f"    - {{name: {_text(look.name)}, {parts}}}"
+    yield f"    - {{name: {yaml_text(look.name)}, {parts}}}"
 
 
 def _of_pictures(folder: Path, devices: int | None, notes: list[str]) -> Iterator[str]:
@@ -287,7 +289,7 @@ def _of_pictures(folder: Path, devices: int | None, notes: list[str]) -> Iterato
         height, width = (max(1, round(side * _SIDE / longest)) for side in (height, width))
         notes.append(f"size: {longest} pixels a side are too many to learn from, {_SIDE} are usual")
     yield from _head(folder, sizes.total(), devices)
-    yield from _wrapped("    label: {classes: ", classes, end="}")
+    yield from wrapped("    label: {classes: ", classes, end="}")
     remark = f"   # {len(sizes)} sizes: all are scaled to this one" * (len(sizes) > 1)
     yield f"    image: {{size: [{height}, {width}], channels: {3 if coloured else 1}}}{remark}"
 
@@ -310,7 +312,7 @@ def _of_recordings(folder: Path, devices: int | None, notes: list[str]) -> Itera
     longest = sorted(lengths_s)[int(MOSTLY * (len(lengths_s) - 1))]
     rate, seconds = min(max(rates.most_common(1)[0][0], 4000), 16_000), _step(4 * longest)
     yield from _head(folder, rates.total(), devices)
-    yield from _wrapped("    label: {classes: ", [one.name for one in class_folders(folder)], "}")
+    yield from wrapped("    label: {classes: ", [one.name for one in class_folders(folder)], "}")
     remark = f"   # {len(rates)} rates: all are resampled to this one" * (len(rates) > 1)
     yield f"    audio: {{rate_hz: {rate}, seconds: {min(seconds, 30):g}}}{remark}"
 
@@ -330,13 +332,13 @@ def _head(path: Path, records: int, devices: int | None) -> Iterator[str]:
     yield "# A job is public, and a list or range taken from records can reveal one. Replace"
     yield "# each value that you know only from the records, then set origin: public."
     yield "data:"
-    yield f"  source: {_text(path.stem)}"
+    yield f"  source: {yaml_text(path.stem)}"
     yield f"  nominal_records: {nominal}   # public: about as many as each device has"
     yield "  schema:"
     yield "    origin: own_records   # refused in a job"
 
 
-def _around(low: float, high: float) -> tuple[float, float]:
+def around(low: float, high: float) -> tuple[float, float]:
     """Return a range of round ends."""
     step = _step(high - low)
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step
@@ -351,7 +353,7 @@ def _step(width: float) -> float:
     return next(k * power for k in (1, 2, 5, 10) if k * power >= width / 4)
 
 
-def _text(name: str) -> str:
+def yaml_text(name: str) -> str:
     plain = name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
     reserved = name.casefold() in ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
     if plain and name.isascii() and not reserved:
@@ -359,10 +361,10 @@ def _text(name: str) -> str:
     return json.dumps(name, ensure_ascii=not name.isprintable())
 
 
-def _wrapped(lead: str, names: Sequence[str], end: str = "") -> Iterator[str]:
+def wrapped(lead: str, names: Sequence[str], end: str = "") -> Iterator[str]:
     line, indent = f"{lead}[", " " * (len(lead) + 1)
     for at, name in enumerate(names):
-        item = _text(name) + (", " if at < len(names) - 1 else "")
+        item = yaml_text(name) + (", " if at < len(names) - 1 else "")
         if len(line) + len(item) > _WIDTH and line.strip() != "[":
             yield line.rstrip()
             line = indent

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil.statistics.answer_text import TOO_NOISY, lines, measured
+from edgeveil.statistics.answer_text import TOO_NOISY, lines, measured, notes
 from edgeveil_cloud.statistics_view import statistics_sections
 from edgeveil_tools.statistics.answers import Statistics
 from tests.kits.statistics_answers import ANSWERS
@@ -26,13 +26,19 @@ def test_a_value_has_as_many_digits_as_its_noise_leaves(value, off, text):
 
 def test_text_has_every_answer_and_says_which_are_too_noisy():
     text = "\n".join(lines(ANSWERS))
-    assert "about 30,000 ± 12 records of 100 devices, ε = 1 per record" in text
-    for shown in ("38.62 ± 0.20", "10 % 19.00 ± 0.50", "private 22,000 ± 12", "0.070 ± 0.010"):
+    assert "about 30,000 ± 12 records on 100 devices, ε = 1 per record" in text
+    assert "records      29,900 ± 12, 100 ± 12 missing" in text
+    for shown in (
+        "38.62 ± 0.20",
+        "10 % 19, 50 % 37, 90 % 58; rank ± 0.4 %",
+        "private 22,000 ± 12",
+        "0.070 ± 0.010",
+    ):
         assert shown in text
     (noisy,) = [line for line in text.split("\n") if "deviation" in line]
     assert noisy.endswith(TOO_NOISY) and "9.0" not in noisy
     assert "(other) at most 15" in text
-    assert "values above 90 records" in text
+    assert "all above 90 records" in text
 
 
 def test_a_name_that_devices_sent_controls_no_terminal():
@@ -68,8 +74,9 @@ def test_the_page_draws_lists_and_writes_numbers_with_what_noise_did():
     whole = copy.deepcopy(ANSWERS)
     overview, *drawn = statistics_sections(whole)
     (answers,) = overview["parts"]
-    assert ["age", "mean", "38.62 ± 0.20"] in answers["rows"]
-    assert ["age", "deviation", TOO_NOISY] in answers["rows"]
+    assert answers["head"] == ["column", "count", "missing", "mean", "deviation", "correlation"]
+    of_age = ["age", "29,900 ± 12", "100 ± 12", "38.62 ± 0.20", TOO_NOISY, "–"]
+    assert answers["rows"] == [of_age, ["age × hours", *["–"] * 4, "0.070 ± 0.010"]]
     kinds = {one["title"]: [part["kind"] for part in one["parts"]] for one in drawn}
     assert kinds == {
         "age": ["histogram", "lines"],
@@ -88,4 +95,17 @@ def test_a_picture_that_is_too_noisy_is_not_drawn():
     for answer in whole["answers"]:
         answer["too_noisy"] = True
     (overview,) = statistics_sections(whole)
-    assert {row[2] for row in overview["parts"][0]["rows"]} == {TOO_NOISY}
+    cells = {cell for row in overview["parts"][0]["rows"] for cell in row[1:]}
+    assert cells == {TOO_NOISY, "–"}
+
+
+def test_a_range_and_a_list_that_miss_much_are_noted():
+    clipped = {"statistic": "clipped", "column": "age", "value": 20_000.0, "plus_minus": 12.0}
+    names, values = ["private", "(other)"], [22_000.0, 8_000.0]
+    listed = {"statistic": "categories", "column": "work", "names": names, "value": values}
+    count = ANSWERS["answers"][0]
+    found = [count, clipped, {**count, "column": "work"}, {**listed, "plus_minus": [12.0] * 2}]
+    of_age, of_work = notes({**ANSWERS, "answers": found})
+    assert of_age.startswith("age: 67% of the values are outside its range")
+    assert of_work == "work: 27% of the values are not in its list"
+    assert list(notes(ANSWERS)) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from edgeveil.config.data import TableForm
 from edgeveil.errors import JobFailed, UsageError, needs_extra
+from edgeveil.logs import printable
 from edgeveil.parts.sources.guess import guess
 from edgeveil.parts.sources.memory import Frame, opened
 from edgeveil.registry import nearest
 from edgeveil_tools.describe import LIST, Look, look_at, looks_of
 from edgeveil_tools.local.job import job_of
+from edgeveil_tools.result import SIMULATED
 from edgeveil_tools.statistics.answers import Statistics
 
 if TYPE_CHECKING:
@@ -92,17 +96,80 @@ def ask(
     many = {"devices": devices, "nominal_records": nominal_records}
     how = {"epsilon": epsilon, "delta": delta, "noise": noise, **many}
     if cloud is not None:
-        if data is not None or fleet is not None or not source:
-            what = "a running fleet has its own records"
-            raise UsageError(what, where="data", fix="pass source, the name of their data")
+        if data is not None or fleet is not None:
+            raise UsageError(
+                "a running fleet has its own records", where="data", fix="leave it out"
+            )
         job, _ = job_to_ask(None, questions, source=source, **how)
         return of_cloud(cloud, cloud.submit(job.alone))
     job, read = job_to_ask(data, questions, fleet=fleet, **how)
     if read:
-        warnings.warn(read, UserWarning, stacklevel=2)
+        warnings.warn(read, UserWarning, stacklevel=3)
     records = {} if isinstance(data, str | Path) else {"data": data, "fleet": fleet}
     found = simulate(job, report=False, reference=False, seed=seed, **records)
     return Statistics(found.content["statistics"])
+
+
+def command(args: argparse.Namespace) -> int:
+    """Run `edgeveil ask`."""
+    from edgeveil_tools.cli.common import answer
+    from edgeveil_tools.cli.jobs import AWAY_S, cloud_of
+
+    given = vars(args)
+    questions: dict[str, Any] = {
+        name: [column for text in given[name] for column in text.split(",")]
+        for name in ("mean", "deviation", "quantiles", "count", "values")
+    }
+    questions["histogram"] = [_bins(text) for text in args.histogram]
+    for name in ("table", "correlation"):
+        questions[name] = [_split(f"--{name}", text, ",") for text in given[name]]
+    ranges, lists = (
+        [_split(f"--{name}", text, "=") for text in given[name]] for name in ("range", "category")
+    )
+    questions["ranges"] = {
+        column: [_number("--range", end) for end in _split("--range", ends, ",")]
+        for column, ends in ranges
+    }
+    questions |= {"categories": {name: one.split(",") for name, one in lists}, "where": args.where}
+    how = {"epsilon": args.epsilon, "delta": args.delta, "devices": args.devices}
+    how |= {"nominal_records": args.records}
+    if args.file is None:
+        job, _ = job_to_ask(None, questions, source=args.source, **how)
+        cloud = cloud_of(args, AWAY_S)
+        name = cloud.submit(job.alone)
+        print(f"edgeveil: {name}: waiting for the answers", file=sys.stderr, flush=True)
+        found = of_cloud(cloud, name)
+        return answer(args, [str(found)], {"job": name, **found.content})
+    from edgeveil_tools.local.run import simulate
+
+    job, read = job_to_ask(args.file, questions, **how)
+    for note in (SIMULATED, read):
+        if note:
+            print(printable(f"edgeveil: {note}"), file=sys.stderr)
+    result = simulate(job, reference=False, out=args.out)
+    found = Statistics(result.content["statistics"])
+    lines = [str(found), f"Report: {result.report}"]
+    return answer(args, lines, {**found.content, "folder": str(result.folder)})
+
+
+def _bins(text: str) -> str | tuple[str, int]:
+    column, _, bins = text.partition("=")
+    return (column, int(_number("--histogram", bins))) if bins else column
+
+
+def _split(option: str, text: str, mark: str) -> list[str]:
+    found = text.split(mark, 1)
+    if len(found) != 2:
+        example = {"=": "age=0,100", ",": "sex,income"}[mark]
+        raise UsageError(f"got '{text}'", where=option, fix=f"write for example {example}")
+    return found
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"'{text}' is no number", where=option, fix="write one") from None
 
 
 def of_cloud(cloud: Cloud, job: str) -> Statistics:
@@ -129,6 +196,9 @@ def job_to_ask(
     """Return the job that asks, and which ranges and lists were read from the records, or "".
 
     Raises UsageError or DataError for questions about columns that are not there."""
+    if data is None and not (source and nominal_records):
+        fix = "name a file of records, or --source and --records of a cloud's devices"
+        raise UsageError("asks nobody", where="edgeveil ask", fix=fix)
     looks, run, records = _looked(data)
     many = devices or DEVICES
     if isinstance(fleet, str) and fleet in looks:
@@ -145,7 +215,7 @@ def job_to_ask(
     gaps = sorted({text for look in looks.values() for text in look.gaps})
     named = source or run.get("source", "memory")
     job = {
-        "job": _JOB.sub("_", f"ask_{Path(named).stem.lower()}")[:64],
+        "job": _JOB.sub("_", f"ask_{Path(run.get('path', named)).stem.lower()}")[:64],
         "data": {
             "source": named,
             "nominal_records": nominal_records or max(1, -(-records // many)),
@@ -227,10 +297,9 @@ def _columns(
         else:
             read.append(column)
             form = {"number": [*look.span]} if look.numeric else {"category": sorted(look.texts)}
-        if "number" not in form:
-            if of_number := [name for name in found.pop("ask", ()) if name in OF_NUMBERS]:
-                what = f"is no number, and {of_number[0]} is of numbers"
-                raise UsageError(what, where=column, fix=f"ask count={column}")
+        if "number" not in form and (of_number := found.pop("ask", ())):
+            what = f"is no number, and {of_number[0]} is of numbers"
+            raise UsageError(what, where=column, fix="ask its count")
         made.append({"name": column, **form, **found})
     if not made:
         raise UsageError("asks about no column", where="edgeveil ask", fix="name one: --mean age")
