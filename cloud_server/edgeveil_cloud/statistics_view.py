@@ -23,7 +23,6 @@ from edgeveil.statistics.answer_text import (
     columns_of,
     count_text,
     head_text,
-    notes,
     single_text,
 )
 
@@ -35,7 +34,7 @@ def statistics_sections(whole: Mapping[str, Any]) -> list[Json]:
     if not whole:
         return []
     text = f"Asked {head_text(whole)}. ± holds the noise with 95 % confidence, not the sampling."
-    said = [paragraph(text), *(paragraph(note, "warn") for note in notes(whole))]
+    said = [paragraph(text), *(paragraph(note, "warn") for note in whole["remarks"])]
     drawn: dict[str, list[Json]] = {}
     single: dict[str, dict[str, str]] = {}
     for answer in whole["answers"]:

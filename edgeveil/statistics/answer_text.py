@@ -12,7 +12,6 @@ from edgeveil.privacy.guarantee import up
 
 TOO_NOISY = "too noisy to say"
 COUNTS = {"count": "", "missing": " missing", "clipped": " clipped"}  # of a column's records
-_MUCH = 0.1  # of a column's values outside of what is public about it: worth a note
 _SHADES = "▁▂▃▄▅▆▇█"
 
 
@@ -79,21 +78,6 @@ def rows(whole: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         for answer in found:
             if answer["statistic"] not in COUNTS:
                 yield column, str(answer["statistic"]), _text_of(answer)
-
-
-def notes(whole: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which public ranges and lists miss much, by the noised counts."""
-    for column, found in _by_column(whole["answers"]):
-        by = {one["statistic"]: one for one in found}
-        records = max(1.0, by["count"]["value"]) if "count" in by else math.inf
-        clipped = by.get("clipped")
-        if clipped and clipped["value"] - clipped["plus_minus"] > _MUCH * records:
-            share = f"{clipped['value'] / records:.0%}"
-            yield f"{column}: {share} of the values are outside its range, and clipped in its mean"
-        if "categories" in by:
-            named = {cell.name: cell.value for cell in cells(by["categories"])}
-            if (other := named.get("(other)", 0.0)) > _MUCH * records:
-                yield f"{column}: {other / records:.0%} of the values are not in its list"
 
 
 def _by_column(
@@ -182,4 +166,4 @@ def lines(whole: Mapping[str, Any]) -> list[str]:
     for column, name, text in rows(whole):
         answers.append((column if column != last else "", name, text))
         last = column
-    return [head_text(whole), *padded(answers), *(f"note: {one}" for one in notes(whole))]
+    return [head_text(whole), *padded(answers), *(f"note: {one}" for one in whole["remarks"])]

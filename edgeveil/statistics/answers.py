@@ -22,7 +22,9 @@ from edgeveil.statistics.questions import AskedColumn, Questions
 
 Float64 = NDArray[np.float64]
 NORMAL_95 = 1.959964
+_LEAST, _SCALINGS = 1e-9, 100
 RANKS = tuple(at / 10 for at in range(1, 10))
+_TOLD = 0.05  # share of values beyond a range or list that is remarked on
 OTHER, MISSING, BELOW, ABOVE = "(other)", "(missing)", "(below)", "(above)"
 
 
@@ -55,6 +57,7 @@ def answered(
         **facts,
         "uploads": min(one.uploads for one in exchanges),
         **({"where": questions.where} if questions.where else {}),
+        "remarks": list(found.remarks()),
         "answers": list(found.all()),
     }
 
@@ -118,6 +121,7 @@ class _Answers:
                 margin = _margin(table, of_table.value, name)
                 own = 1 / (of_table.variance * len(of_table.value) / len(margin))
                 total, weight = total + margin * own, weight + own
+        estimate.variance = 1 / (weight * spread)
         change = (total / weight - merged) / _sizes(block)
         value = estimate.value + np.repeat(change, _sizes(block))
         estimate.value = value + (self.records - value.sum()) / cells
@@ -135,7 +139,12 @@ class _Answers:
             + (columns - table.sum(axis=0))[None, :] / shape[0]
             - total / table.size
         )
-        estimate.value = at_least_zero(table.ravel(), self.records)
+        # Scaling to both margins in turn keeps counts at 0 or more.
+        table = at_least_zero(table.ravel(), self.records).reshape(shape) + _LEAST
+        for _ in range(_SCALINGS):
+            table *= (rows / np.maximum(table.sum(axis=1), _LEAST))[:, None]
+            table *= (columns / np.maximum(table.sum(axis=0), _LEAST))[None, :]
+        estimate.value = table.ravel()
 
     # --- answers ---
 
@@ -157,6 +166,23 @@ class _Answers:
             }
         for product, estimate in self.products:
             yield self._correlation(product, estimate)
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what the noised counts tell of ranges and lists that do not fit."""
+        for one in self.questions.columns:
+            block, estimate = self.counts.get(one.name, (None, None))
+            if block is None or estimate is None:
+                continue
+            present = float(estimate.value[:-1].sum())
+            beyond = estimate.value[[0, -2]] if one.number is not None else estimate.value[[-2]]
+            off = NORMAL_95 * math.sqrt(self._variance(estimate, len(beyond)))
+            if beyond.sum() <= max(_TOLD * present, 2 * off):
+                continue
+            share = f"'{one.name}': about {beyond.sum() / present:.0%} of its values are"
+            if one.number is not None:
+                yield f"{share} outside {one.number[0]:g} to {one.number[1]:g}; widen the range"
+            else:
+                yield f"{share} not in its list; name more, or ask for values"
 
     def _column(self, one: AskedColumn) -> Iterator[dict[str, Any]]:
         block, estimate = self.counts[one.name]
@@ -317,11 +343,11 @@ def _correlation_of(v: Float64) -> float:
 def at_least_zero(values: Float64, total: float) -> Float64:
     """Return the nearest values of 0 or more that add up to `total` (projection to a simplex)."""
     if total <= 0:
-        return np.zeros_like(values)
+        return np.zeros(values.shape)
     ordered = np.sort(values)[::-1]
     excess = (np.cumsum(ordered) - total) / np.arange(1, len(values) + 1)
-    last = int(np.flatnonzero(ordered > excess)[-1])
-    return np.maximum(values - excess[last], 0.0)
+    last = int(np.flatnonzero(ordered >= excess)[-1])
+    return np.asarray(np.maximum(values - excess[last], 0.0))
 
 
 def quantile(below: Float64, edges: Float64, rank: float) -> float:

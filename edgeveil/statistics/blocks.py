@@ -129,7 +129,7 @@ class Moments:
         z = self.number.of(x)
         z = z[~np.isnan(z)]
         each = np.stack([z, np.square(z) - 0.5][: self.cells])
-        return _fixed(each).sum(axis=1)
+        return _added(each)
 
 
 @dataclass(frozen=True)
@@ -146,15 +146,15 @@ class Product:
     def of(self, x: Rows) -> Int64:
         product = self.numbers[0].of(x) * self.numbers[1].of(x)
         product = product[~np.isnan(product)]
-        return _fixed(np.stack([product, np.full(len(product), 0.5)])).sum(axis=1)
+        return _added(np.stack([product, np.full(len(product), 0.5)]))
 
 
 Block = Counts | Moments | Product
 
 
-def _fixed(values: NDArray[np.float64]) -> Int64:
+def _added(values: NDArray[np.float64]) -> Int64:
     # Toward zero: the squares of a record's steps then stay within the bound.
-    return np.trunc(values * STEPS).astype(np.int64)
+    return np.asarray(np.trunc(values * STEPS).astype(np.int64).sum(axis=1))
 
 
 @dataclass(frozen=True)

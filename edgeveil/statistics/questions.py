@@ -8,9 +8,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from edgeveil.config.base import Block, Mix
+from edgeveil.config.base import Block, Mix, as_tuples
 from edgeveil.data.schema import Column, ColumnName, DataSchema, Finite, Label, Range, Texts
 from edgeveil.errors import DataError
 
@@ -92,6 +92,11 @@ class Questions(Block):
     """Ask only records that meet this: comparisons of `columns` with a literal, joined by `and`;
     a missing value meets none."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_tuples(cls, given: Any) -> Any:
+        return as_tuples(given)
+
     @cached_property
     def by_name(self) -> dict[str, AskedColumn]:
         return {one.name: one for one in self.columns}
@@ -121,14 +126,11 @@ class Questions(Block):
             )
         return tuple(found)
 
-    def records_schema(self, given: DataSchema | None = None) -> DataSchema:
-        """Return the schema by which a record keeps its values as they are.
-
-        `given`: for the header, texts for missing values and the column of persons."""
+    @property
+    def records_schema(self) -> DataSchema:
+        """The schema by which a record keeps its values as they are."""
         columns = tuple(one.read_as for one in self.columns)
-        if given is None:
-            return DataSchema(origin="public", label=Label(), columns=columns, raw=True)
-        return given.model_copy(update={"label": Label(), "columns": columns, "raw": True})
+        return DataSchema(origin="public", label=Label(), columns=columns, raw=True)
 
     def _mixes(self) -> Iterable[Mix]:
         return (Mix((key,), text) for key, text in self.faults())
@@ -206,9 +208,10 @@ def expanded(block: Any, data: Any) -> dict[str, Any] | None:
         return None
     try:
         known = {key: block[key] for key in Questions.model_fields if key in block}
-        schema = Questions.model_validate_json(json.dumps(known), strict=True).records_schema()
+        schema = Questions.model_validate_json(json.dumps(known), strict=True).records_schema
     except ValidationError:
         return None
     made = json.loads(schema.model_dump_json())
-    given = data.get("schema") if isinstance(data.get("schema"), dict) else {}
-    return {"evaluation_share": 0, **data, "schema": {**given, **made}}
+    given = data.get("schema")
+    kept = given if isinstance(given, dict) else {}
+    return {"evaluation_share": 0, **data, "schema": {**kept, **made}}

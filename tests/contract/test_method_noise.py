@@ -25,7 +25,10 @@ SURE = 1e-9  # of both tails, so that no run of these tests in a lifetime fails 
 ROUND = PlannedRound(1, TRAIN, 1)
 SMALL = build_network(NetworkParameters(hidden=()), (6,), 3)
 CONTEXT = made_context(input_shape=(6,), summed=4, network=SMALL)
-EVERY = {"dp_sgd_sums": {"sampling_rate": 1.0}}  # so that answers differ by their noise alone
+EVERY = {
+    "dp_sgd_sums": {"sampling_rate": 1.0},  # so that answers differ by their noise alone
+    "statistics": {"columns": [{"name": name, "number": [-2, 2]} for name in "ab"]},
+}
 SUMS = [
     ("fm", {"rounds": 2}),
     ("fm", {"rounds": 2, "noise": "laplace"}),

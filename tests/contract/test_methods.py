@@ -41,7 +41,10 @@ def pca(name, noise="gaussian"):
     return PcaParameters(name=name, keep=0.5, noise=noise)
 
 
-OPTIONS = {"custom": {"function": "tests.kits.own_training:fit"}}
+OPTIONS = {
+    "custom": {"function": "tests.kits.own_training:fit"},
+    "statistics": {"columns": [{"name": name, "number": [-2, 2]} for name in "abc"]},
+}
 VARIANTS = {
     **{name: (name, OPTIONS.get(name, {}), None) for name in METHODS},
     "fm, pure noise": ("fm", {"noise": "laplace"}, None),

@@ -8,6 +8,7 @@ ANSWERS = {
     "delta": 1e-6,
     "unit": "record",
     "uploads": 100,
+    "remarks": ["'age': about 12% of its values are outside 0 to 100"],
     "answers": [
         {"statistic": "count", "column": "age", "value": 29_900.0, "plus_minus": 12.0},
         {"statistic": "missing", "column": "age", "value": 99.6, "plus_minus": 12.0},

@@ -28,7 +28,7 @@ from edgeveil.pages.parts import counted
 from edgeveil.parts.round import EVALUATIONS, TRAIN
 from edgeveil.privacy.guarantee import down, guarantee_lines, up
 from edgeveil.privacy.policy import Quote
-from edgeveil.statistics.answer_text import head_text, notes, rows
+from edgeveil.statistics.answer_text import head_text, rows
 from edgeveil.units import byte_text, seconds_text
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if statistics := result.get("statistics"):
         found.append(("asked", head_text(statistics)))
         found += [(f"{column}: {name}", text) for column, name, text in rows(statistics)]
-        found += [("note", text) for text in notes(statistics)]
+        found += [("note", text) for text in statistics["remarks"]]
     else:
         found.append((f"final {led}", leading_text(led, value, figures) + own))
     if federated := final.get("federated"):

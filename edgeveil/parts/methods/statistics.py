@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.data.records import Records, grouped
+from edgeveil.data.records import Records, flat_rows, grouped
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.noise_only import zero_head
 from edgeveil.parts.round import (
@@ -133,12 +133,12 @@ class StatisticsDevice:
     def steps(self, vector: Vector, records: Records, event: GaussianEvent) -> NDArray[np.int64]:
         """Return the exact sums in steps; each person's, or the device's, are its records' mean."""
         records = records.at(records.y >= 0)  # others are broken rows
-        owners, bits = records.owners(event.unit), event.grid_bits
+        owners, bits, x = records.owners(event.unit), event.grid_bits, flat_rows(records.x)
         if owners is None:
-            return vector.of(records.x) << bits
+            return vector.of(x) << bits
         total = np.zeros(vector.cells, np.int64)
         for own in grouped(owners):
-            total += (vector.of(records.x[own]) << bits) // len(own)
+            total += (vector.of(x[own]) << bits) // len(own)
         return total
 
 
@@ -159,7 +159,12 @@ class StatisticsCloud(CloudMethod):
         return (SegmentSpec(SUMS, shape, "int64", largest=largest),)
 
     def initial_state(self) -> dict[str, Array]:
-        return {}
+        sums = {f"{SUMS}/{at}": np.zeros(one.cells) for at, one in self._numbered}
+        return {**sums, **{f"{UPLOADS}/{at}": np.zeros(1, np.int64) for at, _ in self._numbered}}
+
+    @property
+    def _numbered(self) -> list[tuple[int, Vector]]:
+        return list(enumerate(self.asking.vectors, start=1))
 
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
         return {}
@@ -168,27 +173,27 @@ class StatisticsCloud(CloudMethod):
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         sums = np.rint(mean[SUMS].astype(np.float64) * uploads)
-        new = {f"{SUMS}/{round.index}": sums, f"{UPLOADS}/{round.index}": np.array([uploads])}
+        counted = np.array([uploads], np.int64)
+        new = {f"{SUMS}/{round.index}": sums, f"{UPLOADS}/{round.index}": counted}
         return {**{name: np.asarray(one) for name, one in state.items()}, **new}
 
     def shown(self, state: Tensors) -> Mapping[str, Any]:
         """Return the `statistics` once all exchanges are in the state."""
-        every = range(1, self.parameters.rounds + 1)
-        if not all(f"{SUMS}/{at}" in state for at in every):
+        uploads = [int(state[f"{UPLOADS}/{at}"][0]) for at, _ in self._numbered]
+        if not all(uploads):
             return {}
-        found = [
-            self._sums(at, state[f"{SUMS}/{at}"], int(state[f"{UPLOADS}/{at}"][0])) for at in every
-        ]
-        s = self.context
+        s, found = (
+            self.context,
+            [self._sums(at, state, uploads[at - 1]) for at, _ in self._numbered],
+        )
         facts = {"epsilon": s.epsilon, "delta": s.delta, "unit": s.unit}
         return {"statistics": answered(self.parameters, found, facts)}
 
-    def _sums(self, exchange: int, steps: Array, uploads: int) -> Sums:
-        own = noise_of(self.asking.events[exchange - 1])
+    def _sums(self, exchange: int, state: Tensors, uploads: int) -> Sums:
+        own, vector = noise_of(self.asking.events[exchange - 1]), self.asking.vectors[exchange - 1]
         unit = 2.0**-own.grid_bits
-        deviation = math.sqrt(uploads * own.sigma_squared) * unit
-        vector = self.asking.vectors[exchange - 1]
-        return Sums(vector, steps.astype(np.float64) * unit, deviation, uploads)
+        sums = state[f"{SUMS}/{exchange}"].astype(np.float64) * unit
+        return Sums(vector, sums, math.sqrt(uploads * own.sigma_squared) * unit, uploads)
 
     def model(self, state: Tensors) -> dict[str, Array]:
         return zero_head(self.context)

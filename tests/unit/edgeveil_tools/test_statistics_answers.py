@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from edgeveil.errors import UsageError
-from edgeveil.statistics.answer_text import TOO_NOISY, lines, measured, notes
+from edgeveil.statistics.answer_text import TOO_NOISY, lines, measured
 from edgeveil_cloud.statistics_view import statistics_sections
 from edgeveil_tools.statistics.answers import Statistics
 from tests.kits.statistics_answers import ANSWERS
@@ -39,6 +39,7 @@ def test_text_has_every_answer_and_says_which_are_too_noisy():
     assert noisy.endswith(TOO_NOISY) and "9.0" not in noisy
     assert "(other) at most 15" in text
     assert "all above 90 records" in text
+    assert text.endswith("note: 'age': about 12% of its values are outside 0 to 100")
 
 
 def test_a_name_that_devices_sent_controls_no_terminal():
@@ -73,6 +74,7 @@ def test_the_frame_has_the_rows_in_both_libraries():
 def test_the_page_draws_lists_and_writes_numbers_with_what_noise_did():
     whole = copy.deepcopy(ANSWERS)
     overview, *drawn = statistics_sections(whole)
+    assert [one["tone"] for one in overview["said"]] == ["soft", "warn"]
     (answers,) = overview["parts"]
     assert answers["head"] == ["column", "count", "missing", "mean", "deviation", "correlation"]
     of_age = ["age", "29,900 ± 12", "100 ± 12", "38.62 ± 0.20", TOO_NOISY, "–"]
@@ -97,15 +99,3 @@ def test_a_picture_that_is_too_noisy_is_not_drawn():
     (overview,) = statistics_sections(whole)
     cells = {cell for row in overview["parts"][0]["rows"] for cell in row[1:]}
     assert cells == {TOO_NOISY, "–"}
-
-
-def test_a_range_and_a_list_that_miss_much_are_noted():
-    clipped = {"statistic": "clipped", "column": "age", "value": 20_000.0, "plus_minus": 12.0}
-    names, values = ["private", "(other)"], [22_000.0, 8_000.0]
-    listed = {"statistic": "categories", "column": "work", "names": names, "value": values}
-    count = ANSWERS["answers"][0]
-    found = [count, clipped, {**count, "column": "work"}, {**listed, "plus_minus": [12.0] * 2}]
-    of_age, of_work = notes({**ANSWERS, "answers": found})
-    assert of_age.startswith("age: 67% of the values are outside its range")
-    assert of_work == "work: 27% of the values are not in its list"
-    assert list(notes(ANSWERS)) == []
