@@ -217,7 +217,18 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
 
 
 def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
+    from edgeveil_tools.local.data import asks
     from edgeveil_tools.prospect import prospect, prospect_lines
+
+    if one.plan is not None and asks(one.plan.job):
+        from edgeveil_tools.local.job import Overrides, local_job
+        from edgeveil_tools.statistics.estimate import estimate_lines, foreseen
+
+        job, run = local_job(one.path, Overrides(devices=args.devices, simulate=True))
+        one.fields["estimate"] = answers = foreseen(compile_job(job), run.devices)
+        if not args.json:
+            print("\n".join(estimate_lines(answers)))
+        return False
 
     def report(line: str) -> None:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)

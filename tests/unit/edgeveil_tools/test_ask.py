@@ -161,3 +161,41 @@ def test_the_costs_of_columns_and_pairs_are_the_whole():
 def test_a_job_that_learns_has_no_answers_to_draft_from():
     with pytest.raises(UsageError):
         cost_shares(edgeveil.load_job("tests/kits/quickstart.yaml"))
+
+
+def test_an_estimate_foresees_the_error_of_each_answer(tmp_path, capsys):
+    data = people(2000)
+    how = {"fleet": [k % 20 for k in range(2000)], "delta": 1e-3}
+    questions = {"mean": ["age", "pulse"], "histogram": ("age", 5), "count": "sex"}
+    found = edgeveil.ask(data, epsilon=4, **how, **questions, **PUBLIC)
+    plain = {
+        "job": "people",
+        "data": {"source": "people", "nominal_records": 100},
+        "statistics": {
+            "columns": [
+                {"name": "age", "number": [0, 100], "bins": 5, "ask": ["mean", "histogram"]},
+                {"name": "pulse", "number": [40, 160], "ask": ["mean"]},
+                {"name": "sex", "category": ["f", "m"]},
+            ]
+        },
+        "privacy": {"epsilon": 4, "delta": 1e-3, "noise": "shared"},
+        "aggregation": {"name": "fedavg", "secure": True},
+        "round": {"min_batch": 20},
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    assert main(["check", str(path), "--estimate", "--devices", "20", "--json"]) == 0
+    estimate = json.loads(capsys.readouterr().out)["files"][0]["estimate"]
+    named = {(one["statistic"], one["column"]): one for one in estimate["answers"]}
+    assert len(named) == len(list(found))
+    for (name, column), one in named.items():
+        off = found[name, column]["plus_minus"]
+        measured = max(off) if isinstance(off, list) else off
+        assert one["plus_minus"] == pytest.approx(measured, rel=0.15)
+    assert main(["check", str(path), "--estimate", "--devices", "2"]) == 2
+    assert "a batch needs 20 uploads" in capsys.readouterr().err
+    plain["data"]["nominal_records"], plain["privacy"]["epsilon"] = 2, 0.01
+    path.write_text(yaml.safe_dump(plain))
+    assert main(["check", str(path), "--estimate"]) == 0
+    text = capsys.readouterr().out
+    assert "20 devices of 2 records" in text and "mean       too noisy to say" in text
