@@ -221,11 +221,17 @@ def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
     from edgeveil_tools.prospect import prospect, prospect_lines
 
     if one.plan is not None and asks(one.plan.job):
-        from edgeveil_tools.local.job import Overrides, local_job
         from edgeveil_tools.statistics.estimate import estimate_lines, foreseen
 
-        job, run = local_job(one.path, Overrides(devices=args.devices, simulate=True))
-        one.fields["estimate"] = answers = foreseen(compile_job(job), run.devices)
+        run = load_local_job(one.path)[0].local_run
+        least = one.plan.job.round.min_batch
+        devices = args.devices or (least if run is None else run.devices)
+        if devices < least:
+            what = (
+                f"a round needs {least} uploads (round.min_batch), and there are {devices} devices"
+            )
+            raise UsageError(what, where="--devices", fix="name more, or lower round.min_batch")
+        one.fields["estimate"] = answers = foreseen(one.plan, devices)
         if not args.json:
             print("\n".join(estimate_lines(answers)))
         return False

@@ -193,7 +193,7 @@ def test_an_estimate_foresees_the_error_of_each_answer(tmp_path, capsys):
         measured = max(off) if isinstance(off, list) else off
         assert one["plus_minus"] == pytest.approx(measured, rel=0.15)
     assert main(["check", str(path), "--estimate", "--devices", "2"]) == 2
-    assert "a batch needs 20 uploads" in capsys.readouterr().err
+    assert "a round needs 20 uploads" in capsys.readouterr().err
     plain["data"]["nominal_records"], plain["privacy"]["epsilon"] = 2, 0.01
     path.write_text(yaml.safe_dump(plain))
     assert main(["check", str(path), "--estimate"]) == 0
