@@ -100,7 +100,7 @@ def judged(
         problems = [*tree.problems, *found, *explain.mixes(error)]
         if places := [explain.place(detail) for detail in faults(error)[0]]:
             problems += _mixes_behind(reading, explain, places)
-        raise problems_error(where, problems) from None
+        raise problems_error(where, tree.as_written(problems)) from None
     if tree.problems:
         raise problems_error(where, tree.problems)
     return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -39,6 +39,18 @@ class Tree:
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    written: dict[str, str] = field(
+        default_factory=dict
+    )  # first keys that the file names otherwise
+
+    def as_written(self, problems: list[Problem]) -> list[Problem]:
+        """Return the problems at the keys that the file has."""
+        return [
+            replace(one, path=(self.written.get(str(one.path[0]), one.path[0]), *one.path[1:]))
+            if one.path
+            else one
+            for one in problems
+        ]
 
     def line(self, path: Path) -> int:
         while path and path not in self.lines:

@@ -13,7 +13,7 @@ from edgeveil.jobs.job import Job, settled
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.presets import KEY as PRESET
 from edgeveil.jobs.presets import expand, with_preset
-from edgeveil.statistics.questions import expanded
+from edgeveil.statistics.questions import expanded, least_rounds
 
 STATISTICS = "statistics"
 LOCAL_RUN = "local_run"
@@ -70,8 +70,11 @@ def _ask(tree: Tree) -> None:
         text = "a job asks or learns; leave out statistics or train"
         tree.problems.append(Problem((STATISTICS,), tree.line((STATISTICS,)), text))
         return
+    tree.written["train"] = STATISTICS
     tree.lines |= {("train", *at[1:]): n for at, n in tree.lines.items() if at[:1] == (STATISTICS,)}
-    tree.value["train"] = {"method": STATISTICS, **block} if isinstance(block, dict) else block
+    tree.value["train"] = block
+    if isinstance(block, dict):
+        tree.value["train"] = {"method": STATISTICS, "rounds": least_rounds(block), **block}
     data = expanded(block, tree.value.get("data"))
     if data is None and isinstance(tree.value.get("data"), dict):  # reported as problems of train
         data = {"classes": 2, "input_shape": [1], **tree.value["data"]}
@@ -87,7 +90,13 @@ def line_of(path: Path, key: str) -> int:
 
 def job_schema(model: type[Job] = Job) -> Schema:
     """Return the JSON Schema (2020-12) of a job file with `model`, for editors."""
-    return with_preset(model.model_json_schema())
+    schema = with_preset(model.model_json_schema())
+    asked = {"$ref": "#/$defs/StatisticsParameters", "description": "Ask in place of learning."}
+    return {
+        **schema,
+        "properties": {**schema["properties"], STATISTICS: asked},
+        "required": [key for key in schema["required"] if key != "train"],
+    }
 
 
 def _file_schema() -> Schema:

@@ -24,6 +24,7 @@ from edgeveil.privacy.events import Unit
 
 if TYPE_CHECKING:
     from edgeveil.data.records import Records
+    from edgeveil.data.schema import DataSchema
     from edgeveil.parts.server_optimizers import ServerOptimizerParameters
     from edgeveil.parts.stage import BaseStage
 
@@ -107,6 +108,11 @@ class MethodParameters(PartBlock):
     @property
     def bias(self) -> bool:
         return False
+
+    @property
+    def records_schema(self) -> DataSchema | None:
+        """The schema of a method that names its records' columns itself."""
+        return None
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.evaluation.figures import to_digits
-from edgeveil.statistics.blocks import Counts, Moments, Product, Vector
+from edgeveil.statistics.blocks import BlockVector, Counts, Moments, Product
+from edgeveil.statistics.heavy_hitters import CANDIDATES, HeavyHitters
 from edgeveil.statistics.questions import AskedColumn, Questions
 
 Float64 = NDArray[np.float64]
@@ -32,7 +33,7 @@ OTHER, MISSING, BELOW, ABOVE = "(other)", "(missing)", "(below)", "(above)"
 class Sums:
     """The sums of one exchange over `uploads` devices, and the noise's deviation in each."""
 
-    vector: Vector
+    vector: BlockVector
     sums: Float64
     deviation: float
     uploads: int
@@ -82,6 +83,7 @@ class _Answers:
         self.tables: list[tuple[Counts, Estimate]] = []
         self.moments: dict[str, tuple[Moments, Estimate]] = {}
         self.products: list[tuple[Product, Estimate]] = []
+        self.values: dict[str, tuple[HeavyHitters, Estimate]] = {}
         for one in exchanges:
             for block, weight, sums in one.vector.split(one.sums):
                 estimate = Estimate(sums, (one.deviation / (weight * block.whole)) ** 2)
@@ -89,6 +91,9 @@ class _Answers:
                     self.moments[block.column] = block, estimate
                 elif isinstance(block, Product):
                     self.products.append((block, estimate))
+                elif isinstance(block, HeavyHitters):
+                    if block.level == CANDIDATES:
+                        self.values[block.column] = block, estimate
                 elif len(block.columns) == 1:
                     self.counts[block.columns[0]] = block, estimate
                 else:
@@ -104,7 +109,8 @@ class _Answers:
 
     def _records(self) -> tuple[float, float]:
         """Return the number of records from all blocks, by their precision, and its variance."""
-        every = [one for _, one in (*self.counts.values(), *self.tables)]
+        counted = (*self.counts.values(), *self.values.values(), *self.tables)
+        every = [one for _, one in counted]
         precision = [1 / (one.variance * len(one.value)) for one in every]
         weighted = sum(p * one.value.sum() for p, one in zip(precision, every, strict=True))
         return float(weighted) / sum(precision), 1 / sum(precision)
@@ -152,6 +158,8 @@ class _Answers:
         for one in self.questions.columns:
             if one.name in self.counts:
                 yield from self._column(one)
+            else:
+                yield from self._values(one)
         for block, estimate in self.tables:
             names = [_names(self.questions.by_name[name]) for name in block.columns]
             shape = [len(each) for each in names]
@@ -211,6 +219,14 @@ class _Answers:
             yield self._histogram(one, block, estimate, present)
         if "quantiles" in one.ask:
             yield self._quantiles(one, block, estimate, present)
+
+    def _values(self, one: AskedColumn) -> Iterator[dict[str, Any]]:
+        block, estimate = self.values[one.name]
+        missing, single = float(estimate.value[-1]), NORMAL_95 * math.sqrt(estimate.variance)
+        off = math.sqrt(single**2 + NORMAL_95**2 * self.records_variance)
+        yield self._said("count", one, max(0.0, self.records - missing), off)
+        yield self._said("missing", one, max(0.0, missing), single)
+        yield block.answer(estimate.value, math.sqrt(estimate.variance))
 
     def _said(self, what: str, one: AskedColumn, value: float, pm: float) -> dict[str, Any]:
         return {

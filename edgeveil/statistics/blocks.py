@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeveil.parts.round import Tensors
+from edgeveil.statistics.heavy_hitters import LEVELS, HeavyHitters
 from edgeveil.statistics.questions import AskedColumn, Condition, Questions
 
 Int64 = NDArray[np.int64]
@@ -98,8 +99,7 @@ class Scaled:
 
     def of(self, x: Rows) -> NDArray[np.float64]:
         values = x[:, self.place].astype(np.float64)
-        scaled = (np.clip(values, self.low, self.high) - self.middle) / self.half
-        return np.clip(scaled, -1.0, 1.0)
+        return np.clip((values - self.middle) / self.half, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Product:
         return _added(np.stack([product, np.full(len(product), 0.5)]))
 
 
-Block = Counts | Moments | Product
+Block = Counts | Moments | Product | HeavyHitters
 
 
 def _added(values: NDArray[np.float64]) -> Int64:
@@ -158,7 +158,7 @@ def _added(values: NDArray[np.float64]) -> Int64:
 
 
 @dataclass(frozen=True)
-class Vector:
+class BlockVector:
     """The blocks of one exchange with their weights, of records that meet `conditions`."""
 
     blocks: tuple[Block, ...]
@@ -183,9 +183,16 @@ class Vector:
         """The most that one record adds to a cell."""
         return max(w * one.whole for w, one in zip(self.weights, self.blocks, strict=True))
 
-    def about(self, tensors: Tensors) -> Vector:
+    def about(self, tensors: Tensors) -> BlockVector:
         """Return the vector about what the package broadcasts. Raises ProtocolError."""
-        return self
+        found = (
+            one.about(tensors) if isinstance(one, HeavyHitters) else one for one in self.blocks
+        )
+        return replace(self, blocks=tuple(found))
+
+    @property
+    def values(self) -> tuple[HeavyHitters, ...]:
+        return tuple(one for one in self.blocks if isinstance(one, HeavyHitters))
 
     def of(self, x: Rows) -> Int64:
         """Return the weighted sums (cells,) over records x (n, values)."""
@@ -223,10 +230,20 @@ def _meets(one: Condition, questions: Questions, x: Rows) -> NDArray[np.bool_]:
     return met & ~np.isnan(values)
 
 
-def vectors(questions: Questions, exchanges: int) -> tuple[Vector, ...]:
-    """Return the vector of each exchange; the blocks are dealt to the exchanges in turn."""
-    blocks = tuple(_blocks(questions))
-    return tuple(Vector(blocks[at::exchanges], questions) for at in range(exchanges))
+def vectors(questions: Questions, exchanges: int) -> tuple[BlockVector, ...]:
+    """Return the vector of each exchange: a level of each column of values, and of the others.
+
+    Other blocks are dealt to the exchanges in turn."""
+    blocks, places = tuple(_blocks(questions)), questions.places
+    columns = [(one.name, one.values.length) for one in questions.columns if one.values is not None]
+    levels = [
+        tuple(HeavyHitters(name, places[name], length, at) for name, length in columns)
+        for at in range(exchanges)
+    ]
+    return tuple(
+        BlockVector((*blocks[at::exchanges], *(levels[at] if at in LEVELS else ())), questions)
+        for at in range(exchanges)
+    )
 
 
 def _blocks(questions: Questions) -> Iterator[Block]:

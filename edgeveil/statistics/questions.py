@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from edgeveil.config.base import Block, Mix, as_tuples
 from edgeveil.data.schema import Column, ColumnName, DataSchema, Finite, Label, Range, Texts
 from edgeveil.errors import DataError
+from edgeveil.statistics.heavy_hitters import LEVELS
 
 Asked = Literal["mean", "deviation", "histogram", "quantiles"]
 Pair = tuple[ColumnName, ColumnName]
@@ -23,7 +24,7 @@ _TERM = re.compile(r"\s*(.+?)\s*(<=|>=|!=|<|>|=)\s*(\"[^\"]*\"|'[^']*'|[^\"'<>=!
 class Values(Block):
     """Values of a text that no public list names."""
 
-    length: int = Field(default=16, ge=1, le=64)
+    length: int = Field(default=16, ge=1, le=32)
     """Bytes of UTF-8 that are read; longer texts are cut."""
 
 
@@ -133,7 +134,7 @@ class Questions(Block):
         return DataSchema(origin="public", label=Label(), columns=columns, raw=True)
 
     def _mixes(self) -> Iterable[Mix]:
-        return (Mix((key,), text) for key, text in self.faults())
+        return (Mix((f"train.{key}",), text) for key, text in self.faults())
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """Yield (key, reason) of what cannot be asked."""
@@ -196,6 +197,14 @@ def _column_faults(one: AskedColumn) -> Iterator[tuple[str, str]]:
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?", text) is not None
+
+
+def least_rounds(block: Any) -> int:
+    """Return the fewest exchanges for the questions of a file, plain."""
+    columns = block.get("columns")
+    columns = columns if isinstance(columns, list) else []
+    named = any(isinstance(one, dict) and one.get("values") is not None for one in columns)
+    return len(LEVELS) if named else 1
 
 
 def expanded(block: Any, data: Any) -> dict[str, Any] | None:

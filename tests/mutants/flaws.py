@@ -120,6 +120,45 @@ MUTANTS = {
         of=("noise_only",),
     ),
     # --- sensitivity ---
+    "statistics-weights-left-out-of-the-sensitivity": Mutant(
+        "edgeveil.statistics.blocks:BlockVector.sensitivity_squared",
+        "(weight * one.whole) ** 2 -> one.whole**2",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
+    "statistics-of-numbers-beyond-their-range": Mutant(
+        "edgeveil.statistics.blocks:Scaled.of",
+        "np.clip((values - self.middle) / self.half, -1.0, 1.0)"
+        " -> (values - self.middle) / self.half",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
+    "statistics-record-in-two-cells": Mutant(
+        "edgeveil.statistics.blocks:Counts.of",
+        "np.bincount(at, minlength=self.cells)"
+        " -> np.bincount(np.repeat(at, 2), minlength=self.cells)",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
+    "statistics-exchanges-paid-once": Mutant(
+        "edgeveil.parts.methods.statistics:Asking.events",
+        "sum(bound**2 for bound in bounds) -> max(bounds) ** 2",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_all_exchanges_together_cost_what_the_job_says",
+        of=("statistics",),
+    ),
+    "statistics-person-with-every-record": Mutant(
+        "edgeveil.parts.methods.statistics:StatisticsDevice.steps",
+        "np.divmod(vector.of(x[own]), len(own)) -> np.divmod(vector.of(x[own]), 1)",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_a_device_or_person_adds_no_more_than_its_event_says",
+        of=("statistics",),
+    ),
+    "statistics-half-noise": Mutant(
+        "edgeveil.parts.methods.statistics:StatisticsDevice.answer",
+        "gaussian(steps, noise_of(event), random_bytes)"
+        " -> (steps + gaussian(0 * steps, noise_of(event), random_bytes)[0] // 2, event)",
+        "tests/contract/test_method_noise.py::test_a_sum_over_devices_has_the_noise_that_its_price_counts_on",
+        of=("statistics",),
+    ),
     "softmax-sensitivity-one": Mutant(
         "edgeveil.privacy.laplace_mechanism:softmax_event",
         "2 * steps -> steps",
@@ -1117,6 +1156,34 @@ MUTANTS = {
         "edgeveil.data.encoding:cell_text",
         "places.rstrip('0') -> places",
         "tests/unit/edgeveil/data/test_encoding.py::test_no_cell_of_a_column_changes_the_text_of_another",
+    ),
+    # --- values that nobody listed ---
+    "heavy-hitters-threshold-of-one-value": Mutant(
+        "edgeveil.statistics.heavy_hitters:threshold",
+        "FALSE_POSITIVES / (KEPT + 1) -> FALSE_POSITIVES",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_a_false_value_is_as_rare_as_is_said",
+    ),
+    "heavy-hitters-threshold-of-single-counts": Mutant(
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.answer",
+        "sums[:KEPT] > least -> sums[:KEPT] > 0",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_a_false_value_is_as_rare_as_is_said",
+    ),
+    "heavy-hitters-record-under-two-prefixes": Mutant(
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.of",
+        "np.bincount(at, minlength=self.cells)"
+        " -> np.bincount(np.append(at, at ^ 1), minlength=self.cells)",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_one_record_adds_no_more_than_is_priced",
+        nth=3,
+    ),
+    "heavy-hitters-price-of-one-byte": Mutant(
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.bound",
+        "float(_SIGNS * self.length) -> float(_SIGNS)",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_one_record_adds_no_more_than_is_priced",
+    ),
+    "heavy-hitters-any-broadcast": Mutant(
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.about",
+        "ordered.all() -> True",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_another_broadcast_is_refused_before_a_record_is_read",
     ),
     # --- audit in one run ---
     "one-run-audit-without-delta": Mutant(

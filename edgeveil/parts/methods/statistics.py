@@ -34,22 +34,25 @@ from edgeveil.privacy.events import UNITS, Event, GaussianEvent, SharedGaussian,
 from edgeveil.privacy.gaussian_mechanism import counts_event, gaussian
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.statistics.answers import Sums, answered
-from edgeveil.statistics.blocks import Vector, vectors
+from edgeveil.statistics.blocks import BlockVector, vectors
+from edgeveil.statistics.heavy_hitters import LEVELS, HeavyHitters
 from edgeveil.statistics.questions import Questions
 from edgeveil.subnormals import flushed
 
 SUMS, UPLOADS = "sums", "uploads"
 ROOM = 4  # most records of a device that count, in nominal_records
+_MOST = 1 << 61  # of a cell, so that its noise fits an int64
 _ROOM_SIGMAS = 12  # bound on the noise, as Q(12) < 2^-108
 
 
-class StatisticsParameters(MethodParameters, Questions):
+class StatisticsParameters(Questions, MethodParameters):
     """The `statistics` block of a job, or its `train` block with `method: statistics`."""
 
     method: Literal["statistics"] = "statistics"
     """Statistics of the fleet's records; learns nothing."""
     rounds: int = Field(default=1, ge=1, le=16)
-    """Exchanges, among which the questions are dealt."""
+    """Exchanges, among which the questions are dealt; `values` take four, which is then the default
+    of a block `statistics`."""
 
 
 class Asking:
@@ -81,7 +84,7 @@ class Asking:
         return tuple(map(self._of_exchange, [whole] * len(bounds), bounds, self.vectors))
 
     def _of_exchange(
-        self, whole: GaussianEvent | SharedGaussian, bound: int, vector: Vector
+        self, whole: GaussianEvent | SharedGaussian, bound: int, vector: BlockVector
     ) -> GaussianEvent | SharedGaussian:
         one = noise_of(whole)
         steps = bound << one.grid_bits
@@ -100,13 +103,15 @@ class Asking:
     def event(self, round: PlannedRound) -> GaussianEvent | SharedGaussian:
         return self.events[round.index - 1]
 
-    def vector(self, round: PlannedRound) -> Vector:
+    def vector(self, round: PlannedRound) -> BlockVector:
         return self.vectors[round.index - 1]
 
     def room(self, round: PlannedRound) -> int:
         """Return the bound on a cell of one device, in steps."""
         most = 1 if self.context.unit == "device" else ROOM * self.context.nominal_records
-        return most * self.vector(round).largest << noise_of(self.event(round)).grid_bits
+        return min(
+            most * self.vector(round).largest << noise_of(self.event(round)).grid_bits, _MOST
+        )
 
 
 class StatisticsDevice:
@@ -126,20 +131,24 @@ class StatisticsDevice:
         processor: str = "auto",
     ) -> Answer:
         vector, event = self.asking.vector(round).about(tensors), self.asking.event(round)
-        steps, room = self.steps(vector, records, noise_of(event)), self.asking.room(round)
-        noised, _ = gaussian(np.clip(steps, -room, room), noise_of(event), random_bytes)
+        steps = self.steps(vector, records, noise_of(event), self.asking.room(round))
+        noised, _ = gaussian(steps, noise_of(event), random_bytes)
         return Answer({SUMS: noised}, (event,))
 
-    def steps(self, vector: Vector, records: Records, event: GaussianEvent) -> NDArray[np.int64]:
-        """Return the exact sums in steps; each person's, or the device's, are its records' mean."""
+    def steps(
+        self, vector: BlockVector, records: Records, event: GaussianEvent, room: int = _MOST
+    ) -> NDArray[np.int64]:
+        """Return the sums in steps within ±`room`; a person's, or the device's, are means."""
         records = records.at(records.y >= 0)  # others are broken rows
         owners, bits, x = records.owners(event.unit), event.grid_bits, flat_rows(records.x)
         if owners is None:
-            return vector.of(x) << bits
+            whole = room >> bits  # cut first: the shift of a large sum would overflow
+            return np.clip(vector.of(x), -whole, whole) << bits
         total = np.zeros(vector.cells, np.int64)
         for own in grouped(owners):
-            total += (vector.of(x[own]) << bits) // len(own)
-        return total
+            each, rest = np.divmod(vector.of(x[own]), len(own))
+            total += (each << bits) + (rest << bits) // len(own)
+        return np.clip(total, -room, room)
 
 
 class StatisticsCloud(CloudMethod):
@@ -160,22 +169,28 @@ class StatisticsCloud(CloudMethod):
 
     def initial_state(self) -> dict[str, Array]:
         sums = {f"{SUMS}/{at}": np.zeros(one.cells) for at, one in self._numbered}
-        return {**sums, **{f"{UPLOADS}/{at}": np.zeros(1, np.int64) for at, _ in self._numbered}}
+        uploads = {f"{UPLOADS}/{at}": np.zeros(1, np.int64) for at, _ in self._numbered}
+        kept = [one.initial() for one in self.asking.vectors[0].values]
+        return {**sums, **uploads, **{name: of for one in kept for name, of in one.items()}}
 
     @property
-    def _numbered(self) -> list[tuple[int, Vector]]:
+    def _numbered(self) -> list[tuple[int, BlockVector]]:
         return list(enumerate(self.asking.vectors, start=1))
 
     def package(self, state: Tensors, round: PlannedRound) -> dict[str, Array]:
-        return {}
+        names = (one.tensor(one.level) for one in self.asking.vector(round).values)
+        return {name: np.asarray(state[name]) for name in names if name in state}
 
     def absorb(
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
-        sums = np.rint(mean[SUMS].astype(np.float64) * uploads)
-        counted = np.array([uploads], np.int64)
-        new = {f"{SUMS}/{round.index}": sums, f"{UPLOADS}/{round.index}": counted}
-        return {**{name: np.asarray(one) for name, one in state.items()}, **new}
+        new = {name: np.asarray(one) for name, one in state.items()}
+        new[f"{SUMS}/{round.index}"] = np.rint(mean[SUMS].astype(np.float64) * uploads)
+        new[f"{UPLOADS}/{round.index}"] = np.array([uploads], np.int64)
+        found = self._sums(round.index, new, uploads)
+        for block, _, cells in found.vector.split(found.sums):
+            new |= block.next_kept(cells) if isinstance(block, HeavyHitters) else {}
+        return new
 
     def shown(self, state: Tensors) -> Mapping[str, Any]:
         """Return the `statistics` once all exchanges are in the state."""
@@ -190,8 +205,9 @@ class StatisticsCloud(CloudMethod):
         return {"statistics": answered(self.parameters, found, facts)}
 
     def _sums(self, exchange: int, state: Tensors, uploads: int) -> Sums:
-        own, vector = noise_of(self.asking.events[exchange - 1]), self.asking.vectors[exchange - 1]
+        own = noise_of(self.asking.events[exchange - 1])
         unit = 2.0**-own.grid_bits
+        vector = self.asking.vectors[exchange - 1].about(state)
         sums = state[f"{SUMS}/{exchange}"].astype(np.float64) * unit
         return Sums(vector, sums, math.sqrt(uploads * own.sigma_squared) * unit, uploads)
 
@@ -202,10 +218,14 @@ class StatisticsCloud(CloudMethod):
 def _refuses(
     parameters: StatisticsParameters, context: MethodContext
 ) -> Iterable[tuple[tuple[str, ...], str]]:
-    blocks = sum(len(one.blocks) for one in vectors(parameters, 1))
-    if blocks < parameters.rounds:
-        text = f"there are {blocks} parts of the question to deal to {parameters.rounds} exchanges"
-        yield ("train.rounds", "statistics.rounds"), f"{text}; set at most {blocks}"
+    values = any(one.values is not None for one in parameters.columns)
+    if values and parameters.rounds < len(LEVELS):
+        text = f"values that nobody listed take {len(LEVELS)} exchanges, one a level; set rounds:"
+        yield ("train.rounds", "statistics.rounds"), f"{text} {len(LEVELS)}"
+    parts = [one for one in vectors(parameters, parameters.rounds) if one.blocks]
+    if len(parts) < parameters.rounds:
+        text = f"the question has {len(parts)} parts to deal to {parameters.rounds} exchanges"
+        yield ("train.rounds", "statistics.rounds"), f"{text}; set at most {len(parts)}"
 
 
 PART = MethodPart(
