@@ -110,7 +110,8 @@ def _label(of: Answers, ends: Any, cost: str) -> Iterator[str]:
     names = _found(of)
     if names:
         counts = _counts(of)
-        yield f"      # {', '.join(count_text(counts[name]) for name in names)} records; {cost}"
+        ordered = sorted((counts[name] for name in names), key=lambda cell: cell.value)
+        yield f"      # {count_text(ordered[0])} to {count_text(ordered[-1])} records of a class; {cost}"
         yield from wrapped("      classes: ", names)
         total = sum(counts[name].value for name in names)
         weights = [total / (len(names) * counts[name].value) for name in names]

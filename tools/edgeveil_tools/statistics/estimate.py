@@ -19,7 +19,6 @@ from edgeveil.parts.round import Array
 from edgeveil.privacy.events import noise_of
 from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.statistics.answer_text import TOO_NOISY, columns_of, number_text, padded
-from edgeveil.statistics.blocks import Vector
 from edgeveil.statistics.questions import Questions
 from edgeveil_cloud.round_report import summary_of
 
@@ -38,7 +37,7 @@ def foreseen(plan: Plan, devices: int) -> dict[str, Any]:
     state: dict[str, Array] = cloud.initial_state()
     for round in plan.all_rounds:
         bits = noise_of(cloud.asking.event(round)).grid_bits
-        vector: Vector = cloud.asking.vector(round)
+        vector = cloud.asking.vector(round).about(state)
         mean = vector.of(x) * (units / len(x) / devices) * 2.0**bits
         state = cloud.absorb(state, round, {SUMS: mean}, devices)
     whole = cloud.shown(state)["statistics"]
@@ -68,7 +67,8 @@ def made_up(questions: Questions) -> NDArray[np.float32]:
 
 
 def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: answer[key] for key in ("statistic", "column", "columns") if key in answer}
+    named = ("statistic", "column", "columns", "threshold")
+    kept = {key: answer[key] for key in named if key in answer}
     off = answer["plus_minus"]
     if answer["statistic"] == "quantiles":
         off = answer["rank_plus_minus"]
@@ -103,4 +103,5 @@ def _text(answer: Mapping[str, Any]) -> str:
         return f"{number_text(100 * off)} % in rank"
     if name == "histogram":
         return f"{number_text(100 * off)} % of records in a bin"
-    return f"{number_text(off)}{' records' if name in _OF_RECORDS else ''}"
+    above = f", all above {number_text(answer['threshold'])}" if "threshold" in answer else ""
+    return f"{number_text(off)}{' records' if name in _OF_RECORDS else ''}{above}"
