@@ -1,0 +1,76 @@
+"""Answers of a statistics job in every form, as the cloud writes them."""
+
+HOSTILE = "\x1b[2J</script>\n"
+ANSWERS = {
+    "records": 30_000.0,
+    "records_plus_minus": 12.5,
+    "epsilon": 1.0,
+    "delta": 1e-6,
+    "unit": "record",
+    "uploads": 100,
+    "remarks": ["'age': about 12% of its values are outside 0 to 100"],
+    "answers": [
+        {"statistic": "count", "column": "age", "value": 29_900.0, "plus_minus": 12.0},
+        {"statistic": "missing", "column": "age", "value": 99.6, "plus_minus": 12.0},
+        {
+            "statistic": "mean",
+            "column": "age",
+            "value": 38.623,
+            "plus_minus": 0.204,
+            "too_noisy": False,
+        },
+        {
+            "statistic": "deviation",
+            "column": "age",
+            "value": 9.0,
+            "plus_minus": 40.0,
+            "too_noisy": True,
+        },
+        {
+            "statistic": "histogram",
+            "column": "age",
+            "edges": [0, 25, 50, 75, 100],
+            "value": [0.2, 0.5, 0.3, 0.0],
+            "plus_minus": [0.01] * 4,
+            "too_noisy": False,
+        },
+        {
+            "statistic": "quantiles",
+            "column": "age",
+            "ranks": [0.1, 0.5, 0.9],
+            "value": [19.0, 37.0, 58.0],
+            "plus_minus": [0.5, 0.4, 0.6],
+            "rank_plus_minus": 0.004,
+        },
+        {
+            "statistic": "categories",
+            "column": "workclass",
+            "names": ["private", "public", "(other)", "(missing)"],
+            "value": [22_000.0, 7_000.0, 3.0, 997.0],
+            "plus_minus": [12.0] * 4,
+        },
+        {
+            "statistic": "table",
+            "columns": ["workclass", "income"],
+            "names": [["private", "public"], ["low", "high"]],
+            "value": [[15_000.0, 7_000.0], [5_000.0, 2_000.0]],
+            "plus_minus": 20.0,
+        },
+        {
+            "statistic": "correlation",
+            "columns": ["age", "hours"],
+            "value": 0.07,
+            "plus_minus": 0.01,
+            "too_noisy": False,
+        },
+        {
+            "statistic": "values",
+            "column": "country",
+            "names": ["DE", HOSTILE],
+            "value": [20_000.0, 700.0],
+            "plus_minus": 30.0,
+            "threshold": 90.0,
+            "false_positives_at_most": 0.01,
+        },
+    ],
+}
