@@ -235,13 +235,10 @@ def vectors(questions: Questions, exchanges: int) -> tuple[BlockVector, ...]:
 
     Other blocks are dealt to the exchanges in turn."""
     blocks, places = tuple(_blocks(questions)), questions.places
-    columns = [
-        (one.name, places[one.name], one.values.length, one.values.words)
-        for one in questions.columns
-        if one.values is not None
-    ]
+    columns = [(one.name, one.values) for one in questions.columns if one.values is not None]
     levels = [
-        tuple(HeavyHitters(*of, at, words) for *of, words in columns) for at in range(exchanges)
+        tuple(HeavyHitters(name, places[name], of.length, at, of.words) for name, of in columns)
+        for at in range(exchanges)
     ]
     return tuple(
         BlockVector((*blocks[at::exchanges], *(levels[at] if at in LEVELS else ())), questions)
