@@ -138,7 +138,7 @@ class Questions(Block):
         return DataSchema(origin="public", label=Label(), columns=columns, raw=True)
 
     def _mixes(self) -> Iterable[Mix]:
-        return (Mix((key,), text) for key, text in self.faults())
+        return (Mix((f"train.{key}",), text) for key, text in self.faults())
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """Yield (key, reason) of what cannot be asked."""

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import edgeveil
 from edgeveil.data.encoding import RowEncoder
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, DataError
@@ -304,3 +306,34 @@ def test_a_column_that_a_device_lacks_is_a_fault_of_its_file_and_text_among_numb
         RowEncoder(asked().records_schema, NAMES[:3], "rows")
     found = encoded(asked(), [("old", "1", "f", "a"), ("3", "1", " m", "")]).x
     assert np.isnan(found[0, 0]) and found[1, 0] == 3 and found[1, 2] == 1 and np.isnan(found[1, 3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "people", "unit"),
+    [
+        ({}, 1200, "record"),
+        ({"privacy.noise": "local", "aggregation.secure": False}, 1200, "record"),
+        ({"privacy.unit": "person", "data.person": "who"}, 300, "person"),
+        ({"statistics.rounds": 3, "data.evaluation_share": 0.1}, 1080, "record"),
+    ],
+)
+def test_a_simulated_fleet_answers(tmp_path, changes, people, unit):
+    rng = np.random.default_rng(0)
+    rows = [f"{rng.uniform(0, 100):.3f},{rng.choice(['f', 'm'])},{at % 300}" for at in range(1200)]
+    (tmp_path / "people.csv").write_text("\n".join(["age,sex,who", *rows]))
+    plain = yaml.safe_load(JOB.replace("MORE", ""))
+    plain |= {"round": {"min_batch": 10}, "aggregation": {"name": "fedavg", "secure": True}}
+    plain["privacy"] |= {"epsilon": 8, "noise": "shared", "honest_share": 1.0}
+    data = {"source": "csv", "path": "people.csv"}
+    plain["local_run"] = {"devices": 10, "workers": 0, "data": data}
+    for key, value in changes.items():
+        block, _, name = key.partition(".")
+        plain[block][name] = value
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(plain))
+    found = edgeveil.simulate(tmp_path / "job.yaml", out=tmp_path / "out", report=False)
+    whole = found.content["statistics"]
+    assert whole["unit"] == unit and whole["uploads"] == 10 and found.status == "completed"
+    off = whole["records_plus_minus"] + 0.05 * people  # a tenth is held back by a hash
+    assert abs(whole["records"] - people) < off
+    mean = by(whole["answers"], "mean", column="age")
+    assert abs(mean["value"] - 50) < 5 and found.accuracy is None
