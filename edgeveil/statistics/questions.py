@@ -27,7 +27,10 @@ class Values(Block):
     """Values of a text that no public list names."""
 
     length: int = Field(default=16, ge=1, le=32)
-    """Bytes of UTF-8 that are read; longer texts are cut."""
+    """Bytes of UTF-8 that are read; longer texts, or words, are cut."""
+    words: int | None = Field(default=None, ge=1, le=16, exclude_if=lambda value: value is None)
+    """Find frequent words in place of whole texts: of each text its first words, each once, in
+    lower case. A record counts so many times, and the noise grows with it."""
 
 
 class AskedColumn(Block):
@@ -68,7 +71,8 @@ class AskedColumn(Block):
     @property
     def read_as(self) -> Column:
         if self.values is not None:
-            return Column(name=self.name, first_bytes=self.values.length)
+            values = self.values
+            return Column(name=self.name, first_bytes=values.length, words=values.words)
         return Column(name=self.name, number=self.number, category=self.category)
 
 
