@@ -384,3 +384,25 @@ def test_a_bad_broadcast_is_refused_whatever_the_records():
             with pytest.raises(ProtocolError) as refused:
                 device.answer(second, found, encoded(rows), SeededRandom(0))
             assert refused.value.reason == "bad_package"
+
+
+def test_the_length_of_a_text_is_a_number():
+    job = JOB.replace("category: [f, m]", "number: [0, 500], characters: true")
+    x = encoded([("Łódź ", "a"), ("12", "a"), ("", "a")], job).x
+    assert x[:2, 0].tolist() == [4, 2]
+    assert np.isnan(x[2, 0])
+    with pytest.raises(ConfigError, match="add its range"):
+        parse_job(JOB.replace("category: [f, m]", "category: [f], characters: true"))
+
+
+@pytest.mark.parametrize("key", ["number: [0, 1], characters: true", "first_bytes: 4"])
+def test_a_job_that_learns_reads_none_of_these(key):
+    schema = "{origin: public, label: {column: y, classes: [a, b]}, columns: [{name: a, KEY}]}"
+    job = f"""
+job: learn
+data: {{source: people, nominal_records: 300, schema: {schema.replace("KEY", key)}}}
+train: {{method: fm, rounds: 2}}
+privacy: {{epsilon: 1, delta: 1.0e-6}}
+"""
+    with pytest.raises(ConfigError, match="a job with a block statistics reads"):
+        parse_job(job)
