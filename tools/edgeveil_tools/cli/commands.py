@@ -98,7 +98,11 @@ COMMANDS = (
         "statistics.ask:command",
         arg("file FILE", "records for a simulated fleet; without one ask a cloud's", nargs="?"),
         *(arg(f"--{name} COLUMN", f"{what}; several: a,b", **_REPEATED) for name, what in _ASKED),
-        arg("--histogram COLUMN=BINS", "shares by value; default 20 bins", **_REPEATED),
+        arg(
+            "--histogram COLUMN=BINS",
+            "shares by value, 20 bins by default; several: a=10,b",
+            **_REPEATED,
+        ),
         arg("--table A,B", "counts by two columns", **_REPEATED),
         arg("--correlation A,B", "correlation of two numbers", **_REPEATED),
         arg("--where TEXT", "only records such as 'age >= 60 and sex = female'"),

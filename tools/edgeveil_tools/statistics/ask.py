@@ -120,7 +120,7 @@ def command(args: argparse.Namespace) -> int:
         name: [column for text in given[name] for column in text.split(",")]
         for name in ("mean", "deviation", "quantiles", "count", "values")
     }
-    questions["histogram"] = [_bins(text) for text in args.histogram]
+    questions["histogram"] = [_bins(one) for text in args.histogram for one in text.split(",")]
     for name in ("table", "correlation"):
         questions[name] = [_split(f"--{name}", text, ",") for text in given[name]]
     ranges, lists = (
@@ -213,9 +213,9 @@ def job_to_ask(
     if where := questions.get("where"):
         block["where"] = where
     gaps = sorted({text for look in looks.values() for text in look.gaps})
-    named = source or run.get("source", "memory")
+    named = source or Path(run.get("path", "memory")).stem[:64]
     job = {
-        "job": _JOB.sub("_", f"ask_{Path(run.get('path', named)).stem.lower()}")[:64],
+        "job": _JOB.sub("_", f"ask_{named.lower()}")[:64],
         "data": {
             "source": named,
             "nominal_records": nominal_records or max(1, -(-records // many)),
@@ -281,7 +281,8 @@ def _columns(
     if not any(questions.get(name) for name in Questions.__annotations__ if name != "where"):
         asked = {name: {} for name, look in looks.items() if look.texts}
     made, read = [], []
-    for column, found in asked.items():
+    in_order = [*(name for name in looks if name in asked), *asked]
+    for column, found in ((name, asked[name]) for name in dict.fromkeys(in_order)):
         if looks and column not in looks:
             raise UsageError("is no column", where=column, fix=nearest(column, [*looks]))
         look = looks.get(column)

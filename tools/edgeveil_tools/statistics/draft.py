@@ -111,7 +111,8 @@ def _label(of: Answers, ends: Any, cost: str) -> Iterator[str]:
     if names:
         counts = _counts(of)
         ordered = sorted((counts[name] for name in names), key=lambda cell: cell.value)
-        yield f"      # {count_text(ordered[0])} to {count_text(ordered[-1])} records of a class; {cost}"
+        ends = f"{count_text(ordered[0])} to {count_text(ordered[-1])}"
+        yield f"      # {ends} records of a class; {cost}"
         yield from wrapped("      classes: ", names)
         total = sum(counts[name].value for name in names)
         weights = [total / (len(names) * counts[name].value) for name in names]
@@ -168,12 +169,14 @@ def _range(of: Answers, ends: tuple[float, float]) -> tuple[float, float, str]:
 
 
 def _tail(shares: Sequence[float], off: float) -> int:
-    """Return how many bins at the beginning hold at most TAIL of the values, or only noise."""
+    """Return how many bins at the beginning hold at most TAIL of the values, or only noise.
+
+    Where noise hides more than TAIL, one bin less."""
     total = 0.0
     for at, share in enumerate(shares[:-1]):
         total += share
         if total > max(TAIL, off * math.sqrt(at + 1)):
-            return at
+            return max(0, at - (off > TAIL))
     return len(shares) - 1
 
 
