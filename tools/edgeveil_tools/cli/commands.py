@@ -128,7 +128,7 @@ COMMANDS = (
         "write a schema from a fleet's answers",
         "statistics.draft:command",
         arg("--from-statistics WHERE", "folder of a run, or a job's id at a cloud", required=True),
-        arg("--label COLUMN", "column of the label"),
+        arg("--label COLUMN", "column of the label", required=True),
         arg("--out FILE", "file for the block `data`; default: standard output", Path),
         *_CLOUD,
         about="""Writes the block `data` of a job: ranges from noised histograms, rounded outward,

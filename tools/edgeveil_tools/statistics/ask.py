@@ -93,8 +93,8 @@ def ask(
     """
     from edgeveil_tools.local.run import simulate
 
-    many = {"devices": devices, "nominal_records": nominal_records}
-    how = {"epsilon": epsilon, "delta": delta, "noise": noise, **many}
+    how: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "noise": noise, "devices": devices}
+    how["nominal_records"] = nominal_records
     if cloud is not None:
         if data is not None or fleet is not None:
             raise UsageError(
@@ -241,7 +241,7 @@ def _looked(data: Any) -> tuple[dict[str, Look], dict[str, Any], int]:
         path = Path(data).absolute()
         found = guess(path)
         form = found.form.model_dump(mode="json", exclude_defaults=True)
-        run = {"source": found.source, "path": str(path)}
+        run: dict[str, Any] = {"source": found.source, "path": str(path)}
         if found.source == "csv":
             run |= {"header": found.header, **({"form": form} if form else {})}
         looks = looks_of(path, found)
