@@ -31,6 +31,7 @@ from edgeveil.data.text import (
     LETTERS,
     UNKNOWN_TOKEN,
     Tokens,
+    first_words,
     hashed_text,
     hashed_tokens,
     vocabulary_tokens,
@@ -428,20 +429,22 @@ class _TextReader:
 
 
 class _BytesReader:
-    """The first bytes of the texts of one column, NaN if missing."""
+    """The first bytes of the texts of one column, or of their words, NaN if missing."""
 
     def __init__(self, name: str, column: Column, missing: frozenset[str]) -> None:
         self._name, self._missing, self.width = name, missing, column.width
+        self._bytes, self._words = column.first_bytes or 1, column.words
         self._cells = array("h")
         self._gaps = self._cut = 0
 
     def add(self, cell: str) -> None:
-        found = cell.encode("utf-8", "replace")
         gap = cell in self._missing
+        parts = (cell,) if self._words is None else first_words(cell, self._words)
+        found = [one.encode("utf-8", "replace") for one in (() if gap else parts)]
         self._gaps += gap
-        self._cut += len(found) > self.width
-        padded = found[: self.width].ljust(self.width, b"\0")
-        self._cells.extend([-1] * self.width if gap else padded)
+        self._cut += any(len(one) > self._bytes for one in found)
+        padded = b"".join(one[: self._bytes].ljust(self._bytes, b"\0") for one in found)
+        self._cells.extend((*padded, *[-1] * (self.width - len(padded))))
 
     def keep(self, chosen: NDArray[np.int64]) -> None:
         self._cells = _chosen(self._cells, chosen, self.width)

@@ -68,6 +68,8 @@ class Column(Block):
     """Public range of the year, mapped to [-1, 1]; others are clipped."""
     first_bytes: int | None = Field(default=None, ge=1, le=64, exclude_if=_empty)
     """Of a `raw` schema: a text as its first bytes of UTF-8."""
+    words: int | None = Field(default=None, ge=1, le=16, exclude_if=_empty)
+    """With `first_bytes`: so many first words of the text in its place, each once."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ class Column(Block):
         if self.tokens is not None:
             return self.tokens.length
         if self.first_bytes is not None:
-            return self.first_bytes
+            return self.first_bytes * (self.words or 1)
         if self.category is not None:
             return len(self.category) + 1
         return len(self.bins) + 2 if self.bins else 1

@@ -120,6 +120,12 @@ def _vocabulary(given: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"vocabulary": read_vocabulary(path), "file": str(path)}
 
 
+def first_words(text: str, most: int) -> tuple[str, ...]:
+    """Return a text's first `most` words, each once, in lower case and without punctuation."""
+    words = (word for word in _WORD.findall(plain_text(text)) if word.replace("_", "a").isalnum())
+    return tuple(dict.fromkeys(words))[:most]
+
+
 def hashed_tokens(text: str, most: int, buckets: int) -> list[int]:
     """Return the ids of a text's first `most` words: 2 to buckets − 1, by a public hash."""
     words = _WORD.findall(plain_text(text))[:most]

@@ -109,8 +109,9 @@ class _Answers:
 
     def _records(self) -> tuple[float, float]:
         """Return the number of records from all blocks, by their precision, and its variance."""
-        counted = (*self.counts.values(), *self.values.values(), *self.tables)
-        every = [one for _, one in counted]
+        every = [one for _, one in (*self.counts.values(), *self.tables)]
+        for block, one in self.values.values():
+            every.append(Estimate(block.counted(one.value), one.variance))
         precision = [1 / (one.variance * len(one.value)) for one in every]
         weighted = sum(p * one.value.sum() for p, one in zip(precision, every, strict=True))
         return float(weighted) / sum(precision), 1 / sum(precision)

@@ -235,9 +235,9 @@ def vectors(questions: Questions, exchanges: int) -> tuple[BlockVector, ...]:
 
     Other blocks are dealt to the exchanges in turn."""
     blocks, places = tuple(_blocks(questions)), questions.places
-    columns = [(one.name, one.values.length) for one in questions.columns if one.values is not None]
+    columns = [(one.name, one.values) for one in questions.columns if one.values is not None]
     levels = [
-        tuple(HeavyHitters(name, places[name], length, at) for name, length in columns)
+        tuple(HeavyHitters(name, places[name], of.length, at, of.words) for name, of in columns)
         for at in range(exchanges)
     ]
     return tuple(

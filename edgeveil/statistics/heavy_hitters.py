@@ -9,6 +9,8 @@ A value is the first `length` bytes of a text in UTF-8, padded with zeros; a pub
                the cloud decodes a candidate for each and drops it if its hash is not the prefix
     CANDIDATES records of each candidate, of other values, and without a value
 
+With `words` a record has several values, and adds for each but once to a cell, or a row.
+
 Why not a tree over the text itself (Bassily et al. 2017; Zhu et al. 2020): at a byte a level, 16
 bytes take 16 exchanges, each at 1/16 of the price, with 256 cells a byte. Under a prefix of 19 bits
 a value is nearly alone, so all its bytes are summed at once: in one exchange, with 16 cells a byte,
@@ -61,6 +63,7 @@ class HeavyHitters:
     place: int
     length: int
     level: int = HASHED
+    words: int | None = None
     kept: Array | None = field(default=None, compare=False, repr=False)
     whole: ClassVar[int] = 1
 
@@ -71,8 +74,13 @@ class HeavyHitters:
 
     @property
     def bound(self) -> float:
-        """A record adds 1 to one cell; of CODED, ±1 to each sign of its bytes."""
-        return float(_SIGNS * self.length) if self.level == CODED else 1.0
+        """A record adds 1 to one cell for each value; of CODED, ±1 to each sign of its bytes.
+
+        Of words' CANDIDATES, it adds to one more: whether it has words."""
+        most = self.words or 1
+        if self.level == CODED:
+            return float(most * _SIGNS * self.length)
+        return float(most + 1 if self.words and self.level == CANDIDATES else most)
 
     @property
     def scale(self) -> float:
@@ -117,29 +125,35 @@ class HeavyHitters:
 
     def of(self, x: NDArray[np.float32]) -> Int64:
         """Return the sums (cells,) over records x (n, values); what is no byte is no value."""
-        x = x[:, self.place : self.place + self.length]
-        there = ((x >= 0) & (x <= 255) & (x == np.floor(x))).all(axis=1)  # False for NaN
-        values = np.ascontiguousarray(x[there], np.uint8)
+        most = self.words or 1
+        x = x[:, self.place : self.place + most * self.length].reshape(-1, most, self.length)
+        there = ((x >= 0) & (x <= 255) & (x == np.floor(x))).all(axis=2)  # False for NaN
+        record, values = np.nonzero(there)[0], np.ascontiguousarray(x[there], np.uint8)
         if self.level == CANDIDATES:
             texts, kept = _texts(values), _texts(self._kept)
             row = np.minimum(np.searchsorted(kept, texts), KEPT - 1)
-            at = np.where((kept[row] == texts) & (texts != b""), row, KEPT)
-            at = np.append(at, np.full(len(x) - len(values), KEPT + 1))
-            return np.bincount(at, minlength=self.cells).astype(np.int64)
+            listed = (kept[row] == texts) & (texts != b"")
+            present = there.any(axis=1)
+            if self.words is None:
+                present[record[listed]] = False
+            found = np.bincount(row[listed][_once(record[listed], row[listed])], minlength=KEPT)
+            missing = np.count_nonzero(~there.any(axis=1))
+            return np.append(found, [np.count_nonzero(present), missing]).astype(np.int64)
         hashes = _hashes(values, self.column)
-        if self.level == HASHED:
-            at = _prefixes(hashes, _BITS[0])
-            return np.bincount(at, minlength=self.cells).astype(np.int64)
-        prefix = _prefixes(hashes, self._known)
-        row = np.minimum(np.searchsorted(self._kept, prefix), KEPT - 1)
-        inside = self._kept[row] == prefix
-        row = row[inside]
+        at = _prefixes(hashes, _BITS[0])
+        if self.level != HASHED:
+            prefix = _prefixes(hashes, self._known)
+            row = np.minimum(np.searchsorted(self._kept, prefix), KEPT - 1)
+            inside = self._kept[row] == prefix
+            record, values, hashes, at = record[inside], values[inside], hashes[inside], row[inside]
         if self.level == PREFIXES:
             finer = _BITS[1] - _BITS[0]
-            at = (row << finer) + _prefixes(hashes[inside], _BITS[1]) % (1 << finer)
-            return np.bincount(at, minlength=self.cells).astype(np.int64)
+            at = (at << finer) + _prefixes(hashes, _BITS[1]) % (1 << finer)
+        once = _once(record, at)
+        if self.level != CODED:
+            return np.bincount(at[once], minlength=self.cells).astype(np.int64)
         sums = np.zeros((KEPT, self.length, _SIGNS), np.int64)
-        np.add.at(sums, row, _code()[values[inside]])
+        np.add.at(sums, at[once], _code()[values[once]])
         return sums.reshape(-1)
 
     def next_kept(self, sums: Float64) -> dict[str, Array]:
@@ -166,6 +180,10 @@ class HeavyHitters:
             found[row] = values[fits[0]] if len(fits) else 0
         return found[np.argsort(_texts(found), kind="stable")]
 
+    def counted(self, sums: Float64) -> Float64:
+        """Return those of the last level's sums in which each record counts once."""
+        return sums if self.words is None else sums[KEPT:]
+
     def answer(self, sums: Float64, deviation: float) -> dict[str, Any]:
         """Return the answer from the last level's sums, with noise of `deviation` in each.
 
@@ -175,6 +193,10 @@ class HeavyHitters:
         listed = listed[np.argsort(-sums[listed], kind="stable")]
         rest = np.setdiff1d(np.flatnonzero(candidates != b""), listed)
         other = float(sums[KEPT] + sums[rest].sum())
+        others = {
+            "other": to_digits(max(0.0, other)),
+            "other_plus_minus": to_digits(1.96 * deviation * math.sqrt(1 + len(rest))),
+        }
         return {
             "statistic": "values",
             "column": self.column,
@@ -183,10 +205,14 @@ class HeavyHitters:
             "plus_minus": to_digits(1.96 * deviation),
             "threshold": to_digits(least),
             "false_positives_at_most": FALSE_POSITIVES,
-            "other": to_digits(max(0.0, other)),
-            "other_plus_minus": to_digits(1.96 * deviation * math.sqrt(1 + len(rest))),
-            "too_noisy": bool(least > sums[: KEPT + 1].sum() / 2),
+            **(others if self.words is None else {}),
+            "too_noisy": bool(least > self.counted(sums)[:-1].sum() / 2),
         }
+
+
+def _once(records: Int64, cells: Int64) -> Int64:
+    """Return the index of one of all equal pairs of a record and a cell."""
+    return np.asarray(np.unique(records << 32 | cells, return_index=True)[1])
 
 
 def threshold(deviation: float) -> float:

@@ -18,14 +18,19 @@ from edgeveil.statistics.heavy_hitters import LEVELS
 Asked = Literal["mean", "deviation", "histogram", "quantiles"]
 Pair = tuple[ColumnName, ColumnName]
 DEFAULT_BINS, MOST_CELLS = 20, 1 << 16
-_TERM = re.compile(r"\s*(.+?)\s*(<=|>=|!=|<|>|=)\s*(\"[^\"]*\"|'[^']*'|[^\"'<>=!]+?)\s*")
+_TERM = re.compile(
+    r"\s*(.+?)\s*(<=|>=|!=|<|>|=)\s*(\"[^\"]*\"|'[^']*'|[^\"'<>=!]+?)\s*(?:$|\band\s+)"
+)
 
 
 class Values(Block):
     """Values of a text that no public list names."""
 
     length: int = Field(default=16, ge=1, le=32)
-    """Bytes of UTF-8 that are read; longer texts are cut."""
+    """Bytes of UTF-8 that are read; longer texts, or words, are cut."""
+    words: int | None = Field(default=None, ge=1, le=16, exclude_if=lambda value: value is None)
+    """Find frequent words in place of whole texts: of each text its first words, each once, in
+    lower case. A record counts so many times, and the noise grows with it."""
 
 
 class AskedColumn(Block):
@@ -66,7 +71,8 @@ class AskedColumn(Block):
     @property
     def read_as(self) -> Column:
         if self.values is not None:
-            return Column(name=self.name, first_bytes=self.values.length)
+            values = self.values
+            return Column(name=self.name, first_bytes=values.length, words=values.words)
         return Column(name=self.name, number=self.number, category=self.category)
 
 
@@ -114,17 +120,17 @@ class Questions(Block):
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
         """The filter's comparisons. Raises DataError for a text that is none."""
-        found = []
-        for term in re.split(r"\s+and\s+", self.where) if self.where else ():
-            match = _TERM.fullmatch(term)
+        found, rest = list[Condition](), self.where or ""
+        while rest:
+            match = _TERM.match(rest)
             if match is None:
-                what = f"'{term[:64]}' is no comparison of a column with a number or a text"
+                what = f"'{rest[:64]}' is no comparison of a column with a number or a text"
                 raise DataError(what, where="where", fix="write for example age >= 60")
             column, operator, literal = match.groups()
             text = literal[1:-1] if literal[0] in "\"'" else literal
-            found.append(
-                Condition.model_validate({"column": column, "operator": operator, "literal": text})
-            )
+            keys = {"column": column, "operator": operator, "literal": text}
+            found.append(Condition.model_validate(keys))
+            rest = rest[match.end() :]
         return tuple(found)
 
     @property

@@ -1170,14 +1170,18 @@ MUTANTS = {
     ),
     "heavy-hitters-record-under-two-prefixes": Mutant(
         "edgeveil.statistics.heavy_hitters:HeavyHitters.of",
-        "np.bincount(at, minlength=self.cells)"
-        " -> np.bincount(np.append(at, at ^ 1), minlength=self.cells)",
+        "np.bincount(at[once], minlength=self.cells)"
+        " -> np.bincount(np.append(at[once], at[once] ^ 1), minlength=self.cells)",
         "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_one_record_adds_no_more_than_is_priced",
-        nth=3,
+    ),
+    "heavy-hitters-word-counted-twice": Mutant(
+        "edgeveil.statistics.heavy_hitters:_once",
+        "np.unique(records << 32 | cells, return_index=True)[1] -> np.arange(len(cells))",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_a_record_of_several_words_adds_no_more_than_is_priced",
     ),
     "heavy-hitters-price-of-one-byte": Mutant(
         "edgeveil.statistics.heavy_hitters:HeavyHitters.bound",
-        "float(_SIGNS * self.length) -> float(_SIGNS)",
+        "float(most * _SIGNS * self.length) -> float(most * _SIGNS)",
         "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_one_record_adds_no_more_than_is_priced",
     ),
     "heavy-hitters-any-broadcast": Mutant(

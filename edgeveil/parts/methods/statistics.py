@@ -39,6 +39,7 @@ from edgeveil.statistics.heavy_hitters import LEVELS, HeavyHitters
 from edgeveil.statistics.questions import Questions
 from edgeveil.subnormals import flushed
 
+MOST_CELLS = 1 << 18  # of an exchange: 2 MiB
 SUMS, UPLOADS = "sums", "uploads"
 ROOM = 4  # most records of a device that count, in nominal_records
 _MOST = 1 << 61  # of a cell, so that its noise fits an int64
@@ -222,6 +223,12 @@ def _refuses(
     if values and parameters.rounds < len(LEVELS):
         text = f"values that nobody listed take {len(LEVELS)} exchanges, one a level; set rounds:"
         yield ("train.rounds", "statistics.rounds"), f"{text} {len(LEVELS)}"
+    cells = max(one.cells for one in vectors(parameters, parameters.rounds))
+    if cells > MOST_CELLS:
+        text = (
+            f"makes {cells} cells of one exchange, more than {MOST_CELLS}; ask less, or set rounds"
+        )
+        yield ("train.tables", "train.columns"), text
     parts = [one for one in vectors(parameters, parameters.rounds) if one.blocks]
     if len(parts) < parameters.rounds:
         text = f"the question has {len(parts)} parts to deal to {parameters.rounds} exchanges"

@@ -34,6 +34,7 @@ from edgeveil_lab.audit.guards import Guard, GuardFinding
 from edgeveil_lab.audit.mechanism_attacks import FULL, QUICK, Attack, Effort, single_mechanisms
 from edgeveil_lab.audit.shared_attacks import shared_attacks
 from edgeveil_lab.audit.statistics import BETA, EventCounts, caught, lower_bound
+from edgeveil_lab.audit.statistics_attack import statistics_attacks
 from edgeveil_lab.audit.update_attacks import update_attacks
 from edgeveil_tools.lifeline import end_with_starter
 from edgeveil_tools.result import finite
@@ -74,6 +75,7 @@ def attacks(effort: Effort) -> tuple[Attack, ...]:
         *single_mechanisms(effort),
         *fm_attacks(effort.jobs),
         *evaluation_attacks(effort.jobs),
+        *statistics_attacks(effort.jobs),
         *update_attacks(effort.values, effort.jobs),
         *shared_attacks(max(1, effort.jobs // 4)),
         correlated_attack(max(1, effort.jobs // 8)),

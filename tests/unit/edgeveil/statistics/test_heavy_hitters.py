@@ -83,11 +83,11 @@ def no_noise(block):
 # --- what one record adds ---------------------------------------------------------------------
 
 
-def about_these(level, x, length):
+def about_these(level, x, length, words=None):
     """The block of a level, about a broadcast that has most of these records' prefixes."""
     state = {}
     for at in range(level + 1):
-        block = HeavyHitters("country", 0, length, at).about(state)
+        block = HeavyHitters("country", 0, length, at, words).about(state)
         state |= block.next_kept(block.of(x).astype(np.float64))
     return block
 
@@ -109,11 +109,36 @@ def test_one_record_adds_no_more_than_is_priced(level, seed, length, count):
     assert np.array_equal(added, block.of(x[gone : gone + 1])), "whatever the others are"
 
 
-def test_the_price_is_of_the_record_that_adds_most():
+@pytest.mark.parametrize("level", LEVELS)
+@given(seed=st.integers(0, 2**32), words=st.integers(1, 4), letters=st.integers(1, 3))
+@settings(max_examples=25, deadline=None)
+def test_a_record_of_several_words_adds_no_more_than_is_priced(level, seed, words, letters):
+    """Of few letters, so that a record has a word twice."""
+    chance = np.random.default_rng(seed)
+    x = chance.integers(97, 97 + letters, (5, words, 2)).astype(np.float32)
+    x[chance.random((5, words)) < 0.3] = np.nan
+    x = x.reshape(5, -1)
+    block = about_these(level, x, 2, words)
+    added = block.of(x) - block.of(x[1:])
+    assert np.abs(added).max() <= block.whole
+    assert int((added**2).sum()) <= block.bound
+
+
+@pytest.mark.parametrize("words", [None, 3])
+def test_the_price_is_of_the_record_that_adds_most(words):
     x = records([b"0123456789abcdef"])
+    if words is not None:
+        x = np.concatenate([x, records([b"another word"]), records([b"word"])], axis=1)
     for level in LEVELS:
-        block = about_these(level, x, LENGTH)
+        block = about_these(level, x, LENGTH, words)
         assert int((block.of(x) ** 2).sum()) == block.bound
+
+
+def test_two_words_of_one_record_under_one_prefix_count_once():
+    pairs = np.stack(np.meshgrid(*[np.arange(97, 123)] * 2), axis=-1).reshape(-1, 2)
+    words = pairs.astype(np.float32)
+    assert HeavyHitters("country", 0, 2).of(words).max() > 1, "some have a prefix in common"
+    assert HeavyHitters("country", 0, 2, HASHED, len(words)).of(words.reshape(1, -1)).max() == 1
 
 
 def test_what_is_no_byte_counts_as_missing():
@@ -258,21 +283,27 @@ def test_the_outermost_prefixes_are_accepted(level):
 JOB = """
 job: ask
 data: {source: people, nominal_records: 300}
-statistics: {columns: [{name: sex, category: [f, m]}, {name: town, values: {length: 12}}]MORE}
+statistics:
+  rounds: 4
+  columns: [{name: sex, category: [f, m]}, {name: town, values: {length: 12}}]
 privacy: {epsilon: 1, delta: 1.0e-6}
 """
 
 
-def halves(unit="record", **changes):
-    """The device and cloud halves of a job, and its parameters."""
-    parameters = parse_job(JOB.replace("MORE", "")).train
-    own = {"epsilon": 4.0, "delta": 1e-6, "nominal_records": 300, "input_shape": (13,)}
+WORDS = JOB.replace("length: 12", "length: 12, words: 3")
+
+
+def halves(unit="record", job=JOB, **changes):
+    """The device and cloud halves of a job."""
+    parameters = parse_job(job).train
+    width = parameters.records_schema.input_shape
+    own = {"epsilon": 4.0, "delta": 1e-6, "nominal_records": 300, "input_shape": width}
     s = context(unit=unit, **{**own, **changes})
     return METHODS["statistics"].device(parameters, s), METHODS["statistics"].cloud(parameters, s)
 
 
-def encoded(rows):
-    schema = parse_job(JOB.replace("MORE", "")).train.records_schema
+def encoded(rows, job=JOB):
+    schema = parse_job(job).train.records_schema
     encoder = RowEncoder(schema, ["sex", "town"], "rows")
     for row in rows:
         encoder.add(row)
@@ -280,16 +311,38 @@ def encoded(rows):
 
 
 def test_values_take_four_exchanges():
-    assert parse_job(JOB.replace("MORE", "")).train.rounds == 4
+    assert parse_job(JOB.replace("  rounds: 4\n", "")).train.rounds == 4
     with pytest.raises(ConfigError, match="take 4 exchanges"):
-        parse_job(JOB.replace("MORE", ", rounds: 3"))
+        parse_job(JOB.replace("rounds: 4", "rounds: 3"))
 
 
 @pytest.mark.parametrize("unit", ["record", "person", "device"])
 def test_a_fleet_finds_its_values_at_the_price_of_the_job(unit):
-    device, cloud = halves(unit, honest=3)
     rows = [("f", town) for town in ["Łódź"] * 200 + ["New\nYork, NY and more"] * 150 + [""] * 50]
-    records, state, events = encoded(rows), cloud.initial_state(), []
+    found, missing = asked_of_three(JOB, rows, unit)
+    if unit == "record":
+        assert found["names"] == ["Łódź", r"New\nYork, NY"]
+        off = np.abs(np.array([*found["value"], missing["value"]]) - [600, 450, 150])
+        assert np.all(off < 2 * found["plus_minus"])
+    else:  # all records are one unit's, of which each device has one
+        assert found["too_noisy"]
+        assert found["names"] == []
+
+
+def test_a_fleet_finds_the_words_of_its_texts():
+    texts = ["The <b>Engine</b> of the"] * 200 + ["engine"] * 50 + ["-- !"] * 40 + ["?"] * 10
+    found, missing = asked_of_three(WORDS, [("f", text) for text in texts])
+    assert set(found["names"]) == {"engine", "the", "b"}
+    assert found["names"][0] == "engine"
+    off = np.abs(np.array([*found["value"], missing["value"]]) - [750, 600, 600, 150])
+    assert np.all(off < 2 * found["plus_minus"])
+    assert "other" not in found
+
+
+def asked_of_three(job, rows, unit="record"):
+    """The answer about values, and the last about missing, of three devices with these rows."""
+    device, cloud = halves(unit, job, honest=3)
+    records, state, events = encoded(rows, job), cloud.initial_state(), []
     assert len(cloud.plan()) == 4
     for round in cloud.plan():
         package = cloud.package(state, round)
@@ -300,22 +353,16 @@ def test_a_fleet_finds_its_values_at_the_price_of_the_job(unit):
     assert epsilon(events, 1e-6).epsilon <= 4.0
     answers = cloud.shown(state)["statistics"]["answers"]
     found = next(one for one in answers if one["statistic"] == "values")
-    missing = [one for one in answers if one["statistic"] == "missing"][-1]
-    if unit == "record":
-        assert found["names"] == ["Łódź", r"New\nYork, NY"]
-        off = np.abs(np.array([*found["value"], missing["value"]]) - [600, 450, 150])
-        assert np.all(off < 2 * found["plus_minus"])
-    else:  # all records are one unit's, of which each device has one
-        assert found["too_noisy"]
-        assert found["names"] == []
+    return found, [one for one in answers if one["statistic"] == "missing"][-1]
 
 
-@given(st.lists(st.text(max_size=9), max_size=5), st.text(max_size=20))
+@pytest.mark.parametrize("job", [JOB, WORDS])
+@given(others=st.lists(st.text(max_size=9), max_size=5), text=st.text(max_size=20))
 @settings(max_examples=10, deadline=None)
-def test_a_row_of_any_text_moves_each_exchange_no_further_than_its_event(others, text):
-    device, cloud = halves()
+def test_a_row_of_any_text_moves_each_exchange_no_further_than_its_event(job, others, text):
+    device, cloud = halves(job=job)
     rows = [("f", one) for one in others]
-    before, after = encoded(rows), encoded([*rows, ("m", text)])
+    before, after = encoded(rows, job), encoded([*rows, ("m", text)], job)
     state = cloud.initial_state()
     for round in cloud.plan():
         event = noise_of(device.asking.event(round))

@@ -1,13 +1,16 @@
 """Statistics: what one record adds, what the noise is, how far answers are off, what is told."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import edgeveil
 from edgeveil.data.encoding import RowEncoder
 from edgeveil.data.records import Records
 from edgeveil.errors import ConfigError, DataError
@@ -260,6 +263,7 @@ def test_a_filter_leaves_out_what_does_not_meet_it():
         ("age >= 60 and sex = f", 1),
         ("sex != 'f'", 1),
         ("age < 1e3", 3),
+        ("sex = f and pay = 1 and age > 0", 2),
         (None, 4),
     ):
         (vector,) = vectors(asked(where=where), 1)
@@ -293,6 +297,7 @@ def test_a_block_statistics_is_a_job_that_reads_raw_records_of_its_columns():
         (", correlations: [[age, sex]]", "two numbers"),
         (", rounds: 9", "at most 3"),
         (", tables: [[age, age]]", "twice"),
+        (", where: 'age > 1 and'", "no number"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_its_reason(more, said):
@@ -300,8 +305,49 @@ def test_what_cannot_be_asked_is_refused_with_its_reason(more, said):
         parse_job(JOB.replace("MORE", more))
 
 
+def test_a_filter_reads_names_in_quotes_and_refuses_a_question_of_too_many_cells():
+    text = JOB.replace("[f, m]", "['f and m', m]")
+    found = parse_job(text.replace("MORE", """, where: "sex = 'f and m' and age > 1" """))
+    assert [one.literal for one in found.train.conditions] == ["f and m", "1"]
+    wide = "[{name: a, number: [0, 9], bins: 240}, {name: b, number: [0, 9], bins: 240}]"
+    many = ", ".join(["[a, b]"] * 5)
+    with pytest.raises(ConfigError, match="cells of one exchange"):
+        parse_job(re.sub(r"\[{name.*}]MORE", f"{wide}, tables: [{many}]", JOB))
+
+
 def test_a_column_that_a_device_lacks_is_a_fault_of_its_file_and_text_among_numbers_is_missing():
     with pytest.raises(DataError, match="no column 'job'"):
         RowEncoder(asked().records_schema, NAMES[:3], "rows")
     found = encoded(asked(), [("old", "1", "f", "a"), ("3", "1", " m", "")]).x
     assert np.isnan(found[0, 0]) and found[1, 0] == 3 and found[1, 2] == 1 and np.isnan(found[1, 3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "people", "unit"),
+    [
+        ({}, 1200, "record"),
+        ({"privacy.noise": "local", "aggregation.secure": False}, 1200, "record"),
+        ({"privacy.unit": "person", "data.person": "who"}, 300, "person"),
+        ({"statistics.rounds": 3, "data.evaluation_share": 0.1}, 1080, "record"),
+    ],
+)
+def test_a_simulated_fleet_answers(tmp_path, changes, people, unit):
+    rng = np.random.default_rng(0)
+    rows = [f"{rng.uniform(0, 100):.3f},{rng.choice(['f', 'm'])},{at % 300}" for at in range(1200)]
+    (tmp_path / "people.csv").write_text("\n".join(["age,sex,who", *rows]))
+    plain = yaml.safe_load(JOB.replace("MORE", ""))
+    plain |= {"round": {"min_batch": 10}, "aggregation": {"name": "fedavg", "secure": True}}
+    plain["privacy"] |= {"epsilon": 8, "noise": "shared", "honest_share": 1.0}
+    data = {"source": "csv", "path": "people.csv"}
+    plain["local_run"] = {"devices": 10, "workers": 0, "data": data}
+    for key, value in changes.items():
+        block, _, name = key.partition(".")
+        plain[block][name] = value
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(plain))
+    found = edgeveil.simulate(tmp_path / "job.yaml", out=tmp_path / "out", report=False)
+    whole = found.content["statistics"]
+    assert whole["unit"] == unit and whole["uploads"] == 10 and found.status == "completed"
+    off = whole["records_plus_minus"] + 0.05 * people  # a tenth is held back by a hash
+    assert abs(whole["records"] - people) < off
+    mean = by(whole["answers"], "mean", column="age")
+    assert abs(mean["value"] - 50) < 5 and found.accuracy is None

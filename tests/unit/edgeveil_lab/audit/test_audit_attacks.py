@@ -24,6 +24,7 @@ from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.laplace_mechanism import laplace, noised_mean, softmax_laplace
 from edgeveil.privacy.sampler import discrete_gaussian
 from edgeveil.privacy.selection_mechanism import exponential_mechanism
+from edgeveil.statistics import blocks
 from edgeveil_lab.audit import command as audit
 from edgeveil_lab.audit import mechanism_attacks as ma
 from edgeveil_lab.audit import statistics as st
@@ -31,6 +32,7 @@ from edgeveil_lab.audit import update_attacks
 from edgeveil_lab.audit.command import guards
 from edgeveil_lab.audit.evaluation_attack import evaluation_attack
 from edgeveil_lab.audit.fm_attacks import CONTEXT, PARAMETERS, NeighbouringJob, gaussian_job
+from edgeveil_lab.audit.statistics_attack import statistics_attack
 from edgeveil_lab.audit.update_attacks import dp_sgd_attack, many_steps_attack, single_step_attack
 from edgeveil_tools.cli import main
 from tests.kits.mechanisms import MECHANISMS
@@ -266,6 +268,13 @@ def test_a_method_that_spends_more_than_it_says_is_found():
     generous = FmDevice(PARAMETERS, replace(CONTEXT, epsilon=2.5 * CONTEXT.epsilon))
     attack = gaussian_job(2000, "end to end", NeighbouringJob.of(PARAMETERS, CONTEXT), generous)
     assert failing(attack) >= {"round 1", "round 2"}
+
+
+def test_weights_left_out_of_the_sensitivity_of_statistics_are_found(monkeypatch):
+    assert failing(statistics_attack("sound", 300)) == set()
+    forgotten = property(lambda self: len(self.blocks) << 24)
+    monkeypatch.setattr(blocks.BlockVector, "sensitivity_squared", forgotten)
+    assert failing(statistics_attack("flawed", 300)) >= {"both exchanges"}
 
 
 # --- the command ------------------------------------------------------------------------------
