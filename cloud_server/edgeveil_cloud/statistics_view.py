@@ -38,7 +38,7 @@ def statistics_sections(whole: Mapping[str, Any]) -> list[Json]:
     drawn: dict[str, list[Json]] = {}
     single: dict[str, dict[str, str]] = {}
     for answer in whole["answers"]:
-        column = printable(columns_of(answer))
+        column = columns_of(answer)
         if parts := [] if answer.get("too_noisy") else list(_drawn(column, answer)):
             drawn.setdefault(column, []).extend(parts)
         else:
@@ -57,12 +57,13 @@ def _drawn(column: str, answer: Mapping[str, Any]) -> Iterator[Json]:
     """Yield the figure of an answer that is a list; nothing for a single number."""
     name, found = answer["statistic"], [*cells(answer)] if answer["value"] != [] else []
     if name == "histogram":
-        shares, off = ([rounded(100 * cell[k]) for cell in found] for k in (1, 2))
+        shares = [rounded(100 * cell.value) for cell in found]
+        off = [rounded(100 * cell.plus_minus) for cell in found]
         yield histogram("Share of records by value, in %", answer["edges"], shares, off)
     elif name == "quantiles":
         ranks = [round(100 * rank, 3) for rank in answer["ranks"]]
-        shown, off = ([rounded(cell[k]) for cell in found] for k in (1, 2))
-        line = series(column, shown, "green", off=off)
+        off = [rounded(cell.plus_minus) for cell in found]
+        line = series(column, [rounded(cell.value) for cell in found], "green", off=off)
         yield lines("Quantiles", ranks, [line], x_name="% of records below")
     elif name == "table":
         names = [[printable(one) for one in some] for some in answer["names"]]

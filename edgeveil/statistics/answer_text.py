@@ -1,4 +1,4 @@
-"""Answers of a statistics job as rows and as text, each value with its ± (95 % of the noise)."""
+"""Answers of a statistics job as numbers and as text, each value with its ± (95 % of the noise)."""
 
 from __future__ import annotations
 
@@ -24,33 +24,32 @@ class Cell(NamedTuple):
 
 
 def columns_of(answer: Mapping[str, Any]) -> str:
-    """Return the column of an answer, or `a × b`."""
-    return " × ".join(answer.get("columns") or [str(answer.get("column", ""))])
+    """Return the column of an answer, or `a × b`, control characters escaped."""
+    return printable(" × ".join(answer.get("columns") or [str(answer.get("column", ""))]))
 
 
 def cells(answer: Mapping[str, Any]) -> Iterator[Cell]:
     """Yield the numbers of an answer; a table row by row."""
-    values, off = answer["value"], answer["plus_minus"]
+    values, off, names = answer["value"], answer["plus_minus"], [""]
     if not isinstance(values, list):
-        yield Cell("", values, off)
-        return
-    if answer["statistic"] == "table":
-        for row, each in zip(answer["names"][0], values, strict=True):
-            for column, value in zip(answer["names"][1], each, strict=True):
-                yield Cell(f"{row} × {column}", value, off)
-        return
+        values = [values]
+    elif answer["statistic"] == "table":
+        names = [f"{row} × {column}" for row in answer["names"][0] for column in answer["names"][1]]
+        values = [value for row in values for value in row]
+    elif edges := answer.get("edges"):
+        names = [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
+    elif ranks := answer.get("ranks"):
+        names = [f"{100 * rank:g} %" for rank in ranks]
+    else:
+        names = answer["names"]
     errors = off if isinstance(off, list) else [off] * len(values)
-    for name, value, error in zip(cell_names(answer), values, errors, strict=True):
-        yield Cell(name, value, error)
+    yield from map(Cell, names, values, errors)
 
 
-def cell_names(answer: Mapping[str, Any]) -> list[str]:
-    """Return the names of a histogram's bins, of ranks, or of categories."""
-    if edges := answer.get("edges"):
-        return [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
-    if ranks := answer.get("ranks"):
-        return [f"{100 * rank:g} %" for rank in ranks]
-    return [str(name) for name in answer["names"]]
+def price_text(whole: Mapping[str, Any]) -> str:
+    """Return the price of all answers together."""
+    price = f"ε = {up(whole['epsilon'])} per {whole['unit']} (δ = {whole['delta']:g})"
+    return f"{price} for all answers together"
 
 
 def head_text(whole: Mapping[str, Any]) -> str:
@@ -60,17 +59,12 @@ def head_text(whole: Mapping[str, Any]) -> str:
     return f"{found}{asked} on {whole['uploads']} devices, {price_text(whole)}"
 
 
-def price_text(whole: Mapping[str, Any]) -> str:
-    """Return the price of all answers together."""
-    price = f"ε = {up(whole['epsilon'])} per {whole['unit']} (δ = {whole['delta']:g})"
-    return f"{price} for all answers together"
-
-
 def rows(whole: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield (column, statistic, text with ±); a list of counts or a table takes several lines.
 
-    A column's counts of records are one row. Control characters of names are escaped."""
-    for column, found in _by_column(whole["answers"]):
+    A column's counts of records are one row."""
+    for column, answers in groupby(whole["answers"], columns_of):
+        found = list(answers)
         counts = [one for one in found if one["statistic"] in COUNTS]
         if counts:
             said = [f"{single_text(one)}{COUNTS[one['statistic']]}" for one in counts]
@@ -78,13 +72,6 @@ def rows(whole: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         for answer in found:
             if answer["statistic"] not in COUNTS:
                 yield column, str(answer["statistic"]), _text_of(answer)
-
-
-def _by_column(
-    answers: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    for column, found in groupby(answers, columns_of):
-        yield printable(column), list(found)
 
 
 def single_text(answer: Mapping[str, Any]) -> str:
@@ -97,33 +84,25 @@ def single_text(answer: Mapping[str, Any]) -> str:
 
 def _text_of(answer: Mapping[str, Any]) -> str:
     name = answer["statistic"]
-    if answer.get("too_noisy"):
-        return TOO_NOISY
+    if answer.get("too_noisy") or not isinstance(answer["value"], list):
+        return single_text(answer)
+    found = list(cells(answer))
     if name == "histogram":
-        return _histogram_text(answer)
-    if name in ("categories", "values"):
-        head = f"all above {number_text(answer['threshold'])} records" if name == "values" else ""
-        shown = [f"{printable(cell.name)} {count_text(cell)}" for cell in cells(answer)]
-        return "\n".join([*([head] if head else ()), *shown])
-    if name == "table":
-        named = [[printable(str(one)) for one in some] for some in answer["names"]]
-        found = [[f"{count:,.0f}" for count in row] for row in answer["value"]]
-        head = [f"each ± {number_text(answer['plus_minus'])}", *named[1]]
-        grid = [head, *([name, *row] for name, row in zip(named[0], found, strict=True))]
-        return "\n".join(padded(grid))
+        most = max(*(cell.value for cell in found), 1e-9)
+        shade = "".join(_SHADES[max(0, round(cell.value / most * 7))] for cell in found)
+        low, high = (number_text(answer["edges"][at]) for at in (0, -1))
+        off = number_text(100 * max(answer["plus_minus"]))
+        return f"{low} {shade} {high}, ± {off} % in each bin"
     if name == "quantiles":
-        shown = ", ".join(f"{cell.name} {number_text(cell.value)}" for cell in cells(answer))
+        shown = ", ".join(f"{cell.name} {number_text(cell.value)}" for cell in found)
         return f"{shown}; rank ± {100 * answer['rank_plus_minus']:.1f} %"
-    return single_text(answer)
-
-
-def _histogram_text(answer: Mapping[str, Any]) -> str:
-    shares = [max(0.0, cell.value) for cell in cells(answer)]
-    most, edges = max(shares, default=0.0) or 1.0, answer["edges"]
-    shade = "".join(_SHADES[round(share / most * (len(_SHADES) - 1))] for share in shares)
-    off = 100 * max(answer["plus_minus"], default=0.0)
-    low, high = number_text(edges[0]), number_text(edges[-1])
-    return f"{low} {shade} {high}, ± {number_text(off)} % in each bin"
+    if name == "table":
+        grid = [[f"each ± {number_text(answer['plus_minus'])}", *answer["names"][1]]]
+        for row, values in zip(answer["names"][0], answer["value"], strict=True):
+            grid.append([row, *(f"{value:,.0f}" for value in values)])
+        return "\n".join(padded([[*map(printable, row)] for row in grid]))
+    head = [f"all above {number_text(answer['threshold'])} records"] if name == "values" else []
+    return "\n".join([*head, *(f"{printable(cell.name)} {count_text(cell)}" for cell in found)])
 
 
 def count_text(cell: Cell) -> str:
@@ -154,10 +133,7 @@ def padded(found: Sequence[Sequence[str]]) -> list[str]:
         for at, text in enumerate(row[-1].split("\n"))
     ]
     wide = [max(map(len, column)) for column in zip(*split, strict=True)]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip()
-        for row in split
-    ]
+    return ["  ".join(map(str.ljust, row, wide)).rstrip() for row in split]
 
 
 def lines(whole: Mapping[str, Any]) -> list[str]:

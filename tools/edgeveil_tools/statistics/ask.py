@@ -16,6 +16,7 @@ from edgeveil.logs import printable
 from edgeveil.parts.sources.guess import guess
 from edgeveil.parts.sources.memory import Frame, opened
 from edgeveil.registry import nearest
+from edgeveil.statistics.questions import Questions as Asked
 from edgeveil_tools.describe import LIST, Look, look_at, looks_of
 from edgeveil_tools.local.job import job_of
 from edgeveil_tools.result import SIMULATED
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from edgeveil_tools.local.local_run import LocalJob
 
 OF_NUMBERS = ("mean", "deviation", "histogram", "quantiles")
+OTHERS = ("count", "values", "table", "correlation")
 DEVICES = 100
 _JOB = re.compile(r"[^a-z0-9_-]+")
 Names = str | Sequence[str]
@@ -82,10 +84,10 @@ def ask(
         cloud: running cloud.
         source: with `cloud`: `data.name` of the devices to ask.
         questions: mean, deviation, quantiles, count, values (that nobody listed): columns;
-            histogram: columns or (column, bins); table, correlation: pairs of columns; where: a
-            filter such as `age >= 60`; ranges: public (low, high) by number; categories: public
-            lists by text. Ranges and lists that are missing are read from `data` with a warning,
-            since ε does not cover them.
+            histogram: columns or (column, bins); table, correlation: pairs of columns; without any
+            of these: everything about every column. where: a filter such as `age >= 60`. ranges:
+            public (low, high) by number; categories: public lists by text; those that are missing
+            are read from `data` with a warning, since ε does not cover them.
 
     Raises:
         UsageError, ConfigError: a question cannot be asked.
@@ -93,8 +95,8 @@ def ask(
     """
     from edgeveil_tools.local.run import simulate
 
-    many = {"devices": devices, "nominal_records": nominal_records}
-    how = {"epsilon": epsilon, "delta": delta, "noise": noise, **many}
+    how: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "noise": noise, "devices": devices}
+    how["nominal_records"] = nominal_records
     if cloud is not None:
         if data is not None or fleet is not None:
             raise UsageError(
@@ -120,7 +122,7 @@ def command(args: argparse.Namespace) -> int:
         name: [column for text in given[name] for column in text.split(",")]
         for name in ("mean", "deviation", "quantiles", "count", "values")
     }
-    questions["histogram"] = [_bins(text) for text in args.histogram]
+    questions["histogram"] = [_bins(one) for text in args.histogram for one in text.split(",")]
     for name in ("table", "correlation"):
         questions[name] = [_split(f"--{name}", text, ",") for text in given[name]]
     ranges, lists = (
@@ -200,7 +202,7 @@ def job_to_ask(
         fix = "name a file of records, or --source and --records of a cloud's devices"
         raise UsageError("asks nobody", where="edgeveil ask", fix=fix)
     looks, run, records = _looked(data)
-    many = devices or DEVICES
+    many = devices or (DEVICES if looks else 5)
     if isinstance(fleet, str) and fleet in looks:
         many = len(looks.pop(fleet).texts)
     elif fleet is not None:
@@ -212,20 +214,24 @@ def job_to_ask(
             block[key] = pairs
     if where := questions.get("where"):
         block["where"] = where
-    gaps = sorted({text for look in looks.values() for text in look.gaps})
-    named = source or run.get("source", "memory")
+    schema: dict[str, Any] = {}
+    if gaps := sorted({text for look in looks.values() for text in look.gaps}):
+        schema["missing"] = gaps
+    if not run.get("header", True):
+        schema["header"] = list(looks)  # made up
+    named = source or Path(run.get("path", "memory")).stem[:64]
     job = {
-        "job": _JOB.sub("_", f"ask_{Path(run.get('path', named)).stem.lower()}")[:64],
+        "job": _JOB.sub("_", f"ask_{named.lower()}")[:64],
         "data": {
             "source": named,
             "nominal_records": nominal_records or max(1, -(-records // many)),
-            **({"schema": {"missing": gaps}} if gaps else {}),
+            **({"schema": schema} if schema else {}),
         },
         "statistics": block,
         "privacy": {"epsilon": epsilon, "delta": delta, "noise": noise},
         "aggregation": {"name": "fedavg", "secure": noise == "shared"},
-        "round": {"min_batch": many if looks else max(2, devices or 5)},
-        "selection": {"min_devices": many if looks else max(2, devices or 5)},
+        "round": {"min_batch": many},
+        "selection": {"min_devices": many},
     }
     if data is not None:
         job["local_run"] = {"devices": many, "simulate": True, "data": run, "workers": 0}
@@ -241,7 +247,7 @@ def _looked(data: Any) -> tuple[dict[str, Look], dict[str, Any], int]:
         path = Path(data).absolute()
         found = guess(path)
         form = found.form.model_dump(mode="json", exclude_defaults=True)
-        run = {"source": found.source, "path": str(path)}
+        run: dict[str, Any] = {"source": found.source, "path": str(path)}
         if found.source == "csv":
             run |= {"header": found.header, **({"form": form} if form else {})}
         looks = looks_of(path, found)
@@ -271,17 +277,20 @@ def _columns(
             if bins is not None:
                 found["bins"] = int(bins)
     pairs = [*_pairs(questions.get("table") or ()), *_pairs(questions.get("correlation") or ())]
-    others = [*_list(questions.get("count") or ()), *(name for pair in pairs for name in pair)]
-    for column in (*others, *_filtered(questions.get("where") or "", looks)):
+    others = [one for name in ("count", "values") for one in _list(questions.get(name) or ())]
+    conditions = Asked.model_construct(where=questions.get("where")).conditions
+    for column in (*others, *(name for pair in pairs for name in pair)):
         asked.setdefault(column, {"ask": []})
     lists, ranges = questions.get("categories") or {}, questions.get("ranges") or {}
-    unlisted = {*_list(questions.get("values") or ())}
-    for column in (*unlisted, *lists):
-        asked.setdefault(column, {"ask": []})
-    if not any(questions.get(name) for name in Questions.__annotations__ if name != "where"):
-        asked = {name: {} for name, look in looks.items() if look.texts}
+    unlisted = _list(questions.get("values") or ())
+    if not any(questions.get(name) for name in (*OF_NUMBERS, *OTHERS)):
+        there = (name for name, look in looks.items() if look.texts)
+        asked = {name: {} for name in (there if looks else (*ranges, *lists))}
     made, read = [], []
-    for column, found in asked.items():
+    for one in conditions:
+        asked.setdefault(one.column, {"ask": []})
+    in_order = [*(name for name in looks if name in asked), *asked]
+    for column, found in ((name, asked[name]) for name in dict.fromkeys(in_order)):
         if looks and column not in looks:
             raise UsageError("is no column", where=column, fix=nearest(column, [*looks]))
         look = looks.get(column)
@@ -289,7 +298,9 @@ def _columns(
             form: dict[str, Any] = {"number": [float(end) for end in ranges[column]]}
         elif column in lists:
             form = {"category": [str(one) for one in lists[column]]}
-        elif column in unlisted or (look is not None and not look.numeric and _many(look)):
+        elif column in unlisted or (
+            look is not None and not look.numeric and (len(look.texts) > LIST or look.prose)
+        ):
             form = {"values": {}}
         elif look is None:
             fix = f"pass a range, {column}=0,100, or a list of its values"
@@ -304,17 +315,6 @@ def _columns(
     if not made:
         raise UsageError("asks about no column", where="edgeveil ask", fix="name one: --mean age")
     return made, read
-
-
-def _filtered(where: str, looks: Mapping[str, Look]) -> list[str]:
-    """Return the columns that a filter compares, for which no question may name them."""
-    terms = re.split(r"\s+and\s+", where) if where else []
-    found = [re.split(r"<=|>=|!=|<|>|=", term, maxsplit=1)[0].strip() for term in terms]
-    return [name for name in found if not looks or name in looks]
-
-
-def _many(look: Look) -> bool:
-    return len(look.texts) > LIST or look.prose
 
 
 def _list(given: Any) -> list[Any]:

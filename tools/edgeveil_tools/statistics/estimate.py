@@ -27,7 +27,7 @@ _OF_RECORDS = ("count", "missing", "clipped", "categories", "table", "values")
 
 
 def foreseen(plan: Plan, devices: int) -> dict[str, Any]:
-    """Return `devices`, `nominal_records`, `privacy` and `answers`: each with its largest ±."""
+    """Return `devices`, `nominal_records`, `privacy` and `answers`: with ±, without values."""
     train, cloud = plan.job.train, plan.cloud
     if not isinstance(train, StatisticsParameters) or not isinstance(cloud, StatisticsCloud):
         raise TypeError("the job asks nothing")
@@ -46,34 +46,23 @@ def foreseen(plan: Plan, devices: int) -> dict[str, Any]:
         "nominal_records": nominal,
         "exchanges": len(plan.all_rounds),
         "privacy": summary_of(plan, len(plan.all_rounds), None)["privacy"],
-        "answers": [_plain(answer) for answer in whole["answers"]],
+        "answers": [{**answer, "value": None} for answer in whole["answers"]],
     }
 
 
 def made_up(questions: Questions) -> NDArray[np.float32]:
     """Return records (n, values), uniform in the public ranges and lists, that pass the filter."""
     chance = np.random.default_rng(20)
-    parts = []
+    parts: list[Any] = []
     for column in questions.columns:
         if column.number is not None:
             low, high = column.number
-            drawn = chance.uniform(low, high, (_DRAWN, 1))
+            parts.append(chance.uniform(low, high, (_DRAWN, 1)))
         elif column.category is not None:
-            drawn = chance.integers(0, len(column.category), (_DRAWN, 1))
+            parts.append(chance.integers(0, len(column.category), (_DRAWN, 1)))
         else:
-            drawn = chance.integers(97, 123, (_DRAWN, column.read_as.width))
-        parts.append(drawn)
+            parts.append(chance.integers(97, 123, (_DRAWN, column.read_as.width)))
     return np.concatenate(parts, axis=1).astype(np.float32)
-
-
-def _plain(answer: Mapping[str, Any]) -> dict[str, Any]:
-    named = ("statistic", "column", "columns", "threshold")
-    kept = {key: answer[key] for key in named if key in answer}
-    off = answer["plus_minus"]
-    if answer["statistic"] == "quantiles":
-        off = answer["rank_plus_minus"]
-    largest = max(off) if isinstance(off, list) else off
-    return {**kept, "plus_minus": largest, "too_noisy": bool(answer.get("too_noisy"))}
 
 
 def estimate_lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -100,8 +89,9 @@ def _text(answer: Mapping[str, Any]) -> str:
     if answer["too_noisy"]:
         return TOO_NOISY
     if name == "quantiles":
-        return f"{number_text(100 * off)} % in rank"
+        return f"{number_text(100 * answer['rank_plus_minus'])} % in rank"
+    most = max(off) if isinstance(off, list) else off
     if name == "histogram":
-        return f"{number_text(100 * off)} % of records in a bin"
-    above = f", all above {number_text(answer['threshold'])}" if "threshold" in answer else ""
-    return f"{number_text(off)}{' records' if name in _OF_RECORDS else ''}{above}"
+        return f"{number_text(100 * most)} % of records in a bin"
+    above = f", all above {number_text(answer['threshold'])}" if name == "values" else ""
+    return f"{number_text(most)}{' records' if name in _OF_RECORDS else ''}{above}"
