@@ -278,7 +278,7 @@ def _columns(
                 found["bins"] = int(bins)
     pairs = [*_pairs(questions.get("table") or ()), *_pairs(questions.get("correlation") or ())]
     others = [one for name in ("count", "values") for one in _list(questions.get(name) or ())]
-    conditions = Asked.model_construct(where=questions.get("where")).conditions
+    conditions = Asked.model_construct(columns=(), where=questions.get("where")).conditions
     for column in (*others, *(name for pair in pairs for name in pair)):
         asked.setdefault(column, {"ask": []})
     lists, ranges = questions.get("categories") or {}, questions.get("ranges") or {}
