@@ -18,7 +18,9 @@ from edgeveil.statistics.heavy_hitters import LEVELS
 Asked = Literal["mean", "deviation", "histogram", "quantiles"]
 Pair = tuple[ColumnName, ColumnName]
 DEFAULT_BINS, MOST_CELLS = 20, 1 << 16
-_TERM = re.compile(r"\s*(.+?)\s*(<=|>=|!=|<|>|=)\s*(\"[^\"]*\"|'[^']*'|[^\"'<>=!]+?)\s*")
+_TERM = re.compile(
+    r"\s*(.+?)\s*(<=|>=|!=|<|>|=)\s*(\"[^\"]*\"|'[^']*'|[^\"'<>=!]+?)\s*(?:$|\band\s+)"
+)
 
 
 class Values(Block):
@@ -125,17 +127,17 @@ class Questions(Block):
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
         """The filter's comparisons. Raises DataError for a text that is none."""
-        found = []
-        for term in re.split(r"\s+and\s+", self.where) if self.where else ():
-            match = _TERM.fullmatch(term)
+        found, rest = list[Condition](), self.where or ""
+        while rest:
+            match = _TERM.match(rest)
             if match is None:
-                what = f"'{term[:64]}' is no comparison of a column with a number or a text"
+                what = f"'{rest[:64]}' is no comparison of a column with a number or a text"
                 raise DataError(what, where="where", fix="write for example age >= 60")
             column, operator, literal = match.groups()
             text = literal[1:-1] if literal[0] in "\"'" else literal
-            found.append(
-                Condition.model_validate({"column": column, "operator": operator, "literal": text})
-            )
+            keys = {"column": column, "operator": operator, "literal": text}
+            found.append(Condition.model_validate(keys))
+            rest = rest[match.end() :]
         return tuple(found)
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.data.records import Records, flat_rows, grouped
+from edgeveil.data.records import Records, flat_rows
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.noise_only import zero_head
 from edgeveil.parts.round import (
@@ -39,6 +39,7 @@ from edgeveil.statistics.heavy_hitters import LEVELS, HeavyHitters
 from edgeveil.statistics.questions import Questions
 from edgeveil.subnormals import flushed
 
+MOST_CELLS = 1 << 18  # of an exchange: 2 MiB
 SUMS, UPLOADS = "sums", "uploads"
 ROOM = 4  # most records of a device that count, in nominal_records
 _MOST = 1 << 61  # of a cell, so that its noise fits an int64
@@ -144,10 +145,7 @@ class StatisticsDevice:
         if owners is None:
             whole = room >> bits  # cut first: the shift of a large sum would overflow
             return np.clip(vector.of(x), -whole, whole) << bits
-        total = np.zeros(vector.cells, np.int64)
-        for own in grouped(owners):
-            each, rest = np.divmod(vector.of(x[own]), len(own))
-            total += (each << bits) + (rest << bits) // len(own)
+        total = vector.means(x, owners, bits)
         return np.clip(total, -room, room)
 
 
@@ -222,6 +220,12 @@ def _refuses(
     if values and parameters.rounds < len(LEVELS):
         text = f"values that nobody listed take {len(LEVELS)} exchanges, one a level; set rounds:"
         yield ("train.rounds", "statistics.rounds"), f"{text} {len(LEVELS)}"
+    cells = max(one.cells for one in vectors(parameters, parameters.rounds))
+    if cells > MOST_CELLS:
+        text = (
+            f"makes {cells} cells of one exchange, more than {MOST_CELLS}; ask less, or set rounds"
+        )
+        yield ("train.tables", "train.columns"), text
     parts = [one for one in vectors(parameters, parameters.rounds) if one.blocks]
     if len(parts) < parameters.rounds:
         text = f"the question has {len(parts)} parts to deal to {parameters.rounds} exchanges"

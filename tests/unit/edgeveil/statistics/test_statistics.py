@@ -1,6 +1,7 @@
 """Statistics: what one record adds, what the noise is, how far answers are off, what is told."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -100,6 +101,17 @@ def test_a_device_or_person_adds_no_more_than_its_event_says(rows, others):
         without = replace(both.at(places[:, 0] == 2))
         change = device.steps(vector, both, event) - device.steps(vector, without, event)
         assert sum(int(step) ** 2 for step in change.tolist()) <= event.sensitivity_steps**2
+
+
+@given(st.lists(ROW, min_size=1, max_size=12), st.sampled_from([None, "age > 30"]))
+@settings(max_examples=50, deadline=None)
+def test_a_persons_part_is_the_mean_of_its_records(rows, where):
+    parameters = asked(where=where)
+    (vector,), x = vectors(parameters, 1), encoded(parameters, rows).x
+    owners = np.arange(len(x)) % 3 % len(x)
+    parts = [vector.of(x[owners == one]) << 5 for one in range(owners.max() + 1)]
+    means = [part // np.sum(owners == one) for one, part in enumerate(parts)]
+    assert np.array_equal(vector.means(x, owners, 5), sum(means))
 
 
 @pytest.mark.parametrize("unit", ["record", "person", "device"])
@@ -261,6 +273,7 @@ def test_a_filter_leaves_out_what_does_not_meet_it():
         ("age >= 60 and sex = f", 1),
         ("sex != 'f'", 1),
         ("age < 1e3", 3),
+        ("sex = f and pay = 1 and age > 0", 2),
         (None, 4),
     ):
         (vector,) = vectors(asked(where=where), 1)
@@ -294,11 +307,22 @@ def test_a_block_statistics_is_a_job_that_reads_raw_records_of_its_columns():
         (", correlations: [[age, sex]]", "two numbers"),
         (", rounds: 9", "at most 3"),
         (", tables: [[age, age]]", "twice"),
+        (", where: 'age > 1 and'", "no number"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_its_reason(more, said):
     with pytest.raises(ConfigError, match=said):
         parse_job(JOB.replace("MORE", more))
+
+
+def test_a_filter_reads_names_in_quotes_and_refuses_a_question_of_too_many_cells():
+    text = JOB.replace("[f, m]", "['f and m', m]")
+    found = parse_job(text.replace("MORE", """, where: "sex = 'f and m' and age > 1" """))
+    assert [one.literal for one in found.train.conditions] == ["f and m", "1"]
+    wide = "[{name: a, number: [0, 9], bins: 240}, {name: b, number: [0, 9], bins: 240}]"
+    many = ", ".join(["[a, b]"] * 5)
+    with pytest.raises(ConfigError, match="cells of one exchange"):
+        parse_job(re.sub(r"\[{name.*}]MORE", f"{wide}, tables: [{many}]", JOB))
 
 
 def test_a_column_that_a_device_lacks_is_a_fault_of_its_file_and_text_among_numbers_is_missing():
