@@ -80,6 +80,11 @@ def test_a_question_that_cannot_be_asked_is_refused(questions, why):
         job_to_ask(people(60), questions)
 
 
+def test_a_word_that_is_no_question_is_no_keyword():
+    with pytest.raises(TypeError, match="keyword argument 'men'"):
+        edgeveil.ask(people(60), men="age")
+
+
 def test_a_cloud_s_records_need_public_ranges_and_their_number():
     with pytest.raises(UsageError, match="asks nobody"):
         job_to_ask(None, {"mean": "age"}, source="people")

@@ -95,12 +95,14 @@ def ask(
     """
     from edgeveil_tools.local.run import simulate
 
+    if unknown := questions.keys() - Questions.__annotations__.keys():
+        raise TypeError(f"ask() got an unexpected keyword argument '{min(unknown)}'")
     how: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "noise": noise, "devices": devices}
     how["nominal_records"] = nominal_records
     if cloud is not None:
         if data is not None or fleet is not None:
             raise UsageError(
-                "a running fleet has its own records", where="data", fix="leave it out"
+                "the devices have their own", where="data, fleet", fix="leave them out"
             )
         job, _ = job_to_ask(None, questions, source=source, **how)
         return of_cloud(cloud, cloud.submit(job.alone))
@@ -145,9 +147,8 @@ def command(args: argparse.Namespace) -> int:
     from edgeveil_tools.local.run import simulate
 
     job, read = job_to_ask(args.file, questions, **how)
-    for note in (SIMULATED, read):
-        if note:
-            print(printable(f"edgeveil: {note}"), file=sys.stderr)
+    for note in filter(None, (SIMULATED, read)):
+        print(printable(f"edgeveil: {note}"), file=sys.stderr)
     result = simulate(job, reference=False, out=args.out)
     found = Statistics(result.content["statistics"])
     lines = [str(found), f"Report: {result.report}"]
@@ -278,7 +279,7 @@ def _columns(
                 found["bins"] = int(bins)
     pairs = [*_pairs(questions.get("table") or ()), *_pairs(questions.get("correlation") or ())]
     others = [one for name in ("count", "values") for one in _list(questions.get(name) or ())]
-    conditions = Asked.model_construct(where=questions.get("where")).conditions
+    conditions = Asked.model_construct(columns=(), where=questions.get("where")).conditions
     for column in (*others, *(name for pair in pairs for name in pair)):
         asked.setdefault(column, {"ask": []})
     lists, ranges = questions.get("categories") or {}, questions.get("ranges") or {}
