@@ -298,6 +298,8 @@ class _ColumnReader:
         self._unknown = len(category)
         self._index = {text: at for at, text in enumerate(category)}
         self._form, self._number = form, number_reader(form)
+        if column.characters:
+            self._number = lambda cell: float(len(cell))
         self._cells = array("d")  # numbers, indices of categories, or packed dates
         self._gaps = self._unreadable = 0
 

@@ -70,6 +70,8 @@ class Column(Block):
     """Of a `raw` schema: a text as its first bytes of UTF-8."""
     words: int | None = Field(default=None, ge=1, le=16, exclude_if=_empty)
     """With `first_bytes`: so many first words of the text in its place, each once."""
+    characters: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Of a `raw` schema, for a number: the length of the text in characters."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -331,6 +333,10 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     yield from _person(schema, [*named, label], at)
     for index, column in enumerate(columns):
         yield from _column(column, schema.missing, f"{at}.columns.{index}")
+        asked = [key for key in ("first_bytes", "words", "characters") if getattr(column, key)]
+        if asked and not schema.raw:
+            text = "is what a job with a block statistics reads, not an input; leave it out"
+            yield Mix((f"{at}.columns.{index}.{asked[0]}",), text)
     if schema.header is None:
         return
     yield from _twice(schema.header, "give each column its own name", f"{at}.header")

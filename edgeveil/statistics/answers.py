@@ -151,6 +151,8 @@ class _Answers:
         for _ in range(_SCALINGS):
             table *= (rows / np.maximum(table.sum(axis=1), _LEAST))[:, None]
             table *= (columns / np.maximum(table.sum(axis=0), _LEAST))[None, :]
+            if np.abs(table.sum(axis=1) - rows).sum() <= 1e-6 * self.records:
+                break
         estimate.value = table.ravel()
 
     # --- answers ---

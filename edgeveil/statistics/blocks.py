@@ -9,6 +9,7 @@ Each block has
              record in each cell
     of       sums (cells,) over records x (n, values); each record stays within these bounds
              whatever its values, and changes no other record's part
+    parts    but for values that nobody listed: cells (n, k) and what each record adds to them
 
 A cell is multiplied by its block's integer weight, so that one Gaussian event with one sensitivity,
 sqrt(Σ weight²·bound·whole²), prices all blocks together.
@@ -24,6 +25,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeveil.data.records import grouped
 from edgeveil.parts.round import Tensors
 from edgeveil.statistics.heavy_hitters import LEVELS, HeavyHitters
 from edgeveil.statistics.questions import AskedColumn, Condition, Questions
@@ -75,10 +77,14 @@ class Counts:
         return math.prod(one.size for one in self.codes)
 
     def of(self, x: Rows) -> Int64:
+        at = self.parts(x)[0].ravel()
+        return np.bincount(at, minlength=self.cells).astype(np.int64)
+
+    def parts(self, x: Rows) -> tuple[Int64, Int64]:
         at = np.zeros(len(x), np.int64)
         for one in self.codes:
             at = at * one.size + one.of(x)
-        return np.bincount(at, minlength=self.cells).astype(np.int64)
+        return at[:, None], np.ones((len(x), 1), np.int64)
 
 
 @dataclass(frozen=True)
@@ -126,10 +132,11 @@ class Moments:
         return 2 if self.squares else 1
 
     def of(self, x: Rows) -> Int64:
+        return np.asarray(self.parts(x)[1].sum(axis=0))
+
+    def parts(self, x: Rows) -> tuple[Int64, Int64]:
         z = self.number.of(x)
-        z = z[~np.isnan(z)]
-        each = np.stack([z, np.square(z) - 0.5][: self.cells])
-        return _added(each)
+        return _fixed(np.stack([z, np.square(z) - 0.5][: self.cells], axis=1))
 
 
 @dataclass(frozen=True)
@@ -144,17 +151,20 @@ class Product:
     cells = 2
 
     def of(self, x: Rows) -> Int64:
+        return np.asarray(self.parts(x)[1].sum(axis=0))
+
+    def parts(self, x: Rows) -> tuple[Int64, Int64]:
         product = self.numbers[0].of(x) * self.numbers[1].of(x)
-        product = product[~np.isnan(product)]
-        return _added(np.stack([product, np.full(len(product), 0.5)]))
+        return _fixed(np.stack([product, np.where(np.isnan(product), np.nan, 0.5)], axis=1))
 
 
 Block = Counts | Moments | Product | HeavyHitters
 
 
-def _added(values: NDArray[np.float64]) -> Int64:
+def _fixed(values: NDArray[np.float64]) -> tuple[Int64, Int64]:
     # Toward zero: the squares of a record's steps then stay within the bound.
-    return np.asarray(np.trunc(values * STEPS).astype(np.int64).sum(axis=1))
+    steps = np.trunc(np.where(np.isnan(values), 0.0, values) * STEPS).astype(np.int64)
+    return np.broadcast_to(np.arange(values.shape[1]), values.shape), steps
 
 
 @dataclass(frozen=True)
@@ -200,6 +210,26 @@ class BlockVector:
         parts = [w * one.of(x) for w, one in zip(self.weights, self.blocks, strict=True)]
         return np.concatenate(parts)
 
+    def means(self, x: Rows, owners: Int64, bits: int) -> Int64:
+        """Return the sum (cells,) over owners of the mean of each one's records, in 2**-`bits`.
+
+        `owners` (n,) counts from 0. A record that is not asked counts in its owner's mean, as 0."""
+        sizes, asked = np.bincount(owners), self._asked(x)
+        x, owners, found = x[asked], owners[asked], []
+        for weight, one in zip(self.weights, self.blocks, strict=True):
+            total = np.zeros(one.cells, np.int64)
+            if isinstance(one, HeavyHitters):
+                for own in grouped(owners):
+                    total += _mean(weight * one.of(x[own]), sizes[owners[own[0]]], bits)
+            else:
+                cells, steps = one.parts(x)
+                pairs, at = np.unique(owners[:, None] * one.cells + cells, return_inverse=True)
+                sums = np.zeros(len(pairs), np.int64)
+                np.add.at(sums, at.ravel(), weight * steps.ravel())
+                np.add.at(total, pairs % one.cells, _mean(sums, sizes[pairs // one.cells], bits))
+            found.append(total)
+        return np.concatenate(found)
+
     def _asked(self, x: Rows) -> NDArray[np.bool_]:
         found = np.ones(len(x), np.bool_)
         for one in self.questions.conditions:
@@ -212,6 +242,12 @@ class BlockVector:
         for weight, one in zip(self.weights, self.blocks, strict=True):
             yield one, weight, sums[start : start + one.cells] / (weight * one.whole)
             start += one.cells
+
+
+def _mean(sums: Int64, of: Int64, bits: int) -> Int64:
+    """Return sums / of in steps of 2**-`bits`, rounded down, without an overflow of the shift."""
+    each, rest = np.divmod(sums, of)
+    return np.asarray((each << bits) + (rest << bits) // of)
 
 
 def _meets(one: Condition, questions: Questions, x: Rows) -> NDArray[np.bool_]:

@@ -46,6 +46,8 @@ class AskedColumn(Block):
     """Bins of the histogram: their number, or their public inner edges."""
     ask: tuple[Asked, ...] = Field(default=("mean", "deviation", "histogram", "quantiles"))
     """For a number, besides its counts of records, of missing and of clipped values."""
+    characters: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Ask a text for its length in characters, as a number."""
     category: Texts | None = Field(
         default=None, min_length=1, max_length=4096, examples=[["red", "green"]]
     )
@@ -73,7 +75,12 @@ class AskedColumn(Block):
         if self.values is not None:
             values = self.values
             return Column(name=self.name, first_bytes=values.length, words=values.words)
-        return Column(name=self.name, number=self.number, category=self.category)
+        return Column(
+            name=self.name,
+            number=self.number,
+            category=self.category,
+            characters=self.characters,
+        )
 
 
 class Condition(Block):
@@ -193,6 +200,8 @@ def _column_faults(one: AskedColumn) -> Iterator[tuple[str, str]]:
         yield (given or ["number"])[0], f"a column is one of number, category, values; {there}"
         return
     if one.number is None:
+        if one.characters:
+            yield "characters", "are a number; add its range, for example number: [0, 500]"
         return
     low, high = one.number
     if low >= high:

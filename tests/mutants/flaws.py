@@ -147,8 +147,8 @@ MUTANTS = {
         of=("statistics",),
     ),
     "statistics-person-with-every-record": Mutant(
-        "edgeveil.parts.methods.statistics:StatisticsDevice.steps",
-        "np.divmod(vector.of(x[own]), len(own)) -> np.divmod(vector.of(x[own]), 1)",
+        "edgeveil.statistics.blocks:_mean",
+        "np.divmod(sums, of) -> np.divmod(sums, 1)",
         "tests/unit/edgeveil/statistics/test_statistics.py::test_a_device_or_person_adds_no_more_than_its_event_says",
         of=("statistics",),
     ),

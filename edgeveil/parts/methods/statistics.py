@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.data.records import Records, flat_rows, grouped
+from edgeveil.data.records import Records, flat_rows
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.noise_only import zero_head
 from edgeveil.parts.round import (
@@ -145,10 +145,7 @@ class StatisticsDevice:
         if owners is None:
             whole = room >> bits  # cut first: the shift of a large sum would overflow
             return np.clip(vector.of(x), -whole, whole) << bits
-        total = np.zeros(vector.cells, np.int64)
-        for own in grouped(owners):
-            each, rest = np.divmod(vector.of(x[own]), len(own))
-            total += (each << bits) + (rest << bits) // len(own)
+        total = vector.means(x, owners, bits)
         return np.clip(total, -room, room)
 
 

@@ -170,6 +170,8 @@ def test_all_values_of_one_percent_are_found_beside_other_questions(frequent):
 
     answer = rounds(records(values), deviation)
     assert set(answer["names"]) == {plain_name(one) for one in heavy}
+    whole = {one for one in heavy if len(one) < LENGTH and one not in HOSTILE}
+    assert set(answer["exact"]) == {one.decode() for one in (*whole, HOSTILE[4], b"#")}
     errors = np.array(answer["value"]) - at
     assert np.abs(errors).max() < 2.2 * answer["plus_minus"]
     away = answer["other"] - (30000 - at * frequent)
@@ -322,6 +324,7 @@ def test_a_fleet_finds_its_values_at_the_price_of_the_job(unit):
     found, missing = asked_of_three(JOB, rows, unit)
     if unit == "record":
         assert found["names"] == ["Łódź", r"New\nYork, NY"]
+        assert found["exact"] == ["Łódź"], "the other is cut, and escaped"
         off = np.abs(np.array([*found["value"], missing["value"]]) - [600, 450, 150])
         assert np.all(off < 2 * found["plus_minus"])
     else:  # all records are one unit's, of which each device has one
@@ -384,3 +387,25 @@ def test_a_bad_broadcast_is_refused_whatever_the_records():
             with pytest.raises(ProtocolError) as refused:
                 device.answer(second, found, encoded(rows), SeededRandom(0))
             assert refused.value.reason == "bad_package"
+
+
+def test_the_length_of_a_text_is_a_number():
+    job = JOB.replace("category: [f, m]", "number: [0, 500], characters: true")
+    x = encoded([("Łódź ", "a"), ("12", "a"), ("", "a")], job).x
+    assert x[:2, 0].tolist() == [4, 2]
+    assert np.isnan(x[2, 0])
+    with pytest.raises(ConfigError, match="add its range"):
+        parse_job(JOB.replace("category: [f, m]", "category: [f], characters: true"))
+
+
+@pytest.mark.parametrize("key", ["number: [0, 1], characters: true", "first_bytes: 4"])
+def test_a_job_that_learns_reads_none_of_these(key):
+    schema = "{origin: public, label: {column: y, classes: [a, b]}, columns: [{name: a, KEY}]}"
+    job = f"""
+job: learn
+data: {{source: people, nominal_records: 300, schema: {schema.replace("KEY", key)}}}
+train: {{method: fm, rounds: 2}}
+privacy: {{epsilon: 1, delta: 1.0e-6}}
+"""
+    with pytest.raises(ConfigError, match="a job with a block statistics reads"):
+        parse_job(job)

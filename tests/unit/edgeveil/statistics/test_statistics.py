@@ -104,6 +104,17 @@ def test_a_device_or_person_adds_no_more_than_its_event_says(rows, others):
         assert sum(int(step) ** 2 for step in change.tolist()) <= event.sensitivity_steps**2
 
 
+@given(st.lists(ROW, min_size=1, max_size=12), st.sampled_from([None, "age > 30"]))
+@settings(max_examples=50, deadline=None)
+def test_a_persons_part_is_the_mean_of_its_records(rows, where):
+    parameters = asked(where=where)
+    (vector,), x = vectors(parameters, 1), encoded(parameters, rows).x
+    owners = np.arange(len(x)) % 3 % len(x)
+    parts = [vector.of(x[owners == one]) << 5 for one in range(owners.max() + 1)]
+    means = [part // np.sum(owners == one) for one, part in enumerate(parts)]
+    assert np.array_equal(vector.means(x, owners, 5), sum(means))
+
+
 @pytest.mark.parametrize("unit", ["record", "person", "device"])
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_all_exchanges_together_cost_what_the_job_says(unit, rounds):
