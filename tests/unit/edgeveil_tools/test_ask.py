@@ -159,8 +159,11 @@ def test_a_schema_from_answers_leaves_out_noise_and_escapes_names():
         {"name": "age", "number": [0, 100]},
         {"name": "workclass", "category": ["private", "public"]},
         {"name": "country", "values": {}},
+        {"name": "note", "values": {"words": 2}},
     ]
     whole = copy.deepcopy(ANSWERS)
+    words = {"statistic": "values", "column": "note", "names": ["well"], "value": [500.0]}
+    whole["answers"].append({**words, "plus_minus": 30.0, "threshold": 90.0})
     histogram = next(one for one in whole["answers"] if one["statistic"] == "histogram")
     histogram["plus_minus"] = [0.001] * 4
     text = drafted(whole, asked_of(columns), "workclass")
@@ -169,6 +172,7 @@ def test_a_schema_from_answers_leaves_out_noise_and_escapes_names():
     assert data["schema"]["columns"] == [
         {"name": "age", "number": [0, 75]},
         {"name": "country", "category": ["DE", HOSTILE]},
+        {"name": "note", "text": {}},
     ]
     assert "class_weights: [0.659, 2.07]" in text
     histogram["plus_minus"] = [0.01] * 4  # hides more than a range may leave out

@@ -302,7 +302,7 @@ def _columns(
         elif column in unlisted or (
             look is not None and not look.numeric and (len(look.texts) > LIST or look.prose)
         ):
-            form = {"values": {}}
+            form = {"values": {"words": 3} if look is not None and look.prose else {}}
         elif look is None:
             fix = f"pass a range, {column}=0,100, or a list of its values"
             raise UsageError("has no public range or list", where=column, fix=fix)
