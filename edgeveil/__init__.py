@@ -13,6 +13,7 @@
 | `validate`, `ConfigProblem` | every problem of a configuration file, as objects | – |
 | `price`, `JobPrice` | the cost of a job for one device: both guarantees, round by round | – |
 | `run`, `run_async`, `simulate` | a job with a whole fleet on this machine | `tools` |
+| `ask`, `Statistics` | statistics of a fleet's records, and their answers | `tools` |
 | `Result`, `RunProgress` | the result of a run, and its progress meanwhile | – |
 | `predict`, `Predictions` | a released model on records | `infer` |
 | `FederatedClassifier`, `FederatedRegressor` | scikit-learn's estimators over a fleet | `tools` |
@@ -56,6 +57,8 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors
     from edgeveil_tools.local.run import simulate as simulate
     from edgeveil_tools.local.run_log import RunProgress as RunProgress
     from edgeveil_tools.result import Result as Result
+    from edgeveil_tools.statistics.answers import Statistics as Statistics
+    from edgeveil_tools.statistics.ask import ask as ask
     from edgeveil_tools.tracking import mlflow_model as mlflow  # noqa: F401
 
 # name: (module, the extra that its libraries come with)
@@ -71,6 +74,8 @@ _PLACES = {
     "Predictions": ("edgeveil_edge.predict", "infer"),
     "Result": ("edgeveil_tools.result", ""),
     "RunProgress": ("edgeveil_tools.local.run_log", ""),
+    "Statistics": ("edgeveil_tools.statistics.answers", ""),
+    "ask": ("edgeveil_tools.statistics.ask", "tools"),
     "create_model_folder": ("edgeveil_tools.hub", "hub"),
     "load_job": ("edgeveil_tools.local.local_run", ""),
     "mlflow": ("edgeveil_tools.tracking.mlflow_model", "track"),  # the module itself

@@ -49,6 +49,7 @@ class JobHistory:
     figures_round: int = 0
     baselines: Mapping[str, float] = field(default_factory=dict)
     federated: list[Mapping[str, Any]] = field(default_factory=list)  # by round
+    statistics: Mapping[str, Any] = field(default_factory=dict)  # the newest answers
     events: int = 0
     seq: int = 0
     doing: str = ""
@@ -114,6 +115,7 @@ class JobHistory:
             # Only scores from sums; others are in `evaluations`.
             "clusters": found if found and found.get("upload") == "sums" else None,
         }
+        self.statistics = data.get("statistics") or self.statistics
         self.rows.append(row)
         self.void.update({str(why): int(n) for why, n in (data.get("refused") or {}).items()})
         self.causes.update(data.get("causes") or {})

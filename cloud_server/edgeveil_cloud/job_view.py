@@ -64,6 +64,7 @@ from edgeveil.units import byte_text, seconds_text
 from edgeveil_cloud.evaluation import as_federated
 from edgeveil_cloud.job_history import EvaluationPoints, JobHistory
 from edgeveil_cloud.round_report import summary_of
+from edgeveil_cloud.statistics_view import statistics_sections
 from edgeveil_cloud.store_tables import ENDED, JobEntry, JobGlimpse, RoundRecord
 
 NUMBERED = 60  # largest panel whose points show their cluster's number
@@ -329,7 +330,10 @@ class _View:
             "lines": self._lines(),
             "progress": self._progress(),
             "cards": [self._cards(), guarantees],
-            "sections": [made for one in sections if (made := one()) is not None],
+            "sections": [
+                *statistics_sections(self._history.statistics),
+                *(made for one in sections if (made := one()) is not None),
+            ],
             "footer": " · ".join(f"{name} {text}" for name, text in run.versions.items())
             or facts.id,
         }
@@ -378,7 +382,7 @@ class _View:
         value = self._measured(last) if last else None
         if value is not None and (guess := baseline_text(self._measure, value, history.baselines)):
             measured = f"{guess}; {measured}"
-        found = [card(name, self._text(value), measured)]
+        found = [] if history.statistics else [card(name, self._text(value), measured)]
         if history.federated:
             found.append(self._federated_card(history.federated[-1]))
         if run.reference:
@@ -426,7 +430,9 @@ class _View:
     def _text(self, value: float | None) -> str:
         return "–" if value is None else leading_text(self._measure, value)
 
-    def _accuracy(self) -> Json:
+    def _accuracy(self) -> Json | None:
+        if self._history.statistics:
+            return None
         measure, run = self._measure[0].upper() + self._measure[1:], self._run
         title, reference = f"{measure} by round", run.reference
         federated = {

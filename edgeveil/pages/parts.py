@@ -99,8 +99,17 @@ def terms(rows: Sequence[tuple[str, str]]) -> Json:
     return {"kind": "terms", "rows": [list(row) for row in rows]}
 
 
-def bars(label: str, rows: Sequence[tuple[str, float, str]], colour: str = "blue") -> Json:
+def bars(label: str, rows: Sequence[tuple[Any, ...]], colour: str = "blue") -> Json:
+    """Return bars of (name, value, text), optionally with the value's error as a fourth."""
     return {"kind": "bars", "label": label, "rows": [list(row) for row in rows], "colour": colour}
+
+
+def histogram(
+    label: str, edges: Sequence[float], values: Sequence[Any], off: Sequence[Any]
+) -> Json:
+    """Return bars between `edges`, one more than `values`, each with its error `off`."""
+    shown: dict[str, Any] = {"edges": list(edges), "values": list(values), "off": list(off)}
+    return {"kind": "histogram", "label": label, **shown}
 
 
 def heat(

@@ -148,7 +148,7 @@ def test_the_guide_makes_a_fleet_that_runs_a_job(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "least"),
-    [("text", 0.95), ("sound", 0.9), ("windows", 0.9), ("persons", 0.75)],
+    [("text", 0.95), ("sound", 0.9), ("windows", 0.9), ("persons", 0.75), ("statistics", 0.9)],
     ids=str,
 )
 def test_a_tutorial_learns_what_it_says(page, least, tmp_path):

@@ -217,7 +217,24 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
 
 
 def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
+    from edgeveil_tools.local.data import asks
     from edgeveil_tools.prospect import prospect, prospect_lines
+
+    if one.plan is not None and asks(one.plan.job):
+        from edgeveil_tools.statistics.estimate import estimate_lines, foreseen
+
+        run = load_local_job(one.path)[0].local_run
+        least = one.plan.job.round.min_batch
+        devices = args.devices or (least if run is None else run.devices)
+        if devices < least:
+            what = (
+                f"a round needs {least} uploads (round.min_batch), and there are {devices} devices"
+            )
+            raise UsageError(what, where="--devices", fix="name more, or lower round.min_batch")
+        one.fields["estimate"] = answers = foreseen(one.plan, devices)
+        if not args.json:
+            print("\n".join(estimate_lines(answers)))
+        return False
 
     def report(line: str) -> None:
         print(line, file=sys.stderr if args.json else sys.stdout, flush=True)

@@ -31,7 +31,7 @@ _MISSING = ("?", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "-")
 _LABELS = ("label", "class", "target", "y", "outcome", "diagnosis", "income")
 _FEW = 10  # different texts of a label
 _WIDER = 10.0  # times the range of most values: worth a note
-_LIST = 64  # different texts that make a category; more make a name or a remark
+LIST = 64  # different texts that make a category; more make a name or a remark
 _USUAL = 100  # records of a device
 _WIDTH = 100
 _SIDE = 64  # of a drafted picture
@@ -62,11 +62,14 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class _Look:
+class Look:
+    """The values of a column, as texts."""
+
     name: str
     texts: Counter[str]  # of values that are not missing
     gaps: frozenset[str]  # texts of a missing value
     form: TableForm
+    records: int = 0
 
     @cached_property
     def numeric(self) -> bool:
@@ -99,7 +102,7 @@ class _Look:
             return f"{unread} values are lists, objects or not readable"
         if mostly(self.texts, lambda text: _WITH_UNIT.fullmatch(text) is not None):
             return "it looks like numbers with a unit; write the numbers alone"
-        if not self.prose and (len(self.texts) > _LIST or (once and len(self.texts) > _FEW)):
+        if not self.prose and (len(self.texts) > LIST or (once and len(self.texts) > _FEW)):
             return f"{len(self.texts)} different texts"
         return ""
 
@@ -111,7 +114,7 @@ class _Look:
     @property
     def span(self) -> tuple[float, float]:
         found = self._numbers or [0.0, 1.0]
-        return _around(found[0], found[-1])
+        return around(found[0], found[-1])
 
     @property
     def why_wide(self) -> str:
@@ -121,7 +124,9 @@ class _Look:
         most = found[few:-few] if len(found) > _FEW else found
         if not most or not 0 < most[-1] - most[0] < (found[-1] - found[0]) / _WIDER:
             return ""
-        return f"{len(most)} of {len(found)} values are within {_ends(_around(most[0], most[-1]))}"
+        return (
+            f"{len(most)} of {len(found)} values are within {ends_text(around(most[0], most[-1]))}"
+        )
 
 
 def describe(path: Path, label: str | None = None, devices: int | None = None) -> Draft:
@@ -136,6 +141,15 @@ def describe(path: Path, label: str | None = None, devices: int | None = None) -
         lines = list(_of_table(path, read_as, label, devices, notes))
     lead = [f"# {note[0].upper()}{note[1:]}." for note in notes]
     return Draft("\n".join([lines[0], *lead, *lines[1:]]) + "\n", tuple(notes), read_as)
+
+
+def looks_of(path: Path, read_as: Guess) -> list[Look]:
+    """Return the columns of a table's file. Raises DataError."""
+    names, rows = _rows(path, read_as)
+    whole = [row for row in rows if len(row) == len(names) and row != names]
+    return [
+        look_at(name, [row[at] for row in whole], read_as.form) for at, name in enumerate(names)
+    ]
 
 
 def _rows(path: Path, read_as: Guess) -> tuple[list[str], list[list[str]]]:
@@ -164,7 +178,7 @@ def _of_table(
         of_csv = "have another number of cells, or repeat the header"
         why = "are no JSON objects" if read_as.source == "jsonl" else of_csv
         notes.append(f"{len(every) - len(rows)} lines {why}: left out")
-    looks = [_look(names[at], [row[at].strip() for row in rows], read_as.form) for at in once]
+    looks = [look_at(names[at], [row[at].strip() for row in rows], read_as.form) for at in once]
     chosen, why = _label(path, looks, label)
     if why:
         notes.append(f"label '{chosen.name}': guessed {why}")
@@ -183,44 +197,44 @@ def _of_table(
         raise DataError(what, where=str(path), fix="write numbers, dates or words of a short list")
     yield from _head(path, len(rows), devices)
     yield "    label:"
-    yield f"      column: {_text(chosen.name)}" + ("" if label else "   # a guess")
-    if len(chosen.texts) <= _LIST and not chosen.measured:
-        yield from _wrapped("      classes: ", sorted(chosen.texts))
+    yield f"      column: {yaml_text(chosen.name)}" + ("" if label else "   # a guess")
+    if len(chosen.texts) <= LIST and not chosen.measured:
+        yield from wrapped("      classes: ", sorted(chosen.texts))
     elif chosen.numeric:
-        yield f"      number: {_ends(chosen.span)}   # {OF_NUMBER}: its range"
+        yield f"      number: {ends_text(chosen.span)}   # {OF_NUMBER}: its range"
     else:
         remark = f"{len(chosen.texts)} different texts: list the classes"
         yield f'      classes: ["no", "yes"]   # {remark}'
     if not read_as.header:
         yield "    # the file has no header: these names are made up"
-        yield from _wrapped("    header: ", names)
+        yield from wrapped("    header: ", names)
     if missing := sorted({text for look in looks for text in look.gaps}):
-        yield from _wrapped("    missing: ", missing)
+        yield from wrapped("    missing: ", missing)
     yield "    columns:"
     for span, alike in groupby(others, lambda look: look.span if look.numeric else None):
         if span is None:
             for look in alike:
                 if look.prose and not look.dated:
-                    yield f"    - {{name: {_text(look.name)}, text: {{}}}}"
+                    yield f"    - {{name: {yaml_text(look.name)}, text: {{}}}}"
                     continue
                 yield from _date(look) if look.dated else _category(look)
         elif len(columns := [look.name for look in alike]) == 1:
-            yield f"    - {{name: {_text(columns[0])}, number: {_ends(span)}}}"
+            yield f"    - {{name: {yaml_text(columns[0])}, number: {ends_text(span)}}}"
         else:
             remark = f"{len(columns)} columns with the same range"
-            yield f"    - number: {_ends(span)}   # {remark}"
-            yield from _wrapped("      name: ", columns)
+            yield f"    - number: {ends_text(span)}   # {remark}"
+            yield from wrapped("      name: ", columns)
 
 
-def _look(name: str, cells: Sequence[str], form: TableForm) -> _Look:
+def look_at(name: str, cells: Sequence[str], form: TableForm) -> Look:
     texts = Counter(cells)
     gaps = frozenset(text for text in _MISSING if text in texts)
     for text in ("", *gaps):
         texts.pop(text, None)
-    return _Look(name, texts, gaps, form)
+    return Look(name, texts, gaps, form, len(cells))
 
 
-def _label(path: Path, looks: list[_Look], label: str | None) -> tuple[_Look, str]:
+def _label(path: Path, looks: list[Look], label: str | None) -> tuple[Look, str]:
     """Return the label's column and why it is guessed, "" for the stated one."""
     if label is None:
         fit = [look for look in looks if look.texts and not look.dated]
@@ -237,24 +251,24 @@ def _label(path: Path, looks: list[_Look], label: str | None) -> tuple[_Look, st
     return found, ""
 
 
-def _ends(span: tuple[float, float]) -> str:
+def ends_text(span: tuple[float, float]) -> str:
     low, high = (number(float(f"{end:g}")) for end in span)
     return f"[{low}, {high}]"
 
 
-def _category(look: _Look) -> Iterator[str]:
+def _category(look: Look) -> Iterator[str]:
     once = sum(count == 1 for count in look.texts.values())
     remark = f"   # {once} of them occur in only one record" if once else ""
-    yield f"    - name: {_text(look.name)}{remark}"
-    yield from _wrapped("      category: ", sorted(look.texts))
+    yield f"    - name: {yaml_text(look.name)}{remark}"
+    yield from wrapped("      category: ", sorted(look.texts))
 
 
-def _date(look: _Look) -> Iterator[str]:
+def _date(look: Look) -> Iterator[str]:
     found = [date for text in look.texts if (date := date_in(text, look.form)) is not None]
     low, high = min(found)[0], max(found)[0]
     hour = ", hour" * any(date[3] < 24 for date in found)
     parts = f"date: [year, month, weekday{hour}], years: [{low}, {max(high, low + 1)}]"
-    yield f"    - {{name: {_text(look.name)}, {parts}}}"
+    yield f"    - {{name: {yaml_text(look.name)}, {parts}}}"
 
 
 def _of_pictures(folder: Path, devices: int | None, notes: list[str]) -> Iterator[str]:
@@ -275,7 +289,7 @@ def _of_pictures(folder: Path, devices: int | None, notes: list[str]) -> Iterato
         height, width = (max(1, round(side * _SIDE / longest)) for side in (height, width))
         notes.append(f"size: {longest} pixels a side are too many to learn from, {_SIDE} are usual")
     yield from _head(folder, sizes.total(), devices)
-    yield from _wrapped("    label: {classes: ", classes, end="}")
+    yield from wrapped("    label: {classes: ", classes, end="}")
     remark = f"   # {len(sizes)} sizes: all are scaled to this one" * (len(sizes) > 1)
     yield f"    image: {{size: [{height}, {width}], channels: {3 if coloured else 1}}}{remark}"
 
@@ -298,7 +312,7 @@ def _of_recordings(folder: Path, devices: int | None, notes: list[str]) -> Itera
     longest = sorted(lengths_s)[int(MOSTLY * (len(lengths_s) - 1))]
     rate, seconds = min(max(rates.most_common(1)[0][0], 4000), 16_000), _step(4 * longest)
     yield from _head(folder, rates.total(), devices)
-    yield from _wrapped("    label: {classes: ", [one.name for one in class_folders(folder)], "}")
+    yield from wrapped("    label: {classes: ", [one.name for one in class_folders(folder)], "}")
     remark = f"   # {len(rates)} rates: all are resampled to this one" * (len(rates) > 1)
     yield f"    audio: {{rate_hz: {rate}, seconds: {min(seconds, 30):g}}}{remark}"
 
@@ -318,13 +332,13 @@ def _head(path: Path, records: int, devices: int | None) -> Iterator[str]:
     yield "# A job is public, and a list or range taken from records can reveal one. Replace"
     yield "# each value that you know only from the records, then set origin: public."
     yield "data:"
-    yield f"  source: {_text(path.stem)}"
+    yield f"  source: {yaml_text(path.stem)}"
     yield f"  nominal_records: {nominal}   # public: about as many as each device has"
     yield "  schema:"
     yield "    origin: own_records   # refused in a job"
 
 
-def _around(low: float, high: float) -> tuple[float, float]:
+def around(low: float, high: float) -> tuple[float, float]:
     """Return a range of round ends."""
     step = _step(high - low)
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step
@@ -339,7 +353,7 @@ def _step(width: float) -> float:
     return next(k * power for k in (1, 2, 5, 10) if k * power >= width / 4)
 
 
-def _text(name: str) -> str:
+def yaml_text(name: str) -> str:
     plain = name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
     reserved = name.casefold() in ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
     if plain and name.isascii() and not reserved:
@@ -347,10 +361,10 @@ def _text(name: str) -> str:
     return json.dumps(name, ensure_ascii=not name.isprintable())
 
 
-def _wrapped(lead: str, names: Sequence[str], end: str = "") -> Iterator[str]:
+def wrapped(lead: str, names: Sequence[str], end: str = "") -> Iterator[str]:
     line, indent = f"{lead}[", " " * (len(lead) + 1)
     for at, name in enumerate(names):
-        item = _text(name) + (", " if at < len(names) - 1 else "")
+        item = yaml_text(name) + (", " if at < len(names) - 1 else "")
         if len(line) + len(item) > _WIDTH and line.strip() != "[":
             yield line.rstrip()
             line = indent

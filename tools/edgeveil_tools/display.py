@@ -73,7 +73,7 @@ class RunDisplay(LiveDisplay):
     def lines(self, rows: Iterable[tuple[str, str]]) -> None:
         table = Table.grid(padding=(0, 2))
         for name, value in rows:
-            table.add_row(name, value)
+            table.add_row(Text(name), Text(value))  # names of records are no markup
         self.console.print()
         self.console.print(table)
         self.console.print()

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 from edgeveil.errors import UsageError
 from edgeveil.evaluation.figures import (
@@ -28,8 +28,11 @@ from edgeveil.pages.parts import counted
 from edgeveil.parts.round import EVALUATIONS, TRAIN
 from edgeveil.privacy.guarantee import down, guarantee_lines, up
 from edgeveil.privacy.policy import Quote
-from edgeveil.statistics.answers import answer_rows
+from edgeveil.statistics.answer_text import head_text, rows
 from edgeveil.units import byte_text, seconds_text
+
+if TYPE_CHECKING:
+    from edgeveil_tools.statistics.answers import Statistics
 
 _ENDS = ("job_completed", "job_failed", "job_cancelled", "job_paused")  # events that end a run
 Status = Literal["completed", "failed"]
@@ -200,6 +203,14 @@ class Result:
         return cast("PlainTable", getattr(self, name))
 
     @property
+    def statistics(self) -> Statistics | None:
+        """Answers of a job of kind statistics; None of others."""
+        from edgeveil_tools.statistics.answers import Statistics
+
+        found = self.content.get("statistics")
+        return None if found is None else Statistics(found)
+
+    @property
     def events(self) -> PlainTable:
         lines = (self.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
@@ -331,7 +342,9 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     figures, (led, value) = final.get("figures"), leading(final)
     found = [("note", result["note"])]
     if statistics := result.get("statistics"):
-        found += answer_rows(statistics)
+        found.append(("asked", head_text(statistics)))
+        found += [(f"{column}: {name}", text) for column, name, text in rows(statistics)]
+        found += [("note", text) for text in statistics["remarks"]]
     else:
         found.append((f"final {led}", leading_text(led, value, figures) + own))
     if federated := final.get("federated"):

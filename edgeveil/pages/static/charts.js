@@ -199,16 +199,37 @@
   const cut = (text, width) => (text.length * 7 > width ? `${text.slice(0, Math.max(1, Math.floor(width / 7) - 1))}…` : text);
 
   const bars = (first) => drawn(first, (part, width) => {
-    const row = 30, left = widest(part.rows.map((one) => one[0])), right = 78;
+    const row = 30, left = widest(part.rows.map((one) => one[0])), right = Math.max(78, widest(part.rows.map((one) => one[2])));
     const most = Math.max(...part.rows.map((one) => one[1]), 1e-9), room = Math.max(30, width - left - right);
+    const at = (value) => left + (room * Math.min(most, Math.max(0, value))) / most;
     return drawing(width, row * part.rows.length, `${part.label}: ${part.rows.map((one) => `${one[0]} ${one[2]}`).join(", ")}`,
-      part.rows.map(([name, value, said], k) => {
+      part.rows.map(([name, value, said, off], k) => {
         const long = Math.max(1, (room * value) / most), y = k * row;
         return [words(0, y + 19, cut(name, left - 6)),
           titled("rect", { class: "mark bar", x: left, y: y + 5, width: long, height: row - 10, rx: 3, fill: paint(part.colour) }, `${name}: ${said}`),
+          off ? whisker(at(value - off), y + row / 2, at(value + off), y + row / 2) : null,
           words(left + long + 6, y + 19, said)];
       }));
   }, (part) => [["", "value"], part.rows.map((one) => [one[0], one[2]]), { caption: part.label, text: [0] }]);
+
+  const whisker = (x1, y1, x2, y2) => ev.svg("line", { x1, y1, x2, y2, stroke: "var(--ink)", "stroke-width": 1.5 });
+
+  const histogram = (first) => drawn(first, (part, width) => {
+    const left = 46, top = 8, high = 180, room = Math.max(60, width - left - 12), { edges, values, off } = part;
+    const low = edges[0], span = edges[edges.length - 1] - low || 1;
+    const most = Math.max(...values.map((value, k) => value + off[k]), 1e-9);
+    const x = (edge) => left + (room * (edge - low)) / span, y = (value) => top + high * (1 - Math.min(1, Math.max(0, value / most)));
+    const every = Math.max(1, Math.ceil((48 * edges.length) / room));
+    return drawing(width, top + high + 24, `${part.label}: ${values.length} bins; the values are in the table`,
+      [0, most / 2, most].map((value) => [ev.svg("line", { x1: left, x2: left + room, y1: y(value), y2: y(value), stroke: "var(--line)" }),
+        words(left - 6, y(value) + 4, String(Number(value.toPrecision(2))), { "text-anchor": "end" })]),
+      values.map((value, k) => {
+        const from = x(edges[k]), to = x(edges[k + 1]), middle = (from + to) / 2;
+        return [titled("rect", { class: "mark bar", x: from, y: y(value), width: Math.max(0.5, to - from - 1), height: top + high - y(value), fill: paint("blue") }, `${edges[k]} to ${edges[k + 1]}: ${value} ± ${off[k]}`),
+          off[k] ? whisker(middle, y(value - off[k]), middle, y(value + off[k])) : null];
+      }),
+      edges.map((edge, k) => (k % every ? null : words(x(edge), top + high + 17, String(Number(edge.toPrecision(6))), { "text-anchor": "middle" }))));
+  }, (part) => [["from", "to", "value", "±"], part.values.map((value, k) => [part.edges[k], part.edges[k + 1], value, part.off[k]]), { caption: part.label, text: [] }]);
 
   const heat = (first) => drawn(first, (part, width) => {
     const columns = part.columns.length, rows = part.rows.length, top = part.top.length ? 88 : 0;
@@ -261,5 +282,5 @@
     return [...counts].sort((a, b) => a[0] - b[0]).map(([label, count]) => [panel.title, label < 0 ? "not used" : label, count]);
   }), { caption: part.label, text: [0, 1] }]);
 
-  ev.charts = { lines, bars, heat, scatter };
+  ev.charts = { lines, bars, histogram, heat, scatter };
 })(EdgeVeil);

@@ -9,6 +9,7 @@ from pathlib import Path
 from edgeveil_tools.cli.common import arg, row
 
 GROUPS = {
+    "ask": ("ask", "draft"),
     "learn": ("init", "check", "run", "report", "predict"),
     "parts of a job": ("methods", "backbone"),
     "submit and control jobs": ("job",),
@@ -55,6 +56,13 @@ _PASSPHRASE = [
     arg("--no-passphrase", "do not encrypt the keys; for trials"),
 ]
 _DIR = arg("dir DIR", "the site's folder", Path)
+_ASKED = (
+    ("mean", "mean of a number"),
+    ("deviation", "standard deviation of a number"),
+    ("quantiles", "deciles of a number"),
+    ("count", "records, missing and clipped values, or records by category"),
+    ("values", "frequent values that no list names"),
+)
 _SAMPLES = ("classification", "images", "anomaly")
 _KINDS = ("job", "cloud", "proxy", "edge", "broker")
 _ROLES = ("cloud-jobs", "cloud-releases", "proxy-rosters", "site")
@@ -83,6 +91,50 @@ COMMANDS = (
         Existing files are kept. --from drafts a job from your own records: review its lists
         and ranges, because they may reveal a record.
         edgeveil init --from people.csv --label income --out people""",
+    ),
+    row(
+        "ask",
+        "ask a fleet for statistics of its records",
+        "statistics.ask:command",
+        arg("file FILE", "records for a simulated fleet; without one ask a cloud's", nargs="?"),
+        *(arg(f"--{name} COLUMN", f"{what}; several: a,b", **_REPEATED) for name, what in _ASKED),
+        arg(
+            "--histogram COLUMN=BINS",
+            "shares by value, 20 bins by default; several: a=10,b",
+            **_REPEATED,
+        ),
+        arg("--table A,B", "counts by two columns", **_REPEATED),
+        arg("--correlation A,B", "correlation of two numbers", **_REPEATED),
+        arg("--where TEXT", "only records such as 'age >= 60 and sex = female'"),
+        arg("--range COLUMN=LOW,HIGH", "public range of a number", **_REPEATED),
+        arg("--category COLUMN=A,B", "public list of a text's values", **_REPEATED),
+        arg("--epsilon E", "ε of all answers together, per record, default 1", float, default=1.0),
+        arg("--delta D", "δ of all answers together, default 1e-6", float, default=1e-6),
+        arg("--devices N", "devices that hold FILE, default 100, or least of a cloud", _POSITIVE),
+        arg("--records N", "public number of records of a device", _POSITIVE),
+        arg("--out DIR", "folder for result and report; default: a temporary one", Path),
+        arg("--source NAME", "without FILE: data.name of the devices to ask"),
+        *_CLOUD,
+        about="""All questions together cost one ε; each answer has its ±, 95 % of the noise.
+        Without a question it asks everything about every column of FILE. With FILE a fleet is
+        simulated: answers are as exact as a real fleet's, and nothing is protected. Without FILE
+        it submits the job to a running cloud and waits for the answers. A public range or list
+        that is missing is read from FILE, and ε does not cover it.
+        edgeveil ask people.csv --mean age --histogram pulse=20 --epsilon 0.5
+        edgeveil ask --source people --records 300 --range age=0,100 --quantiles age""",
+    ),
+    row(
+        "draft",
+        "write a schema from a fleet's answers",
+        "statistics.draft:command",
+        arg("--from-statistics WHERE", "folder of a run, or a job's id at a cloud", required=True),
+        arg("--label COLUMN", "column of the label", required=True),
+        arg("--out FILE", "file for the block `data`; default: standard output", Path),
+        *_CLOUD,
+        about="""Writes the block `data` of a job: ranges from noised histograms, rounded outward,
+        categories and values found, and class weights, each with its share of the ε that the
+        answers have cost. The block costs nothing further and may be published.
+        edgeveil draft --from-statistics out/census --label income""",
     ),
     row(
         "check",

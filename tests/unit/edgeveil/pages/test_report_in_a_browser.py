@@ -8,9 +8,10 @@ import pytest
 from edgeveil.jobs import compile_job, load_job
 from edgeveil.pages.frozen import frozen
 from edgeveil.pages.parts import heat, section
-from edgeveil_cloud.job_view import RunPart, facts_of_plan, job_view
+from edgeveil_cloud.job_view import JobDetails, RunPart, facts_of_plan, job_view
 from tests.kits.browser import DESK, PHONE, browser
 from tests.kits.job_events import course
+from tests.kits.statistics_answers import ANSWERS
 
 JOBS = Path(__file__).parents[4] / "configs" / "jobs"
 
@@ -83,6 +84,22 @@ def test_it_is_readable_whole_and_without_barriers(chromium, page, size, dark):
     assert chromium.small_text() == []
     assert chromium.cut_off() == []
     assert chromium.barriers() == []
+    assert chromium.wrong() == []
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_answers_of_statistics_are_drawn_with_their_errors(chromium, tmp_path, size):
+    events = course(1)
+    events[-1]["data"]["statistics"] = ANSWERS
+    view = job_view(replace(JobDetails("census", "completed"), run=RunPart(devices=100)), events)
+    path = tmp_path / "report.html"
+    path.write_text(frozen(view), "utf-8")
+    chromium.open(path.as_uri(), size)
+    chromium.wait("document.querySelectorAll('.drawn, canvas').length > 5")
+    assert "38.62 ± 0.20" in chromium.text and "Accuracy by round" not in chromium.text
+    of_age = "document.querySelectorAll('#statistics-1 .drawn {}').length"
+    assert [chromium.run("return " + of_age.format(one)) for one in ("rect", "line")] == [4, 7]
+    assert chromium.small_text() == chromium.cut_off() == chromium.barriers() == []
     assert chromium.wrong() == []
 
 

@@ -21,7 +21,8 @@ from edgeveil.privacy.accountant import epsilon, mu_for
 from edgeveil.privacy.events import noise_of
 from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import SeededRandom
-from edgeveil.statistics.answers import answer_rows, at_least_zero
+from edgeveil.statistics.answer_text import rows
+from edgeveil.statistics.answers import at_least_zero
 from edgeveil.statistics.blocks import vectors
 from tests.kits.method_context import context
 
@@ -262,7 +263,7 @@ def test_a_range_or_list_that_misses_most_is_told_and_noise_alone_says_nothing()
     cloud, state = played(narrow, records.at(np.zeros(len(records), np.bool_)))
     whole = cloud.shown(state)["statistics"]
     assert by(whole["answers"], "mean", column="age")["too_noisy"]
-    assert not whole["remarks"] and ("age: mean", "too noisy to say") in answer_rows(whole)
+    assert not whole["remarks"] and ("age", "mean", "too noisy to say") in rows(whole)
     assert state[f"{UPLOADS}/1"] == 10
 
 

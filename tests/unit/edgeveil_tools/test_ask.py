@@ -1,0 +1,233 @@
+"""Questions to a simulated fleet, from Python and from the command line, and a schema from them."""
+
+import copy
+import json
+import random
+import re
+
+import pytest
+import yaml
+
+import edgeveil
+from edgeveil.data.schema import DataSchema, impossible
+from edgeveil.errors import UsageError
+from edgeveil_tools.cli import main
+from edgeveil_tools.local.job import job_of
+from edgeveil_tools.statistics.ask import job_to_ask
+from edgeveil_tools.statistics.draft import cost_shares, drafted
+from tests.kits.statistics_answers import ANSWERS, HOSTILE
+
+PUBLIC = {"ranges": {"age": (0, 100), "pulse": (40, 160)}, "categories": {"sex": ["f", "m"]}}
+
+
+def people(count=600):
+    chance = random.Random(5)
+    return {
+        "age": [chance.randrange(20, 60) for _ in range(count)],
+        "pulse": [f"{chance.gauss(80, 5):.1f}" for _ in range(count)],
+        "sex": [chance.choice("ffm") for _ in range(count)],
+        "ward": [f"w{chance.randrange(6)}" for _ in range(count)],
+        "room": ["r0"] * count,
+    }
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    data = people()
+    rows = [",".join(data), *(",".join(map(str, row)) for row in zip(*data.values(), strict=True))]
+    path = tmp_path_factory.mktemp("people") / "people.csv"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def test_a_fleet_answers_within_what_it_says_and_only_what_was_asked():
+    data = people()
+    found = edgeveil.ask(
+        data, mean="age", histogram=("pulse", 12), table=("sex", "room"), fleet="ward",
+        epsilon=9, delta=1e-3, **{**PUBLIC, "categories": {"sex": ["f", "m"], "room": ["r0"]}},
+    )  # fmt: skip
+    asked = [(one["statistic"], one.get("column")) for one in found]
+    assert ("mean", "age") in asked and ("histogram", "pulse") in asked
+    assert ("mean", "pulse") not in asked and ("quantiles", "age") not in asked
+    mean = found["mean", "age"]
+    assert abs(mean["value"] - sum(data["age"]) / 600) < 2 * mean["plus_minus"] < 4
+    assert len(found["histogram", "pulse"]["value"]) == 12
+    assert found.content["uploads"] == 6  # a device for each holder
+
+
+def test_the_holder_of_records_is_not_asked_about():
+    job, _ = job_to_ask(people(), {}, fleet="ward")
+    assert [one.name for one in job.train.columns] == ["age", "pulse", "sex", "room"]
+
+
+def test_what_is_read_from_records_is_warned_of_and_what_is_given_is_not():
+    with pytest.warns(UserWarning, match="pulse were read from the records"):
+        edgeveil.ask(people(60), mean=["age", "pulse"], ranges={"age": (0, 100)}, devices=3)
+    _, read = job_to_ask(people(60), {"mean": ["age", "pulse"], **PUBLIC})
+    assert read == ""
+
+
+@pytest.mark.parametrize(
+    ("questions", "why"),
+    [
+        ({"mean": "agee"}, "agee.*is no column.*'age'"),
+        ({"mean": "sex", **PUBLIC}, "sex.*is no number"),
+        ({"histogram": ("sex", 3), **PUBLIC}, "sex.*is no number"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused(questions, why):
+    with pytest.raises(UsageError, match=why):
+        job_to_ask(people(60), questions)
+
+
+def test_a_word_that_is_no_question_is_no_keyword():
+    with pytest.raises(TypeError, match="keyword argument 'men'"):
+        edgeveil.ask(people(60), men="age")
+
+
+def test_a_cloud_s_records_need_public_ranges_and_their_number():
+    with pytest.raises(UsageError, match="asks nobody"):
+        job_to_ask(None, {"mean": "age"}, source="people")
+    how = {"source": "people", "nominal_records": 30}
+    with pytest.raises(UsageError, match="age: has no public range or list"):
+        job_to_ask(None, {"mean": "age"}, **how)
+    job, read = job_to_ask(None, {"mean": "age", **PUBLIC}, devices=40, **how)
+    assert (job.data.source, job.round.min_batch, read) == ("people", 40, "")
+    assert job.local_run is None
+    everything, _ = job_to_ask(None, PUBLIC, **how)
+    assert [one.name for one in everything.train.columns] == ["age", "pulse", "sex"]
+
+
+def test_a_filtered_column_is_read_and_a_file_without_names_gets_some(tmp_path):
+    job, _ = job_to_ask(people(60), {"mean": "age", "where": "sex = 'f' and pulse > 80", **PUBLIC})
+    assert {one.name: one.ask for one in job.train.columns if one.number} == {
+        "age": ("mean",),
+        "pulse": (),
+    }
+    rows = [f"{age},{pulse}" for age, pulse in zip(people()["age"], people()["pulse"], strict=True)]
+    (tmp_path / "bare.csv").write_text("\n".join(rows) + "\n")
+    job, read = job_to_ask(tmp_path / "bare.csv", {})
+    assert job.data.schema_.header == ("v1", "v2") and read.startswith("v1, v2 were read")
+
+
+def test_the_command_prints_answers_and_a_schema_follows_from_them(table, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    how = ["--epsilon", "9", "--delta", "1e-3", "--devices", "6", "--out", out]
+    lists = ["--category", "sex=f,m", "--category", "ward=w0,w1,w2,w3,w4,w5,w9"]
+    ranges = ["--range", "age=0,100", "--histogram", "age=10", "--count", "sex,ward"]
+    assert main(["ask", str(table), *ranges, *lists, *how, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "simulated" in printed.err and "were read" not in printed.err
+    assert {one["column"] for one in json.loads(printed.out)["answers"]} == {"age", "sex", "ward"}
+    assert main(["draft", "--from-statistics", out, "--label", "sex"]) == 0
+    text = capsys.readouterr().out
+    data = yaml.safe_load(text)["data"]
+    schema = DataSchema.model_validate_json(json.dumps(data["schema"]), strict=True)
+    assert list(impossible(schema, "data.schema")) == []
+    assert schema.label.classes == ("f", "m")
+    age, ward = schema.columns
+    assert age.number == (20, 60)
+    assert set(ward.category) == {f"w{n}" for n in range(6)}  # not w9, which nobody has
+    assert data["nominal_records"] == 100
+    assert len(re.findall(r"[#;] cost \d", text)) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--range", "age=0"],
+        ["--table", "age"],
+        ["--histogram", "age=many"],
+        ["--range", "age=9,3"],
+        ["--where", "age is old", "--count", "age"],
+    ],
+)
+def test_words_that_make_no_question_are_usage_errors(table, words, capsys):
+    assert main(["ask", str(table), *words]) in (2, 4)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def asked_of(columns):
+    job = {"job": "census", "data": {"source": "people", "nominal_records": 300}}
+    privacy = {"epsilon": 1, "delta": 1e-6, "noise": "shared"}
+    secure = {"aggregation": {"name": "fedavg", "secure": True}}
+    return job_of({**job, "statistics": {"columns": columns}, "privacy": privacy, **secure})
+
+
+def test_a_schema_from_answers_leaves_out_noise_and_escapes_names():
+    columns = [
+        {"name": "age", "number": [0, 100]},
+        {"name": "workclass", "category": ["private", "public"]},
+        {"name": "country", "values": {}},
+        {"name": "note", "values": {"words": 2}},
+    ]
+    whole = copy.deepcopy(ANSWERS)
+    words = {"statistic": "values", "column": "note", "names": ["well"], "value": [500.0]}
+    whole["answers"].append({**words, "plus_minus": 30.0, "threshold": 90.0})
+    histogram = next(one for one in whole["answers"] if one["statistic"] == "histogram")
+    histogram["plus_minus"] = [0.001] * 4
+    text = drafted(whole, asked_of(columns), "workclass")
+    assert not any(c < " " for c in text if c != "\n")
+    data = yaml.safe_load(text)["data"]
+    assert data["schema"]["columns"] == [
+        {"name": "age", "number": [0, 75]},
+        {"name": "country", "category": ["DE", HOSTILE]},
+        {"name": "note", "text": {}},
+    ]
+    assert "class_weights: [0.659, 2.07]" in text
+    histogram["plus_minus"] = [0.01] * 4  # hides more than a range may leave out
+    assert "{name: age, number: [0, 100]}" in drafted(whole, asked_of(columns), "workclass")
+    with pytest.raises(UsageError, match="was not asked about"):
+        drafted(ANSWERS, asked_of(columns), "income")
+
+
+def test_the_costs_of_columns_and_pairs_are_the_whole():
+    columns = [{"name": "a", "number": [0, 1]}, {"name": "b", "category": ["x", "y"]}]
+    ranges, alone = cost_shares(asked_of(columns))
+    assert ranges == {"a": (0, 1), "b": None}
+    assert sum(alone.values()) == pytest.approx(1)
+    assert alone["a"] > alone["b"]  # bins, mean and deviation
+
+
+def test_a_job_that_learns_has_no_answers_to_draft_from():
+    with pytest.raises(UsageError):
+        cost_shares(edgeveil.load_job("tests/kits/quickstart.yaml"))
+
+
+def test_an_estimate_foresees_the_error_of_each_answer(tmp_path, capsys):
+    data = people(2000)
+    how = {"fleet": [k % 20 for k in range(2000)], "delta": 1e-3}
+    questions = {"mean": ["age", "pulse"], "histogram": ("age", 5), "count": "sex"}
+    found = edgeveil.ask(data, epsilon=4, **how, **questions, **PUBLIC)
+    plain = {
+        "job": "people",
+        "data": {"source": "people", "nominal_records": 100},
+        "statistics": {
+            "columns": [
+                {"name": "age", "number": [0, 100], "bins": 5, "ask": ["mean", "histogram"]},
+                {"name": "pulse", "number": [40, 160], "ask": ["mean"]},
+                {"name": "sex", "category": ["f", "m"]},
+            ]
+        },
+        "privacy": {"epsilon": 4, "delta": 1e-3, "noise": "shared"},
+        "aggregation": {"name": "fedavg", "secure": True},
+        "round": {"min_batch": 20},
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    assert main(["check", str(path), "--estimate", "--devices", "20", "--json"]) == 0
+    estimate = json.loads(capsys.readouterr().out)["files"][0]["estimate"]
+    named = {(one["statistic"], one["column"]): one for one in estimate["answers"]}
+    assert len(named) == len(list(found))
+    for (name, column), one in named.items():
+        off = found[name, column]["plus_minus"]
+        assert one["plus_minus"] == pytest.approx(off, rel=0.25)
+        assert one["value"] is None
+    assert main(["check", str(path), "--estimate", "--devices", "2"]) == 2
+    assert "a round needs 20 uploads" in capsys.readouterr().err
+    plain["data"]["nominal_records"], plain["privacy"]["epsilon"] = 2, 0.01
+    path.write_text(yaml.safe_dump(plain))
+    assert main(["check", str(path), "--estimate"]) == 0
+    text = capsys.readouterr().out
+    assert "20 devices of 2 records" in text
+    assert re.search(r"^pulse +mean +too noisy to say$", text, re.MULTILINE)

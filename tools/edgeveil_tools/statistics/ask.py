@@ -1,0 +1,331 @@
+"""`edgeveil.ask` and `edgeveil ask`: questions to a simulated fleet, or to a running cloud's."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from edgeveil.config.data import TableForm
+from edgeveil.errors import JobFailed, UsageError, needs_extra
+from edgeveil.logs import printable
+from edgeveil.parts.sources.guess import guess
+from edgeveil.parts.sources.memory import Frame, opened
+from edgeveil.registry import nearest
+from edgeveil.statistics.questions import Questions as Asked
+from edgeveil_tools.describe import LIST, Look, look_at, looks_of
+from edgeveil_tools.local.job import job_of
+from edgeveil_tools.result import SIMULATED
+from edgeveil_tools.statistics.answers import Statistics
+
+if TYPE_CHECKING:
+    from edgeveil_tools.cloud_client import Cloud
+    from edgeveil_tools.local.local_run import LocalJob
+
+OF_NUMBERS = ("mean", "deviation", "histogram", "quantiles")
+OTHERS = ("count", "values", "table", "correlation")
+DEVICES = 100
+_JOB = re.compile(r"[^a-z0-9_-]+")
+Names = str | Sequence[str]
+
+
+class Questions(TypedDict, total=False):
+    """What to ask: names of columns, by default everything about every column; see `ask`."""
+
+    mean: Names
+    deviation: Names
+    histogram: Names | tuple[str, int] | Sequence[str | tuple[str, int]]
+    quantiles: Names
+    count: Names
+    values: Names
+    table: tuple[str, str] | Sequence[tuple[str, str]]
+    correlation: tuple[str, str] | Sequence[tuple[str, str]]
+    where: str | None
+    ranges: Mapping[str, tuple[float, float]]
+    categories: Mapping[str, Sequence[str]]
+
+
+@needs_extra("tools")
+def ask(
+    data: Any = None,
+    *,
+    epsilon: float = 1.0,
+    delta: float = 1e-6,
+    noise: Literal["shared", "local"] = "shared",
+    fleet: Any = None,
+    devices: int | None = None,
+    nominal_records: int | None = None,
+    seed: int = 7,
+    cloud: Cloud | None = None,
+    source: str = "",
+    **questions: Unpack[Questions],
+) -> Statistics:
+    """Ask a fleet questions, all at the one price of `epsilon`; returns their answers with ±.
+
+    Without `cloud` a fleet is simulated that holds `data`: errors are those of a real fleet, ε is
+    its price, and nothing is protected. With `cloud` a job is submitted, and its devices answer.
+
+        found = edgeveil.ask(frame, mean="age", histogram=("pulse", 20), epsilon=0.5)
+        found["mean", "age"]["value"]
+
+    Args:
+        data: data file or records in memory, as of `simulate`; with `cloud` None.
+        epsilon: ε of all answers together, per record.
+        delta: δ of all answers together.
+        noise: `shared` among the devices in secure sums, or `local`: each device adds all.
+        fleet: holder of each record, as of `simulate`.
+        devices: devices that hold the records of `data`, default 100; of a cloud, its least number.
+        nominal_records: public number of records of a device; default: from `data`.
+        seed: of partition and simulated noise.
+        cloud: running cloud.
+        source: with `cloud`: `data.name` of the devices to ask.
+        questions: mean, deviation, quantiles, count, values (that nobody listed): columns;
+            histogram: columns or (column, bins); table, correlation: pairs of columns; without any
+            of these: everything about every column. where: a filter such as `age >= 60`. ranges:
+            public (low, high) by number; categories: public lists by text; those that are missing
+            are read from `data` with a warning, since ε does not cover them.
+
+    Raises:
+        UsageError, ConfigError: a question cannot be asked.
+        JobFailed: the job ended without answers.
+    """
+    from edgeveil_tools.local.run import simulate
+
+    if unknown := questions.keys() - Questions.__annotations__.keys():
+        raise TypeError(f"ask() got an unexpected keyword argument '{min(unknown)}'")
+    how: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "noise": noise, "devices": devices}
+    how["nominal_records"] = nominal_records
+    if cloud is not None:
+        if data is not None or fleet is not None:
+            raise UsageError(
+                "the devices have their own", where="data, fleet", fix="leave them out"
+            )
+        job, _ = job_to_ask(None, questions, source=source, **how)
+        return of_cloud(cloud, cloud.submit(job.alone))
+    job, read = job_to_ask(data, questions, fleet=fleet, **how)
+    if read:
+        warnings.warn(read, UserWarning, stacklevel=3)
+    records = {} if isinstance(data, str | Path) else {"data": data, "fleet": fleet}
+    found = simulate(job, report=False, reference=False, seed=seed, **records)
+    return Statistics(found.content["statistics"])
+
+
+def command(args: argparse.Namespace) -> int:
+    """Run `edgeveil ask`."""
+    from edgeveil_tools.cli.common import answer
+    from edgeveil_tools.cli.jobs import AWAY_S, cloud_of
+
+    given = vars(args)
+    questions: dict[str, Any] = {
+        name: [column for text in given[name] for column in text.split(",")]
+        for name in ("mean", "deviation", "quantiles", "count", "values")
+    }
+    questions["histogram"] = [_bins(one) for text in args.histogram for one in text.split(",")]
+    for name in ("table", "correlation"):
+        questions[name] = [_split(f"--{name}", text, ",") for text in given[name]]
+    ranges, lists = (
+        [_split(f"--{name}", text, "=") for text in given[name]] for name in ("range", "category")
+    )
+    questions["ranges"] = {
+        column: [_number("--range", end) for end in _split("--range", ends, ",")]
+        for column, ends in ranges
+    }
+    questions |= {"categories": {name: one.split(",") for name, one in lists}, "where": args.where}
+    how = {"epsilon": args.epsilon, "delta": args.delta, "devices": args.devices}
+    how |= {"nominal_records": args.records}
+    if args.file is None:
+        job, _ = job_to_ask(None, questions, source=args.source, **how)
+        cloud = cloud_of(args, AWAY_S)
+        name = cloud.submit(job.alone)
+        print(f"edgeveil: {name}: waiting for the answers", file=sys.stderr, flush=True)
+        found = of_cloud(cloud, name)
+        return answer(args, [str(found)], {"job": name, **found.content})
+    from edgeveil_tools.local.run import simulate
+
+    job, read = job_to_ask(args.file, questions, **how)
+    for note in filter(None, (SIMULATED, read)):
+        print(printable(f"edgeveil: {note}"), file=sys.stderr)
+    result = simulate(job, reference=False, out=args.out)
+    found = Statistics(result.content["statistics"])
+    lines = [str(found), f"Report: {result.report}"]
+    return answer(args, lines, {**found.content, "folder": str(result.folder)})
+
+
+def _bins(text: str) -> str | tuple[str, int]:
+    column, _, bins = text.partition("=")
+    return (column, int(_number("--histogram", bins))) if bins else column
+
+
+def _split(option: str, text: str, mark: str) -> list[str]:
+    found = text.split(mark, 1)
+    if len(found) != 2:
+        example = {"=": "age=0,100", ",": "sex,income"}[mark]
+        raise UsageError(f"got '{text}'", where=option, fix=f"write for example {example}")
+    return found
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"'{text}' is no number", where=option, fix="write one") from None
+
+
+def of_cloud(cloud: Cloud, job: str) -> Statistics:
+    """Wait for a job of a cloud, and return its answers. Raises JobFailed without any."""
+    cloud.wait(job)
+    for event in reversed(cloud.events(job)):
+        if found := event["data"].get("statistics"):
+            return Statistics(found)
+    raise JobFailed("has no answers", where=job, fix="name a job of kind statistics")
+
+
+def job_to_ask(
+    data: Any,
+    questions: Mapping[str, Any],
+    *,
+    source: str = "",
+    fleet: Any = None,
+    devices: int | None = None,
+    nominal_records: int | None = None,
+    epsilon: float = 1.0,
+    delta: float = 1e-6,
+    noise: str = "shared",
+) -> tuple[LocalJob, str]:
+    """Return the job that asks, and which ranges and lists were read from the records, or "".
+
+    Raises UsageError or DataError for questions about columns that are not there."""
+    if data is None and not (source and nominal_records):
+        fix = "name a file of records, or --source and --records of a cloud's devices"
+        raise UsageError("asks nobody", where="edgeveil ask", fix=fix)
+    looks, run, records = _looked(data)
+    many = devices or (DEVICES if looks else 5)
+    if isinstance(fleet, str) and fleet in looks:
+        many = len(looks.pop(fleet).texts)
+    elif fleet is not None:
+        many = len({*map(str, fleet)})
+    columns, read = _columns(questions, looks)
+    block: dict[str, Any] = {"columns": columns}
+    for key, name in (("tables", "table"), ("correlations", "correlation")):
+        if pairs := _pairs(questions.get(name) or ()):
+            block[key] = pairs
+    if where := questions.get("where"):
+        block["where"] = where
+    schema: dict[str, Any] = {}
+    if gaps := sorted({text for look in looks.values() for text in look.gaps}):
+        schema["missing"] = gaps
+    if not run.get("header", True):
+        schema["header"] = list(looks)  # made up
+    named = source or Path(run.get("path", "memory")).stem[:64]
+    job = {
+        "job": _JOB.sub("_", f"ask_{named.lower()}")[:64],
+        "data": {
+            "source": named,
+            "nominal_records": nominal_records or max(1, -(-records // many)),
+            **({"schema": schema} if schema else {}),
+        },
+        "statistics": block,
+        "privacy": {"epsilon": epsilon, "delta": delta, "noise": noise},
+        "aggregation": {"name": "fedavg", "secure": noise == "shared"},
+        "round": {"min_batch": many},
+        "selection": {"min_devices": many},
+    }
+    if data is not None:
+        job["local_run"] = {"devices": many, "simulate": True, "data": run, "workers": 0}
+    why = f"{', '.join(read)} were read from the records: ε does not cover them. Pass public ones."
+    return job_of(job), why if read else ""
+
+
+def _looked(data: Any) -> tuple[dict[str, Look], dict[str, Any], int]:
+    """Return the columns of records by name, `local_run.data`, and the number of records."""
+    if data is None:
+        return {}, {}, 0
+    if isinstance(data, str | Path):
+        path = Path(data).absolute()
+        found = guess(path)
+        form = found.form.model_dump(mode="json", exclude_defaults=True)
+        run: dict[str, Any] = {"source": found.source, "path": str(path)}
+        if found.source == "csv":
+            run |= {"header": found.header, **({"form": form} if form else {})}
+        looks = looks_of(path, found)
+    else:
+        table = opened(data)
+        if not isinstance(table, Frame):
+            fix = "pass a DataFrame, dicts or a file"
+            raise UsageError("has no names of columns", where="data", fix=fix)
+        named = zip(table.names, table.columns, strict=True)
+        texts = {name: [*map(str.strip, table.text(name, column))] for name, column in named}
+        looks = [look_at(name, cells, TableForm()) for name, cells in texts.items()]
+        run = {"source": "memory"}
+    records = max((one.records for one in looks), default=0)
+    return {one.name: one for one in looks}, run, records
+
+
+def _columns(
+    questions: Mapping[str, Any], looks: Mapping[str, Look]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return `statistics.columns`, and the names of those whose range or list was read."""
+    asked: dict[str, dict[str, Any]] = {}
+    for name in OF_NUMBERS:
+        for one in _list(questions.get(name) or ()):
+            column, bins = (one, None) if isinstance(one, str) else one
+            found = asked.setdefault(column, {"ask": []})
+            found["ask"].append(name)
+            if bins is not None:
+                found["bins"] = int(bins)
+    pairs = [*_pairs(questions.get("table") or ()), *_pairs(questions.get("correlation") or ())]
+    others = [one for name in ("count", "values") for one in _list(questions.get(name) or ())]
+    conditions = Asked.model_construct(columns=(), where=questions.get("where")).conditions
+    for column in (*others, *(name for pair in pairs for name in pair)):
+        asked.setdefault(column, {"ask": []})
+    lists, ranges = questions.get("categories") or {}, questions.get("ranges") or {}
+    unlisted = _list(questions.get("values") or ())
+    if not any(questions.get(name) for name in (*OF_NUMBERS, *OTHERS)):
+        there = (name for name, look in looks.items() if look.texts)
+        asked = {name: {} for name in (there if looks else (*ranges, *lists))}
+    made, read = [], []
+    for one in conditions:
+        asked.setdefault(one.column, {"ask": []})
+    in_order = [*(name for name in looks if name in asked), *asked]
+    for column, found in ((name, asked[name]) for name in dict.fromkeys(in_order)):
+        if looks and column not in looks:
+            raise UsageError("is no column", where=column, fix=nearest(column, [*looks]))
+        look = looks.get(column)
+        if column in ranges:
+            form: dict[str, Any] = {"number": [float(end) for end in ranges[column]]}
+        elif column in lists:
+            form = {"category": [str(one) for one in lists[column]]}
+        elif column in unlisted or (
+            look is not None and not look.numeric and (len(look.texts) > LIST or look.prose)
+        ):
+            form = {"values": {"words": 3} if look is not None and look.prose else {}}
+        elif look is None:
+            fix = f"pass a range, {column}=0,100, or a list of its values"
+            raise UsageError("has no public range or list", where=column, fix=fix)
+        else:
+            read.append(column)
+            form = {"number": [*look.span]} if look.numeric else {"category": sorted(look.texts)}
+        if "number" not in form and (of_number := found.pop("ask", ())):
+            what = f"is no number, and {of_number[0]} is of numbers"
+            raise UsageError(what, where=column, fix="ask its count")
+        made.append({"name": column, **form, **found})
+    if not made:
+        raise UsageError("asks about no column", where="edgeveil ask", fix="name one: --mean age")
+    return made, read
+
+
+def _list(given: Any) -> list[Any]:
+    """Return one or several columns as a list; a pair with a number is one column with its bins."""
+    if isinstance(given, str):
+        return [given]
+    return [given] if len(given) == 2 and isinstance(given[1], int) else [*given]
+
+
+def _pairs(given: Any) -> list[list[str]]:
+    if len(given) == 2 and all(isinstance(one, str) for one in given):
+        return [[*given]]
+    return [[*pair] for pair in given]
