@@ -337,7 +337,7 @@ class Sealer:
         del packed
         cohorts = self._enrolled(cells)
         rollouts, enrolled = self._store.rollouts, _all_of(cohorts)
-        asked, source = plan.job.release, plan.job.data.source
+        asked, source = plan.job.release, plan.released_to
         count = max(asked.canary_floor, rounded_up(len(enrolled), asked.canary_share))
         chosen = self._choose(enrolled, count) if count < len(enrolled) else []
         rollouts.begin(entry.id, source, chosen, self._store.now_s() + self._work.valid_s)
@@ -358,7 +358,7 @@ class Sealer:
         """Seal for the canary or for all; the package's bytes never change between sealings."""
         plan, opening = self._jobs.plan(entry), OpeningKey.generate()
         rollout = next(one for one in self._store.rollouts.all() if one.job == entry.id)
-        source = plan.job.data.source
+        source = plan.released_to
         package = ReleasePackage(entry.name, onnx, source, rollout.expires_s)
         manifest, data, membership = self._sealed(
             entry,

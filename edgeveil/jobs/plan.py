@@ -71,6 +71,7 @@ from edgeveil.protocol.sealed import padded
 from edgeveil.selection import rounded_up
 
 SOFTMAX = "softmax"
+_NO_DATA_SET = "(statistics)"
 _NO_EPSILON = 1.0  # placeholder in a job without noise, see `adds_noise`
 
 
@@ -166,6 +167,12 @@ class Plan:
     def model_metadata(self) -> dict[str, str]:
         schema = self.job.data.schema_
         return {} if schema is None else schema_metadata(schema)
+
+    @property
+    def released_to(self) -> str:
+        """Return the data set whose devices use the model; of a job that learns nothing none."""
+        schema = self.job.data.schema_
+        return _NO_DATA_SET if schema is not None and schema.raw else self.job.data.source
 
     def check_backbones(self) -> None:
         """Raise DataError unless the job's backbones and frozen weights are present and valid."""

@@ -102,6 +102,8 @@ def _text_of(answer: Mapping[str, Any]) -> str:
             grid.append([row, *(f"{value:,.0f}" for value in values)])
         return "\n".join(padded([[*map(printable, row)] for row in grid]))
     head = [f"all above {number_text(answer['threshold'])} records"] if name == "values" else []
+    if "other" in answer:
+        found.append(Cell("(other)", answer["other"], answer["other_plus_minus"]))
     return "\n".join([*head, *(f"{printable(cell.name)} {count_text(cell)}" for cell in found)])
 
 

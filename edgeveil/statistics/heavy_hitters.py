@@ -187,25 +187,32 @@ class HeavyHitters:
     def answer(self, sums: Float64, deviation: float) -> dict[str, Any]:
         """Return the answer from the last level's sums, with noise of `deviation` in each.
 
-        Names are printable and in one piece, whatever the bytes; see `plain_name`."""
+        Names are printable whatever the bytes (see `plain_name`); `exact` are those that are whole
+        texts as they are written, so that a list of categories can name them."""
         least, candidates = threshold(deviation), _texts(self._kept)
         listed = np.flatnonzero((sums[:KEPT] > least) & (candidates != b""))
         listed = listed[np.argsort(-sums[listed], kind="stable")]
         rest = np.setdiff1d(np.flatnonzero(candidates != b""), listed)
         other = float(sums[KEPT] + sums[rest].sum())
-        others = {
+        names = [plain_name(candidates[row]) for row in listed]
+        of_texts = {
+            "exact": [
+                name
+                for name, row in zip(names, listed, strict=True)
+                if len(candidates[row]) < self.length and name.encode() == candidates[row]
+            ],
             "other": to_digits(max(0.0, other)),
             "other_plus_minus": to_digits(1.96 * deviation * math.sqrt(1 + len(rest))),
         }
         return {
             "statistic": "values",
             "column": self.column,
-            "names": [plain_name(candidates[row]) for row in listed],
+            "names": names,
             "value": [to_digits(float(sums[row])) for row in listed],
             "plus_minus": to_digits(1.96 * deviation),
             "threshold": to_digits(least),
             "false_positives_at_most": FALSE_POSITIVES,
-            **(others if self.words is None else {}),
+            **(of_texts if self.words is None else {}),
             "too_noisy": bool(least > self.counted(sums)[:-1].sum() / 2),
         }
 

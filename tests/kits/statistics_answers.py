@@ -66,8 +66,11 @@ ANSWERS = {
         {
             "statistic": "values",
             "column": "country",
-            "names": ["DE", HOSTILE],
-            "value": [20_000.0, 700.0],
+            "names": ["DE", HOSTILE, "cut at its len"],
+            "exact": ["DE", HOSTILE],
+            "value": [20_000.0, 700.0, 600.0],
+            "other": 8_000.0,
+            "other_plus_minus": 40.0,
             "plus_minus": 30.0,
             "threshold": 90.0,
             "false_positives_at_most": 0.01,

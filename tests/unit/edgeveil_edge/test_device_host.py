@@ -24,7 +24,7 @@ from msgspec import structs
 
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import DataError, ProtocolError
-from edgeveil.jobs import compile_job
+from edgeveil.jobs import compile_job, parse_plan
 from edgeveil.privacy.events import ClaimedEvent
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.privacy.policy import JobRequest
@@ -199,6 +199,23 @@ def test_the_owner_says_which_releases_are_accepted(tmp_path, policy):
     device.answer(Round(PLAN, CENTRE, device.keys()))
     accepted = released(device, final_model()) == Installation()
     assert accepted is ("joined" in policy.values())
+
+
+def test_a_job_of_statistics_leaves_the_model_in_use_as_it_is(tmp_path):
+    text = """
+        job: ask
+        data: {source: bench, nominal_records: 64}
+        statistics: {columns: [{name: age, number: [0, 100]}]}
+        privacy: {epsilon: 1}
+        """
+    plan = parse_plan(text)
+    device = Device(tmp_path, policy={"allowed_methods": ("statistics",)}).knows(plan)
+    for data_set in ("bench", plan.released_to):
+        manifest = announcement(plan, device.keys(), "release")
+        package = ReleasePackage("ask", final_model(), data_set)
+        refusal = device.host.perform(InstallRelease(manifest, package))
+        assert isinstance(refusal, fx.WorkFailed) and not in_use(device)
+        assert plan.released_to != "bench" and PLAN.released_to == "bench"
 
 
 def test_a_release_is_no_path_and_a_damaged_one_makes_room_for_the_one_before(device):

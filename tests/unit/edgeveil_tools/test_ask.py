@@ -80,6 +80,11 @@ def test_a_question_that_cannot_be_asked_is_refused(questions, why):
         job_to_ask(people(60), questions)
 
 
+def test_a_word_that_is_no_question_is_no_keyword():
+    with pytest.raises(TypeError, match="keyword argument 'men'"):
+        edgeveil.ask(people(60), men="age")
+
+
 def test_a_cloud_s_records_need_public_ranges_and_their_number():
     with pytest.raises(UsageError, match="asks nobody"):
         job_to_ask(None, {"mean": "age"}, source="people")
@@ -154,8 +159,11 @@ def test_a_schema_from_answers_leaves_out_noise_and_escapes_names():
         {"name": "age", "number": [0, 100]},
         {"name": "workclass", "category": ["private", "public"]},
         {"name": "country", "values": {}},
+        {"name": "note", "values": {"words": 2}},
     ]
     whole = copy.deepcopy(ANSWERS)
+    words = {"statistic": "values", "column": "note", "names": ["well"], "value": [500.0]}
+    whole["answers"].append({**words, "plus_minus": 30.0, "threshold": 90.0})
     histogram = next(one for one in whole["answers"] if one["statistic"] == "histogram")
     histogram["plus_minus"] = [0.001] * 4
     text = drafted(whole, asked_of(columns), "workclass")
@@ -164,6 +172,7 @@ def test_a_schema_from_answers_leaves_out_noise_and_escapes_names():
     assert data["schema"]["columns"] == [
         {"name": "age", "number": [0, 75]},
         {"name": "country", "category": ["DE", HOSTILE]},
+        {"name": "note", "text": {}},
     ]
     assert "class_weights: [0.659, 2.07]" in text
     histogram["plus_minus"] = [0.01] * 4  # hides more than a range may leave out

@@ -38,7 +38,7 @@ def test_text_has_every_answer_and_says_which_are_too_noisy():
     (noisy,) = [line for line in text.split("\n") if "deviation" in line]
     assert noisy.endswith(TOO_NOISY) and "9.0" not in noisy
     assert "(other) at most 15" in text
-    assert "all above 90 records" in text
+    assert "all above 90 records" in text and "(other) 8,000 ± 40" in text
     assert text.endswith("note: 'age': about 12% of its values are outside 0 to 100")
 
 
@@ -53,7 +53,7 @@ def test_each_answer_is_found_by_its_name_and_each_number_is_a_row():
     with pytest.raises(UsageError, match="was not asked"):
         found["mean", "hours"]
     rows = found.rows()
-    assert len(rows) == 4 + 4 + 3 + 4 + 4 + 1 + 2
+    assert len(rows) == 4 + 4 + 3 + 4 + 4 + 1 + 3
     assert rows[4] == {
         "column": "age",
         "statistic": "histogram",

@@ -381,7 +381,7 @@ def run_local(
         display.note(f"Files in {out}: {', '.join(FILES)}")
         display.note(f"Report: {result.report}")
         if "statistics" in result.content:
-            display.note(f"Next: edgeveil draft --from-statistics {out}")
+            display.note(f"Next: edgeveil draft --from-statistics {out} --label COLUMN")
             return 0
         own = local_job(path, overrides)[1].data.path
         records = "RECORDS" if own is None else os.path.relpath(own)

@@ -95,12 +95,14 @@ def ask(
     """
     from edgeveil_tools.local.run import simulate
 
+    if unknown := questions.keys() - Questions.__annotations__.keys():
+        raise TypeError(f"ask() got an unexpected keyword argument '{min(unknown)}'")
     how: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "noise": noise, "devices": devices}
     how["nominal_records"] = nominal_records
     if cloud is not None:
         if data is not None or fleet is not None:
             raise UsageError(
-                "a running fleet has its own records", where="data", fix="leave it out"
+                "the devices have their own", where="data, fleet", fix="leave them out"
             )
         job, _ = job_to_ask(None, questions, source=source, **how)
         return of_cloud(cloud, cloud.submit(job.alone))
@@ -145,9 +147,8 @@ def command(args: argparse.Namespace) -> int:
     from edgeveil_tools.local.run import simulate
 
     job, read = job_to_ask(args.file, questions, **how)
-    for note in (SIMULATED, read):
-        if note:
-            print(printable(f"edgeveil: {note}"), file=sys.stderr)
+    for note in filter(None, (SIMULATED, read)):
+        print(printable(f"edgeveil: {note}"), file=sys.stderr)
     result = simulate(job, reference=False, out=args.out)
     found = Statistics(result.content["statistics"])
     lines = [str(found), f"Report: {result.report}"]
@@ -301,7 +302,7 @@ def _columns(
         elif column in unlisted or (
             look is not None and not look.numeric and (len(look.texts) > LIST or look.prose)
         ):
-            form = {"values": {}}
+            form = {"values": {"words": 3} if look is not None and look.prose else {}}
         elif look is None:
             fix = f"pass a range, {column}=0,100, or a list of its values"
             raise UsageError("has no public range or list", where=column, fix=fix)

@@ -108,6 +108,8 @@ def _lines(
             low, high, why = _range(of, ends)
             form = f"{{name: {yaml_text(name)}, number: {ends_text((low, high))}}}"
             yield f"    - {form}   # {why}; {costs[name]}"
+        elif "values" in of and "exact" not in of["values"]:
+            yield f"    - {{name: {yaml_text(name)}, text: {{}}}}   # its words; {costs[name]}"
         else:
             yield f"    # {yaml_text(name)} is left out: no value exceeds the noise"
 
@@ -122,8 +124,9 @@ def _named(of: Answers) -> Iterator[Cell]:
 
 
 def _found(of: Answers) -> list[str]:
-    """Return the categories and values whose counts exceed their ±."""
-    return [cell.name for cell in _named(of) if cell.value > cell.plus_minus]
+    """Return the categories, and values that are whole texts, whose counts exceed their ±."""
+    whole = of["values"].get("exact", ()) if "values" in of else _counts(of)
+    return [cell.name for cell in _named(of) if cell.value > cell.plus_minus and cell.name in whole]
 
 
 def _range(of: Answers, ends: tuple[float, float]) -> tuple[float, float, str]:

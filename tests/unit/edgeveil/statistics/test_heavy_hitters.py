@@ -170,6 +170,8 @@ def test_all_values_of_one_percent_are_found_beside_other_questions(frequent):
 
     answer = rounds(records(values), deviation)
     assert set(answer["names"]) == {plain_name(one) for one in heavy}
+    whole = {one for one in heavy if len(one) < LENGTH and one not in HOSTILE}
+    assert set(answer["exact"]) == {one.decode() for one in (*whole, HOSTILE[4], b"#")}
     errors = np.array(answer["value"]) - at
     assert np.abs(errors).max() < 2.2 * answer["plus_minus"]
     away = answer["other"] - (30000 - at * frequent)
@@ -322,6 +324,7 @@ def test_a_fleet_finds_its_values_at_the_price_of_the_job(unit):
     found, missing = asked_of_three(JOB, rows, unit)
     if unit == "record":
         assert found["names"] == ["Łódź", r"New\nYork, NY"]
+        assert found["exact"] == ["Łódź"], "the other is cut, and escaped"
         off = np.abs(np.array([*found["value"], missing["value"]]) - [600, 450, 150])
         assert np.all(off < 2 * found["plus_minus"])
     else:  # all records are one unit's, of which each device has one
