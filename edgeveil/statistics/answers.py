@@ -23,8 +23,9 @@ from edgeveil.statistics.questions import AskedColumn, Questions
 
 Float64 = NDArray[np.float64]
 NORMAL_95 = 1.959964
+_UNKNOWN = {"value": None, "plus_minus": None, "too_noisy": True}
 _LEAST, _SCALINGS = 1e-9, 100
-RANKS = tuple(at / 10 for at in range(1, 10))
+RANKS = (0.01, *(at / 10 for at in range(1, 10)), 0.99)  # the ends for a least and a greatest value
 _TOLD = 0.05  # share of values beyond a range or list that is remarked on
 OTHER, MISSING, BELOW, ABOVE = "(other)", "(missing)", "(below)", "(above)"
 
@@ -254,7 +255,7 @@ class _Answers:
         half, middle = block.number.half, block.number.middle
         if present <= NORMAL_95 * math.sqrt(variance):
             for what in [name for name in ("mean", "deviation") if name in one.ask]:
-                yield self._unknown(what, one)
+                yield {"statistic": what, "column": one.name, **_UNKNOWN}
             return
         if "mean" in one.ask:
             values, variances = [estimate.value[0], present], [estimate.variance, variance]
@@ -276,15 +277,6 @@ class _Answers:
                 **self._said("deviation", one, half * root, half * off),
                 "too_noisy": bool(off > max(root, 0.05)),
             }
-
-    def _unknown(self, what: str, one: AskedColumn) -> dict[str, Any]:
-        return {
-            "statistic": what,
-            "column": one.name,
-            "value": None,
-            "plus_minus": None,
-            "too_noisy": True,
-        }
 
     def _histogram(
         self, one: AskedColumn, block: Counts, estimate: Estimate, present: float
@@ -337,7 +329,7 @@ class _Answers:
             variances += [moments.variance, moments.variance, self._variance(counts, 1)]
         both, spreads = 2 * values[1], [_spread(np.array(values[at : at + 3])) for at in (2, 5)]
         if both <= 2 * NORMAL_95 * math.sqrt(estimate.variance) or min(spreads) <= 0:
-            return {**plain, "value": None, "plus_minus": None, "too_noisy": True}
+            return {**plain, **_UNKNOWN}
         value, pm = delta(_correlation_of, values, variances)
         value = min(1.0, max(-1.0, value))
         return {

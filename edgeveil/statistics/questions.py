@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -83,11 +83,11 @@ class AskedColumn(Block):
         )
 
 
-class Condition(Block):
+class Condition(NamedTuple):
     """One comparison of a filter: `column operator literal`."""
 
     column: str
-    operator: Literal["<", "<=", ">", ">=", "=", "!="]
+    operator: str
     literal: str
 
 
@@ -135,8 +135,7 @@ class Questions(Block):
                 raise DataError(what, where="where", fix="write for example age >= 60")
             column, operator, literal = match.groups()
             text = literal[1:-1] if literal[0] in "\"'" else literal
-            keys = {"column": column, "operator": operator, "literal": text}
-            found.append(Condition.model_validate(keys))
+            found.append(Condition(column, operator, text))
             rest = rest[match.end() :]
         return tuple(found)
 
