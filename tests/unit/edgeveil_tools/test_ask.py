@@ -11,6 +11,7 @@ import yaml
 import edgeveil
 from edgeveil.data.schema import DataSchema, impossible
 from edgeveil.errors import UsageError
+from edgeveil.statistics.blocks import vectors
 from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import job_of
 from edgeveil_tools.statistics.ask import job_to_ask
@@ -183,10 +184,14 @@ def test_a_schema_from_answers_leaves_out_noise_and_escapes_names():
 
 def test_the_costs_of_columns_and_pairs_are_the_whole():
     columns = [{"name": "a", "number": [0, 1]}, {"name": "b", "category": ["x", "y"]}]
-    ranges, alone = cost_shares(asked_of(columns))
+    job = asked_of(columns)
+    ranges, alone = cost_shares(job)
     assert ranges == {"a": (0, 1), "b": None}
     assert sum(alone.values()) == pytest.approx(1)
-    assert alone["a"] > alone["b"]  # bins, mean and deviation
+    (vector,) = vectors(job.train, 1)
+    of_b = next(k for k, one in enumerate(vector.blocks) if "b" in getattr(one, "columns", ()))
+    counted = vector.weights[of_b] ** 2  # a record adds 1 to one cell
+    assert alone["b"] == pytest.approx(counted / vector.sensitivity_squared)
 
 
 def test_a_job_that_learns_has_no_answers_to_draft_from():
