@@ -15,7 +15,7 @@ COUNTS = {"count": "", "missing": " missing", "clipped": " clipped"}  # of a col
 _SHADES = "▁▂▃▄▅▆▇█"
 
 
-class Cell(NamedTuple):
+class NoisedCount(NamedTuple):
     """One number of an answer: `name` is its bin, rank, category or cell, "" for the only one."""
 
     name: str
@@ -28,7 +28,7 @@ def columns_of(answer: Mapping[str, Any]) -> str:
     return printable(" × ".join(answer.get("columns") or [str(answer.get("column", ""))]))
 
 
-def cells(answer: Mapping[str, Any]) -> Iterator[Cell]:
+def cells(answer: Mapping[str, Any]) -> Iterator[NoisedCount]:
     """Yield the numbers of an answer; a table row by row."""
     values, off, names = answer["value"], answer["plus_minus"], [""]
     if not isinstance(values, list):
@@ -43,7 +43,7 @@ def cells(answer: Mapping[str, Any]) -> Iterator[Cell]:
     else:
         names = answer["names"]
     errors = off if isinstance(off, list) else [off] * len(values)
-    yield from map(Cell, names, values, errors)
+    yield from map(NoisedCount, names, values, errors)
 
 
 def price_text(whole: Mapping[str, Any]) -> str:
@@ -103,11 +103,11 @@ def _text_of(answer: Mapping[str, Any]) -> str:
         return "\n".join(padded([[*map(printable, row)] for row in grid]))
     head = [f"all above {number_text(answer['threshold'])} records"] if name == "values" else []
     if "other" in answer:
-        found.append(Cell("(other)", answer["other"], answer["other_plus_minus"]))
+        found.append(NoisedCount("(other)", answer["other"], answer["other_plus_minus"]))
     return "\n".join([*head, *(f"{printable(cell.name)} {count_text(cell)}" for cell in found)])
 
 
-def count_text(cell: Cell) -> str:
+def count_text(cell: NoisedCount) -> str:
     """Return a count with its ±, or its greatest probable value if the noise exceeds it."""
     if cell.value < cell.plus_minus:
         return f"at most {math.ceil(max(cell.value, 0.0) + cell.plus_minus):,}"

@@ -33,7 +33,7 @@ _JOB = re.compile(r"[^a-z0-9_-]+")
 Names = str | Sequence[str]
 
 
-class Questions(TypedDict, total=False):
+class QuestionArguments(TypedDict, total=False):
     """What to ask: names of columns, by default everything about every column; see `ask`."""
 
     mean: Names
@@ -62,7 +62,7 @@ def ask(
     seed: int = 7,
     cloud: Cloud | None = None,
     source: str = "",
-    **questions: Unpack[Questions],
+    **questions: Unpack[QuestionArguments],
 ) -> Statistics:
     """Ask a fleet questions, all at the one price of `epsilon`; returns their answers with ±.
 
@@ -95,7 +95,7 @@ def ask(
     """
     from edgeveil_tools.local.run import simulate
 
-    if unknown := questions.keys() - Questions.__annotations__.keys():
+    if unknown := questions.keys() - QuestionArguments.__annotations__.keys():
         raise TypeError(f"ask() got an unexpected keyword argument '{min(unknown)}'")
     how: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "noise": noise, "devices": devices}
     how["nominal_records"] = nominal_records

@@ -13,7 +13,7 @@ from edgeveil.jobs import Job, load_job
 from edgeveil.parts.methods.statistics import StatisticsParameters
 from edgeveil.registry import nearest
 from edgeveil.statistics.answer_text import (
-    Cell,
+    NoisedCount,
     cells,
     count_text,
     measured,
@@ -114,12 +114,12 @@ def _lines(
             yield f"    # {yaml_text(name)} is left out: no value exceeds the noise"
 
 
-def _counts(of: Answers) -> dict[str, Cell]:
+def _counts(of: Answers) -> dict[str, NoisedCount]:
     found = of.get("categories") or of.get("values")
     return {} if found is None else {cell.name: cell for cell in cells(found)}
 
 
-def _named(of: Answers) -> Iterator[Cell]:
+def _named(of: Answers) -> Iterator[NoisedCount]:
     return (cell for name, cell in _counts(of).items() if name not in (OTHER, MISSING))
 
 
