@@ -34,7 +34,7 @@ def statistics_sections(whole: Mapping[str, Any]) -> list[Json]:
     if not whole:
         return []
     text = f"Asked {head_text(whole)}. ± holds the noise with 95 % confidence, not the sampling."
-    said = [paragraph(text), *(paragraph(note, "warn") for note in whole["remarks"])]
+    said = [paragraph(text), *(paragraph(note, "warn") for note in whole.get("remarks", ()))]
     drawn: dict[str, list[Json]] = {}
     single: dict[str, dict[str, str]] = {}
     for answer in whole["answers"]:

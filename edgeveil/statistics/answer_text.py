@@ -144,4 +144,8 @@ def lines(whole: Mapping[str, Any]) -> list[str]:
     for column, name, text in rows(whole):
         answers.append((column if column != last else "", name, text))
         last = column
-    return [head_text(whole), *padded(answers), *(f"note: {one}" for one in whole["remarks"])]
+    return [
+        head_text(whole),
+        *padded(answers),
+        *(f"note: {one}" for one in whole.get("remarks", ())),
+    ]

@@ -39,6 +39,8 @@ def test_a_cloud_s_devices_answer_and_a_schema_follows(tmp_path, capsys):
         cloud = ["--cloud", site.spec.url, "--token-file", str(site.site.token_file)]
         assert main(["ask", *words, "--count", "work", *cloud, "--json"]) == 0
         job = json.loads(capsys.readouterr().out)["job"]
+        assert main(["job", "show", job, *cloud]) == 0
+        assert "histogram   0 ▁" in capsys.readouterr().out
         assert main(["draft", "--from-statistics", job, "--label", "work", *cloud]) == 0
         schema = yaml.safe_load(capsys.readouterr().out)["data"]["schema"]
         assert schema["label"]["classes"] == ["Private", "State"]

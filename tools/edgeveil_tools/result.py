@@ -344,7 +344,7 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if statistics := result.get("statistics"):
         found.append(("asked", head_text(statistics)))
         found += [(f"{column}: {name}", text) for column, name, text in rows(statistics)]
-        found += [("note", text) for text in statistics["remarks"]]
+        found += [("note", text) for text in statistics.get("remarks", ())]
     else:
         found.append((f"final {led}", leading_text(led, value, figures) + own))
     if federated := final.get("federated"):

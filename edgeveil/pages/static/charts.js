@@ -215,11 +215,11 @@
   const whisker = (x1, y1, x2, y2) => ev.svg("line", { x1, y1, x2, y2, stroke: "var(--ink)", "stroke-width": 1.5 });
 
   const histogram = (first) => drawn(first, (part, width) => {
-    const left = 46, top = 8, high = 180, room = Math.max(60, width - left - 12), { edges, values, off } = part;
+    const left = 46, top = 8, high = 180, room = Math.max(60, width - left - 32), { edges, values, off } = part;
     const low = edges[0], span = edges[edges.length - 1] - low || 1;
     const most = Math.max(...values.map((value, k) => value + off[k]), 1e-9);
     const x = (edge) => left + (room * (edge - low)) / span, y = (value) => top + high * (1 - Math.min(1, Math.max(0, value / most)));
-    const every = Math.max(1, Math.ceil((48 * edges.length) / room));
+    const every = Math.max(1, Math.ceil((64 * edges.length) / room));
     return drawing(width, top + high + 24, `${part.label}: ${values.length} bins; the values are in the table`,
       [0, most / 2, most].map((value) => [ev.svg("line", { x1: left, x2: left + room, y1: y(value), y2: y(value), stroke: "var(--line)" }),
         words(left - 6, y(value) + 4, String(Number(value.toPrecision(2))), { "text-anchor": "end" })]),
@@ -228,7 +228,7 @@
         return [titled("rect", { class: "mark bar", x: from, y: y(value), width: Math.max(0.5, to - from - 1), height: top + high - y(value), fill: paint("blue") }, `${edges[k]} to ${edges[k + 1]}: ${value} ± ${off[k]}`),
           off[k] ? whisker(middle, y(value - off[k]), middle, y(value + off[k])) : null];
       }),
-      edges.map((edge, k) => (k % every ? null : words(x(edge), top + high + 17, String(Number(edge.toPrecision(6))), { "text-anchor": "middle" }))));
+      edges.map((edge, k) => (k % every ? null : words(x(edge), top + high + 17, Number(edge.toPrecision(6)).toLocaleString("en"), { "text-anchor": "middle" }))));
   }, (part) => [["from", "to", "value", "±"], part.values.map((value, k) => [part.edges[k], part.edges[k + 1], value, part.off[k]]), { caption: part.label, text: [] }]);
 
   const heat = (first) => drawn(first, (part, width) => {

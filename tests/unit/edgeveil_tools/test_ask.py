@@ -161,10 +161,12 @@ def test_a_schema_from_answers_leaves_out_noise_and_escapes_names():
         {"name": "workclass", "category": ["private", "public"]},
         {"name": "country", "values": {}},
         {"name": "note", "values": {"words": 2}},
+        {"name": "letter", "number": [0, 1000], "characters": True, "ask": []},
     ]
     whole = copy.deepcopy(ANSWERS)
     words = {"statistic": "values", "column": "note", "names": ["well"], "value": [500.0]}
     whole["answers"].append({**words, "plus_minus": 30.0, "threshold": 90.0})
+    whole["answers"].append({**whole["answers"][0], "column": "letter"})
     histogram = next(one for one in whole["answers"] if one["statistic"] == "histogram")
     histogram["plus_minus"] = [0.001] * 4
     text = drafted(whole, asked_of(columns), "workclass")
@@ -174,6 +176,7 @@ def test_a_schema_from_answers_leaves_out_noise_and_escapes_names():
         {"name": "age", "number": [0, 75]},
         {"name": "country", "category": ["DE", HOSTILE]},
         {"name": "note", "text": {}},
+        {"name": "letter", "text": {}},
     ]
     assert "class_weights: [0.659, 2.07]" in text
     histogram["plus_minus"] = [0.01] * 4  # hides more than a range may leave out
@@ -185,8 +188,8 @@ def test_a_schema_from_answers_leaves_out_noise_and_escapes_names():
 def test_the_costs_of_columns_and_pairs_are_the_whole():
     columns = [{"name": "a", "number": [0, 1]}, {"name": "b", "category": ["x", "y"]}]
     job = asked_of(columns)
-    ranges, alone = cost_shares(job)
-    assert ranges == {"a": (0, 1), "b": None}
+    asked, alone = cost_shares(job)
+    assert asked["a"].number == (0, 1)
     assert sum(alone.values()) == pytest.approx(1)
     (vector,) = vectors(job.train, 1)
     of_b = next(k for k, one in enumerate(vector.blocks) if "b" in getattr(one, "columns", ()))

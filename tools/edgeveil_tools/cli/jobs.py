@@ -51,7 +51,12 @@ def show_command(args: argparse.Namespace) -> int:
         for event in events
         if event["data"].get("answers")
     ]
-    return answer(args, _shown(cloud, entry, attempts), {"job": entry, "attempts": attempts})
+    from edgeveil_tools.statistics.answers import Statistics
+
+    found = Statistics.of_events(events)
+    lines = [*_shown(cloud, entry, attempts), *([str(found)] if found else ())]
+    asked = {"statistics": found.content} if found else {}
+    return answer(args, lines, {"job": entry, "attempts": attempts, **asked})
 
 
 def change(args: argparse.Namespace) -> int:

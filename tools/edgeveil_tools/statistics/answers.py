@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from edgeveil.errors import UsageError, needs_extra
 from edgeveil.registry import nearest
@@ -46,6 +46,12 @@ class Statistics:
             for answer in self
             for cell in cells(answer)
         ]
+
+    @classmethod
+    def of_events(cls, events: Sequence[Mapping[str, Any]]) -> Self | None:
+        """Return the newest answers in a job's events; None without any."""
+        found = (event["data"].get("statistics") for event in reversed(events))
+        return next((cls(answers) for answers in found if answers), None)
 
     @needs_extra("frames")
     def frame(self, library: Literal["pandas", "polars"] = "pandas") -> Any:

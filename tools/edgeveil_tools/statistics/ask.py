@@ -178,10 +178,10 @@ def _number(option: str, text: str) -> float:
 def of_cloud(cloud: Cloud, job: str) -> Statistics:
     """Wait for a job of a cloud, and return its answers. Raises JobFailed without any."""
     cloud.wait(job)
-    for event in reversed(cloud.events(job)):
-        if found := event["data"].get("statistics"):
-            return Statistics(found)
-    raise JobFailed("has no answers", where=job, fix="name a job of kind statistics")
+    found = Statistics.of_events(cloud.events(job))
+    if found is None:
+        raise JobFailed("has no answers", where=job, fix="name a job of kind statistics")
+    return found
 
 
 def job_to_ask(

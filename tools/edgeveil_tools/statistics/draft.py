@@ -21,6 +21,7 @@ from edgeveil.statistics.answer_text import (
 )
 from edgeveil.statistics.answers import MISSING, OTHER
 from edgeveil.statistics.blocks import vectors
+from edgeveil.statistics.questions import AskedColumn
 from edgeveil_tools.cli.common import answer
 from edgeveil_tools.describe import ends_text, wrapped, yaml_text
 from edgeveil_tools.result import Result, write_whole, writing
@@ -67,7 +68,7 @@ def drafted(whole: Mapping[str, Any], job: Job, label: str) -> str:
 def _lines(
     whole: Mapping[str, Any], job: Job, columns: Mapping[str, Answers], label: str
 ) -> Iterator[str]:
-    ranges, shares = cost_shares(job)
+    asked, shares = cost_shares(job)
     costs = {name: f"cost {100 * share:.2g} %" for name, share in shares.items()}
     yield f"# From answers of job {job.job}: {price_text(whole)}. This block costs"
     yield "# nothing further; a column's cost is its share of the answers' squared sensitivity."
@@ -88,7 +89,7 @@ def _lines(
         weights = [f"{total / (len(found) * counts[name].value):.3g}" for name in found]
         text = f"train: {{class_weights: [{', '.join(weights)}]}}"
         yield f"      # all classes weigh the same with {text}"
-    elif ends := ranges[label]:
+    elif ends := asked[label].number:
         low, high, why = _range(columns[label], ends)
         yield f"      number: {ends_text((low, high))}   # {why}"
     schema = job.data.schema_
@@ -104,12 +105,12 @@ def _lines(
             why = f"{len(found)} of {len([*_named(of)])} exceed the noise{other}"
             yield f"    - name: {yaml_text(name)}   # {why}; {costs[name]}"
             yield from wrapped("      category: ", found)
-        elif ends := ranges[name]:
+        elif asked[name].characters or "exact" not in of.get("values", {"exact": ()}):
+            yield f"    - {{name: {yaml_text(name)}, text: {{}}}}   # its words; {costs[name]}"
+        elif ends := asked[name].number:
             low, high, why = _range(of, ends)
             form = f"{{name: {yaml_text(name)}, number: {ends_text((low, high))}}}"
             yield f"    - {form}   # {why}; {costs[name]}"
-        elif "values" in of and "exact" not in of["values"]:
-            yield f"    - {{name: {yaml_text(name)}, text: {{}}}}   # its words; {costs[name]}"
         else:
             yield f"    # {yaml_text(name)} is left out: no value exceeds the noise"
 
@@ -155,8 +156,8 @@ def _tail(shares: Sequence[float], off: float) -> int:
     return len(shares) - 1
 
 
-def cost_shares(job: Job) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return each column's public range, and its share of the squared sensitivity.
+def cost_shares(job: Job) -> tuple[dict[str, AskedColumn], dict[str, float]]:
+    """Return what was asked of each column, and its share of the squared sensitivity.
 
     Tables and correlations are in the whole, and no column's. Raises UsageError."""
     train = job.train
@@ -171,4 +172,4 @@ def cost_shares(job: Job) -> tuple[dict[str, Any], dict[str, float]]:
             if len(of) == 1:
                 found[of[0]] += squared
     shares = {name: squared / total for name, squared in found.items()}
-    return {one.name: one.number for one in train.columns}, shares
+    return train.by_name, shares
