@@ -37,7 +37,10 @@ def context():
     )
 
 
-OPTIONS = {"custom": {"function": "tests.kits.own_training:fit"}}
+OPTIONS = {
+    "custom": {"function": "tests.kits.own_training:fit"},
+    "statistics": {"columns": [{"name": "age", "number": [0, 100]}]},
+}
 
 
 @pytest.mark.parametrize("name", METHODS.names())
