@@ -107,7 +107,9 @@ class HeavyHitters:
             texts = _texts(kept)
             ordered = (texts[:-1] < texts[1:]) | (texts[:-1] == b"")
         else:
-            ordered = np.append(np.diff(kept) > 0, [kept[0] >= 0, kept[-1] >> self._known == 0])
+            # Compared, as a difference can overflow.
+            within = [kept[0] >= 0, kept[-1] >> self._known == 0]
+            ordered = np.append(kept[:-1] < kept[1:], within)
         if not ordered.all():
             raise ProtocolError("bad_package", f"values of '{self.column}': not in ascending order")
         return replace(self, kept=kept)
