@@ -22,8 +22,8 @@ from edgeveil.privacy.events import noise_of
 from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.statistics.answer_text import rows
-from edgeveil.statistics.answers import at_least_zero
-from edgeveil.statistics.blocks import vectors
+from edgeveil.statistics.answers import Sums, answered, at_least_zero
+from edgeveil.statistics.blocks import Counts, vectors
 from tests.kits.method_context import context
 
 ASKED = {
@@ -265,6 +265,18 @@ def test_a_range_or_list_that_misses_most_is_told_and_noise_alone_says_nothing()
     assert by(whole["answers"], "mean", column="age")["too_noisy"]
     assert not whole["remarks"] and ("age", "mean", "too noisy to say") in rows(whole)
     assert state[f"{UPLOADS}/1"] == 10
+
+
+def test_noise_alone_tells_no_correlation_of_records_that_are_not_there():
+    parameters = asked(tables=[])
+    (vector,) = vectors(parameters, 1)
+    parts = [
+        np.full(one.cells, weight * one.whole * (-1.0 if isinstance(one, Counts) else 9.0))
+        for weight, one in zip(vector.weights, vector.blocks, strict=True)
+    ]
+    sums = Sums(vector, np.concatenate(parts), vector.largest, 1)
+    found = by(answered(parameters, [sums], {})["answers"], "correlation")
+    assert found["too_noisy"] and found["value"] is None
 
 
 def test_a_filter_leaves_out_what_does_not_meet_it():
