@@ -328,6 +328,21 @@ def test_what_cannot_be_asked_is_refused_with_its_reason(more, said):
         parse_job(JOB.replace("MORE", more))
 
 
+def test_a_job_that_learns_from_pictures_has_no_raw_schema():
+    text = """
+job: raw
+data:
+  source: s
+  nominal_records: 9
+  schema: {origin: public, raw: true, label: {classes: [a]}, image: {size: [8, 8]}}
+features: [{name: identity}]
+train: {method: fm, rounds: 2}
+privacy: {epsilon: 1}
+"""
+    with pytest.raises(ConfigError, match="raw, and only then"):
+        parse_job(text)
+
+
 def test_a_filter_reads_names_in_quotes_and_refuses_a_question_of_too_many_cells():
     text = JOB.replace("[f, m]", "['f and m', m]")
     found = parse_job(text.replace("MORE", """, where: "sex = 'f and m' and age > 1" """))
