@@ -137,7 +137,7 @@ def _unit(job: Job) -> Iterator[Mix]:
 
 def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     schema, asked = job.data.schema_, job.train.records_schema
-    columns = None if schema is None or not schema.raw else schema.columns
+    columns = None if schema is None or not schema.raw else schema.columns or ()
     if columns != (asked and asked.columns):
         text = "has the columns that statistics name, raw, and only then; write a block statistics"
         yield Mix(("data.schema.columns", "data.schema", "train.method"), f"{text} and no columns")

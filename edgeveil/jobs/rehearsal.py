@@ -18,6 +18,8 @@ from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.parts.round import KEPT, TRAIN, Array, PlannedRound, Tensors
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
+from edgeveil.statistics.blocks import dearest
+from edgeveil.statistics.questions import Questions
 
 _REPEATS = (("local_steps", 2), ("local_epochs", 1))
 _SEED = 0
@@ -40,6 +42,9 @@ def synthetic_records(plan: Plan, count: int) -> Records:
     scales = [getattr(one, "input_scale", None) for one in (plan.job.model, *plan.job.features)]
     largest = max((scale for scale in scales if scale), default=1.0)
     x = chance.random((count, *data.input_shape), dtype=np.float32) * np.float32(largest)
+    if isinstance(plan.job.train, Questions):  # which sum up each person's records alone
+        x, every = dearest(plan.job.train, count, chance), np.arange(count, dtype=np.float32)
+        return Records(x, np.zeros(count, np.int64), every[:, None])
     pairs = (np.arange(count) // 2).astype(np.float32)[:, None]  # the dearest number of persons
     return Records(x, np.arange(count, dtype=np.int64) % data.classes, pairs)
 
@@ -173,7 +178,9 @@ class MadeUpDevice:
 
 
 def training_kinds(plan: Plan) -> tuple[PlannedRound, ...]:
-    """Return one training round of each kind; two if there are stages."""
+    """Return one training round of each kind, two if there are stages; each of questions."""
+    if isinstance(plan.job.train, Questions):
+        return tuple(plan.of_method)
     most = 2 if plan.context.stages else 1
     return tuple(e for e in plan.of_method if e.phase != TRAIN or e.number <= most)
 

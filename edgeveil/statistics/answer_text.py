@@ -55,7 +55,7 @@ def price_text(whole: Mapping[str, Any]) -> str:
 def head_text(whole: Mapping[str, Any]) -> str:
     """Return who was asked, and at which price, in one line."""
     found = f"about {measured(whole['records'], whole['records_plus_minus'])} records"
-    asked = f" where {whole['where']}" if whole.get("where") else ""
+    asked = f" where {printable(whole['where'])}" if whole.get("where") else ""
     return f"{found}{asked} on {whole['uploads']} devices, {price_text(whole)}"
 
 
@@ -147,5 +147,5 @@ def lines(whole: Mapping[str, Any]) -> list[str]:
     return [
         head_text(whole),
         *padded(answers),
-        *(f"note: {one}" for one in whole.get("remarks", ())),
+        *(f"note: {printable(one)}" for one in whole.get("remarks", ())),
     ]

@@ -327,8 +327,9 @@ class _Answers:
             moments = self.moments[name][1]
             values += [*moments.value, float(counts.value[:-1].sum())]
             variances += [moments.variance, moments.variance, self._variance(counts, 1)]
-        both, spreads = 2 * values[1], [_spread(np.array(values[at : at + 3])) for at in (2, 5)]
-        if both <= 2 * NORMAL_95 * math.sqrt(estimate.variance) or min(spreads) <= 0:
+        both = 2 * values[1]
+        few = both <= 2 * NORMAL_95 * math.sqrt(estimate.variance) or min(values[4::3]) <= 0
+        if few or min(_spread(np.array(values[at : at + 3])) for at in (2, 5)) <= 0:
             return {**plain, **_UNKNOWN}
         value, pm = delta(_correlation_of, values, variances)
         value = min(1.0, max(-1.0, value))

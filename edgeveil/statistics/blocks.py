@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -264,6 +265,36 @@ def _meets(one: Condition, questions: Questions, x: Rows) -> NDArray[np.bool_]:
     }
     met: NDArray[np.bool_] = compared[one.operator](values, np.float32(literal))
     return met & ~np.isnan(values)
+
+
+def dearest(questions: Questions, count: int, chance: np.random.Generator) -> Rows:
+    """Return made-up records that take longest: all pass the filter, and no value is missing."""
+    parts = list[NDArray[Any]]()
+    for column in questions.columns:
+        if column.values is not None:
+            parts.append(chance.integers(97, 123, (count, column.read_as.width)))
+            continue
+        low, high = column.number or (0, len(column.category or ()) - 1)
+        made = np.rint(chance.uniform(low, high, (count, 1)))
+        own = [one for one in questions.conditions if one.column == column.name]
+        if own:
+            made[:] = _met_by_all(own, questions, low, high)
+        parts.append(made)
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def _met_by_all(own: list[Condition], questions: Questions, low: float, high: float) -> float:
+    """Return a value that meets all conditions of a column; if none does, one that does not."""
+    column = questions.by_name[own[0].column]
+    if column.category is not None:
+        tried = np.arange(len(column.category), dtype=np.float32)
+    else:
+        ends = np.array([low, high, *(float(one.literal) for one in own)], np.float32)
+        tried = np.concatenate([ends, np.nextafter(ends, -np.inf), np.nextafter(ends, np.inf)])
+    x = np.zeros((len(tried), questions.records_schema.width), np.float32)
+    x[:, questions.places[column.name]] = tried
+    met = np.all([_meets(one, questions, x) for one in own], axis=0)
+    return float(tried[np.argmax(met)])
 
 
 def vectors(questions: Questions, exchanges: int) -> tuple[BlockVector, ...]:

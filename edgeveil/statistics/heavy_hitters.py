@@ -107,7 +107,9 @@ class HeavyHitters:
             texts = _texts(kept)
             ordered = (texts[:-1] < texts[1:]) | (texts[:-1] == b"")
         else:
-            ordered = np.append(np.diff(kept) > 0, [kept[0] >= 0, kept[-1] >> self._known == 0])
+            # Compared, as a difference can overflow.
+            within = [kept[0] >= 0, kept[-1] >> self._known == 0]
+            ordered = np.append(np.less(kept[:-1], kept[1:]), within)
         if not ordered.all():
             raise ProtocolError("bad_package", f"values of '{self.column}': not in ascending order")
         return replace(self, kept=kept)
@@ -128,7 +130,7 @@ class HeavyHitters:
         most = self.words or 1
         x = x[:, self.place : self.place + most * self.length].reshape(-1, most, self.length)
         there = ((x >= 0) & (x <= 255) & (x == np.floor(x))).all(axis=2)  # False for NaN
-        record, values = np.nonzero(there)[0], np.ascontiguousarray(x[there], np.uint8)
+        (record, word), values = np.nonzero(there), np.ascontiguousarray(x[there], np.uint8)
         if self.level == CANDIDATES:
             texts, kept = _texts(values), _texts(self._kept)
             row = np.minimum(np.searchsorted(kept, texts), KEPT - 1)
@@ -144,17 +146,18 @@ class HeavyHitters:
         if self.level != HASHED:
             prefix = _prefixes(hashes, self._known)
             row = np.minimum(np.searchsorted(self._kept, prefix), KEPT - 1)
-            inside = self._kept[row] == prefix
-            record, values, hashes, at = record[inside], values[inside], hashes[inside], row[inside]
+            # Others go to rows that are dropped, so that the time tells nothing of the broadcast.
+            at = np.where(self._kept[row] == prefix, row, KEPT + word)
         if self.level == PREFIXES:
             finer = _BITS[1] - _BITS[0]
             at = (at << finer) + _prefixes(hashes, _BITS[1]) % (1 << finer)
         once = _once(record, at)
         if self.level != CODED:
-            return np.bincount(at[once], minlength=self.cells).astype(np.int64)
-        sums = np.zeros((KEPT, self.length, _SIGNS), np.int64)
-        np.add.at(sums, at[once], _code()[values[once]])
-        return sums.reshape(-1)
+            at = np.minimum(at[once], self.cells)
+            return np.bincount(at, minlength=self.cells)[: self.cells].astype(np.int64)
+        sums = np.zeros((KEPT + 1, self.length, _SIGNS), np.int64)
+        np.add.at(sums, np.minimum(at[once], KEPT), _code()[values[once]])
+        return sums[:KEPT].reshape(-1)
 
     def next_kept(self, sums: Float64) -> dict[str, Array]:
         """Return the broadcast of the next level from the noised sums (cells,), in records."""

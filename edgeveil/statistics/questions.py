@@ -237,4 +237,5 @@ def expanded(block: Any, data: Any) -> dict[str, Any] | None:
     made = json.loads(schema.model_dump_json())
     given = data.get("schema")
     kept = given if isinstance(given, dict) else {}
+    made["origin"] = kept.get("origin", "public")
     return {"evaluation_share": 0, **data, "schema": {**kept, **made}}

@@ -10,7 +10,8 @@ import yaml
 
 import edgeveil
 from edgeveil.data.schema import DataSchema, impossible
-from edgeveil.errors import UsageError
+from edgeveil.errors import ConfigError, UsageError
+from edgeveil.jobs import parse_plan
 from edgeveil.statistics.blocks import vectors
 from edgeveil_tools.cli import main
 from edgeveil_tools.local.job import job_of
@@ -131,6 +132,25 @@ def test_the_command_prints_answers_and_a_schema_follows_from_them(table, tmp_pa
     assert set(ward.category) == {f"w{n}" for n in range(6)}  # not w9, which nobody has
     assert data["nominal_records"] == 100
     assert len(re.findall(r"[#;] cost \d", text)) == 3
+
+
+def test_a_job_with_ranges_of_records_is_submitted_and_drafted_from_only_after_review(
+    table, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    how = ["--epsilon", "9", "--delta", "1e-3", "--devices", "6", "--out", str(out)]
+    assert main(["ask", str(table), "--mean", "age", *how]) == 0
+    assert "age were read" in capsys.readouterr().err
+    text = (out / "job.yaml").read_text()
+    with pytest.raises(ConfigError, match="review each"):
+        parse_plan(text)
+    assert main(["draft", "--from-statistics", str(out), "--label", "age"]) != 0
+    assert parse_plan(text.replace("own_records", "public")).job.train.columns[0].name == "age"
+    block = "statistics: {columns: [{name: age, number: [17, 89]}]}"
+    with pytest.raises(ConfigError, match="review each"):
+        parse_plan(
+            "job: a\ndata: {source: s, nominal_records: 9, schema: {origin: own_records}}\n" + block
+        )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def test_text_has_every_answer_and_says_which_are_too_noisy():
 
 
 def test_a_name_that_devices_sent_controls_no_terminal():
-    assert not any(c in line for line in lines(ANSWERS) for c in "\x1b\n")
+    asked = {"where": "sex = '\x1b[2J'", "remarks": ["'\x1b]0;x\x07': about 9%"]}
+    for whole in (ANSWERS, ANSWERS | asked):
+        assert not any(c in line for line in lines(whole) for c in "\x1b\n\x07")
 
 
 def test_each_answer_is_found_by_its_name_and_each_number_is_a_row():

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+import yaml
+
 from edgeveil.config.data import TableForm
 from edgeveil.errors import JobFailed, UsageError, needs_extra
 from edgeveil.logs import printable
@@ -19,7 +21,7 @@ from edgeveil.registry import nearest
 from edgeveil.statistics.questions import Questions as Asked
 from edgeveil_tools.describe import LIST, Look, look_at, looks_of
 from edgeveil_tools.local.job import job_of
-from edgeveil_tools.result import SIMULATED
+from edgeveil_tools.result import SIMULATED, write_whole
 from edgeveil_tools.statistics.answers import Statistics
 
 if TYPE_CHECKING:
@@ -111,6 +113,8 @@ def ask(
         warnings.warn(read, UserWarning, stacklevel=3)
     records = {} if isinstance(data, str | Path) else {"data": data, "fleet": fleet}
     found = simulate(job, report=False, reference=False, seed=seed, **records)
+    if read:
+        _mark(found.folder / "job.yaml")
     return Statistics(found.content["statistics"])
 
 
@@ -150,9 +154,18 @@ def command(args: argparse.Namespace) -> int:
     for note in filter(None, (SIMULATED, read)):
         print(printable(f"edgeveil: {note}"), file=sys.stderr)
     result = simulate(job, reference=False, out=args.out)
+    if read:
+        _mark(result.folder / "job.yaml")
     found = Statistics(result.content["statistics"])
     lines = [str(found), f"Report: {result.report}"]
     return answer(args, lines, {**found.content, "folder": str(result.folder)})
+
+
+def _mark(job_file: Path) -> None:
+    """Mark a job with ranges or lists of records, so that no cloud and no draft takes it."""
+    plain = yaml.safe_load(job_file.read_bytes())
+    plain["data"]["schema"]["origin"] = "own_records"
+    write_whole(job_file, yaml.safe_dump(plain, sort_keys=False).encode())
 
 
 def _bins(text: str) -> str | tuple[str, int]:

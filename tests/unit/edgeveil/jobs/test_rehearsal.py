@@ -11,7 +11,7 @@ import pytest
 from edgeveil.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from edgeveil.jobs import compile_job, load_job, parse_plan
 from edgeveil.jobs.artifacts import read_artifacts
-from edgeveil.jobs.rehearsal import rehearse_device
+from edgeveil.jobs.rehearsal import rehearse_device, synthetic_records, training_kinds
 from edgeveil.parts.round import KEPT, TRAIN
 
 JOBS = Path("configs/jobs")
@@ -111,7 +111,7 @@ def test_a_method_without_a_network_is_trained_without_torch_and_onnx(tmp_path):
 import sys
 from pathlib import Path
 from edgeveil.jobs import load_plan
-from edgeveil.jobs.rehearsal import rehearse_device
+from edgeveil.jobs.rehearsal import rehearse_device, synthetic_records, training_kinds
 plan = load_plan(Path("configs/jobs/digits_fm_paper.yaml"))
 graph = Path({str(graph)!r}).read_bytes()
 rehearse_device(plan, graph, trains=True, records=4, processor="cpu")
@@ -119,3 +119,38 @@ print(sorted({{"torch", "onnx"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+ASKED = """
+job: asked
+data: {source: people, nominal_records: 50, person: name}
+statistics:
+  columns:
+  - {name: age, number: [0, 120]}
+  - {name: sex, category: [f, m]}
+  - {name: note, values: {length: 4, words: 2}}
+  where: "%s"
+privacy: {epsilon: 4, unit: person}
+aggregation: {name: fedavg, secure: true}
+"""
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "age >= 60",
+        "age > 0 and age != 60 and age < 1 and sex = m",
+        "age > 120 and sex != f",
+        "age >= 1e39",
+    ],
+)
+def test_a_trial_of_questions_plays_each_exchange_with_the_dearest_records(where):
+    plan = parse_plan(ASKED % where)
+    assert training_kinds(plan) == plan.all_rounds
+    made = synthetic_records(plan, 50)
+    assert len(set(made.owners("person"))) == 50
+    vector = plan.cloud.asking.vector(plan.all_rounds[0])
+    found = {block: sums for block, _, sums in vector.split(vector.of(made.x).astype(float))}
+    values = next(one for one in vector.blocks if one in vector.values)
+    assert found[values].sum() == 100  # each word of each record
+    assert rehearse_device(plan, plan.graph(), trains=True, records=50, processor="cpu") > 0

@@ -251,6 +251,12 @@ def rising():
     return np.arange(KEPT, dtype=np.int64)
 
 
+def overflowing():
+    """Prefixes that rise twice: each is the one before and less than 2^63, which overflows."""
+    turn = np.array([1 << 62, (1 << 63) - 1, -(1 << 63), -1], np.int64)
+    return np.concatenate([rising()[: KEPT // 2], turn, rising()[: KEPT // 2 - 4]])
+
+
 @pytest.mark.parametrize(
     ("level", "kept"),
     [
@@ -259,6 +265,8 @@ def rising():
         (PREFIXES, rising()[::-1].copy()),
         (PREFIXES, np.zeros(KEPT, np.int64)),
         (PREFIXES, rising() - 1),
+        (PREFIXES, overflowing()),
+        (CODED, overflowing()),
         (PREFIXES, rising() + (1 << 13) - KEPT + 1),
         (CODED, rising() + (1 << 19) - KEPT + 1),
         (CANDIDATES, np.ones((KEPT, LENGTH), np.uint8)),

@@ -22,8 +22,8 @@ from edgeveil.privacy.events import noise_of
 from edgeveil.privacy.gaussian_mechanism import gaussian
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.statistics.answer_text import rows
-from edgeveil.statistics.answers import at_least_zero
-from edgeveil.statistics.blocks import vectors
+from edgeveil.statistics.answers import Sums, answered, at_least_zero
+from edgeveil.statistics.blocks import Counts, vectors
 from tests.kits.method_context import context
 
 ASKED = {
@@ -267,6 +267,18 @@ def test_a_range_or_list_that_misses_most_is_told_and_noise_alone_says_nothing()
     assert state[f"{UPLOADS}/1"] == 10
 
 
+def test_noise_alone_tells_no_correlation_of_records_that_are_not_there():
+    parameters = asked(tables=[])
+    (vector,) = vectors(parameters, 1)
+    parts = [
+        np.full(one.cells, weight * one.whole * (-1.0 if isinstance(one, Counts) else 9.0))
+        for weight, one in zip(vector.weights, vector.blocks, strict=True)
+    ]
+    sums = Sums(vector, np.concatenate(parts), vector.largest, 1)
+    found = by(answered(parameters, [sums], {})["answers"], "correlation")
+    assert found["too_noisy"] and found["value"] is None
+
+
 def test_a_filter_leaves_out_what_does_not_meet_it():
     rows = [("30", "1", "f", "a"), ("60", "1", "f", "a"), ("70", "1", "m", "a"), ("", "", "f", "a")]
     for where, count in (
@@ -314,6 +326,21 @@ def test_a_block_statistics_is_a_job_that_reads_raw_records_of_its_columns():
 def test_what_cannot_be_asked_is_refused_with_its_reason(more, said):
     with pytest.raises(ConfigError, match=said):
         parse_job(JOB.replace("MORE", more))
+
+
+def test_a_job_that_learns_from_pictures_has_no_raw_schema():
+    text = """
+job: raw
+data:
+  source: s
+  nominal_records: 9
+  schema: {origin: public, raw: true, label: {classes: [a]}, image: {size: [8, 8]}}
+features: [{name: identity}]
+train: {method: fm, rounds: 2}
+privacy: {epsilon: 1}
+"""
+    with pytest.raises(ConfigError, match="raw, and only then"):
+        parse_job(text)
 
 
 def test_a_filter_reads_names_in_quotes_and_refuses_a_question_of_too_many_cells():
