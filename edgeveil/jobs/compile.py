@@ -135,6 +135,16 @@ def _unit(job: Job) -> Iterator[Mix]:
         yield Mix(("unsupervised.upload", "privacy.unit"), text)
 
 
+def _questions(job: Job) -> Iterator[Mix]:
+    schema, rule = job.data.schema_, job.aggregation.name
+    if rule != "fedavg":
+        text = f"statistics are sums, which '{rule}' does not give; use fedavg"
+        yield Mix(("aggregation.name", "train.method"), text)
+    if schema is not None and schema.windows is not None:
+        text = "statistics are of rows, not of windows; leave windows out"
+        yield Mix(("data.schema.windows", "train.method"), text)
+
+
 def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     schema, asked = job.data.schema_, job.train.records_schema
     columns = None if schema is None or not schema.raw else schema.columns or ()
@@ -142,6 +152,8 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
         text = "has the columns that statistics name, raw, and only then; write a block statistics"
         yield Mix(("data.schema.columns", "data.schema", "train.method"), f"{text} and no columns")
         return
+    if asked is not None:
+        yield from _questions(job)
     if schema is None:
         return
     found = list(impossible(schema, "data.schema"))

@@ -328,6 +328,17 @@ def test_what_cannot_be_asked_is_refused_with_its_reason(more, said):
         parse_job(JOB.replace("MORE", more))
 
 
+def test_statistics_are_of_rows_and_by_sums():
+    job = yaml.safe_load(JOB.replace("MORE", ""))
+    medians = {**job, "aggregation": {"name": "median"}}
+    with pytest.raises(ConfigError, match="which 'median' does not give"):
+        parse_job(yaml.safe_dump(medians))
+    windows = {"windows": {"length": 4, "time": "t", "every_s": 1}}
+    of_windows = {**job, "data": {**job["data"], "schema": windows}}
+    with pytest.raises(ConfigError, match="of rows, not of windows"):
+        parse_job(yaml.safe_dump(of_windows))
+
+
 def test_a_job_that_learns_from_pictures_has_no_raw_schema():
     text = """
 job: raw
