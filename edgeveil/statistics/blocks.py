@@ -263,7 +263,8 @@ def _meets(one: Condition, questions: Questions, x: Rows) -> NDArray[np.bool_]:
         "=": np.equal,
         "!=": np.not_equal,
     }
-    met: NDArray[np.bool_] = compared[one.operator](values, np.float32(literal))
+    with np.errstate(over="ignore"):  # a literal beyond float32 is infinite, as a value is
+        met: NDArray[np.bool_] = compared[one.operator](values, np.float32(literal))
     return met & ~np.isnan(values)
 
 

@@ -1176,8 +1176,8 @@ MUTANTS = {
     ),
     "heavy-hitters-record-under-two-prefixes": Mutant(
         "edgeveil.statistics.heavy_hitters:HeavyHitters.of",
-        "np.bincount(at[once], minlength=self.cells)"
-        " -> np.bincount(np.append(at[once], at[once] ^ 1), minlength=self.cells)",
+        "np.minimum(at[once], self.cells)"
+        " -> np.minimum(np.append(at[once], at[once] ^ 1), self.cells)",
         "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_one_record_adds_no_more_than_is_priced",
     ),
     "heavy-hitters-word-counted-twice": Mutant(
