@@ -72,6 +72,10 @@ def prepared(path: Path, scratch: Path) -> tuple[Path, list[str]] | str:
         (made,) = blocks(f"docs/walkthroughs/{page}.md", "python data")
         subprocess.run([sys.executable, "-c", made], cwd=scratch, check=True)
         return path, ["--data", str(scratch / data)]
+    if path.stem == "census":
+        maker, table = ROOT / "docs" / "examples" / "census.py", str(scratch / "census.csv")
+        subprocess.run([sys.executable, str(maker), table], check=True)
+        return path, ["--data", table]
     table = {"own_data": "digits.csv"}.get(path.stem) or job.get("local_run", {}).get(
         "data", {}
     ).get("path")
