@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from edgeveil.evaluation.figures import to_digits
 from edgeveil.statistics.blocks import BlockVector, Counts, Moments, Product
-from edgeveil.statistics.heavy_hitters import CANDIDATES, HeavyHitters
+from edgeveil.statistics.heavy_hitters import CANDIDATES, NORMAL_95, HeavyHitters
 from edgeveil.statistics.questions import AskedColumn, Questions
 
 Float64 = NDArray[np.float64]
-NORMAL_95 = 1.959964
 _UNKNOWN = {"value": None, "plus_minus": None, "too_noisy": True}
 _LEAST, _SCALINGS = 1e-9, 100
 RANKS = (0.01, *(at / 10 for at in range(1, 10)), 0.99)  # the ends for a least and a greatest value

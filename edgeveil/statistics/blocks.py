@@ -268,20 +268,29 @@ def _meets(one: Condition, questions: Questions, x: Rows) -> NDArray[np.bool_]:
     return met & ~np.isnan(values)
 
 
-def dearest(questions: Questions, count: int, chance: np.random.Generator) -> Rows:
-    """Return made-up records that take longest: all pass the filter, and no value is missing."""
+def made_up(questions: Questions, count: int, chance: np.random.Generator) -> Rows:
+    """Return records (count, values), uniform in the public ranges and lists, none missing."""
     parts = list[NDArray[Any]]()
     for column in questions.columns:
         if column.values is not None:
             parts.append(chance.integers(97, 123, (count, column.read_as.width)))
-            continue
-        low, high = column.number or (0, len(column.category or ()) - 1)
-        made = np.rint(chance.uniform(low, high, (count, 1)))
-        own = [one for one in questions.conditions if one.column == column.name]
-        if own:
-            made[:] = _met_by_all(own, questions, low, high)
-        parts.append(made)
+        elif column.category is not None:
+            parts.append(chance.integers(0, len(column.category), (count, 1)))
+        else:
+            low, high = column.number or (0.0, 1.0)
+            parts.append(chance.uniform(low, high, (count, 1)))
     return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def dearest(questions: Questions, count: int, chance: np.random.Generator) -> Rows:
+    """Return made-up records that take longest: all pass the filter, and no value is missing."""
+    made = made_up(questions, count, chance)
+    for name in {one.column for one in questions.conditions}:
+        own = [one for one in questions.conditions if one.column == name]
+        column = questions.by_name[name]
+        low, high = column.number or (0, len(column.category or ()) - 1)
+        made[:, questions.places[name]] = _met_by_all(own, questions, low, high)
+    return made
 
 
 def _met_by_all(own: list[Condition], questions: Questions, low: float, high: float) -> float:
@@ -290,7 +299,8 @@ def _met_by_all(own: list[Condition], questions: Questions, low: float, high: fl
     if column.category is not None:
         tried = np.arange(len(column.category), dtype=np.float32)
     else:
-        ends = np.array([low, high, *(float(one.literal) for one in own)], np.float32)
+        with np.errstate(over="ignore"):  # as of a literal in `_meets`
+            ends = np.array([low, high, *(float(one.literal) for one in own)], np.float32)
         tried = np.concatenate([ends, np.nextafter(ends, -np.inf), np.nextafter(ends, np.inf)])
     x = np.zeros((len(tried), questions.records_schema.width), np.float32)
     x[:, questions.places[column.name]] = tried

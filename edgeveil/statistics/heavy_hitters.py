@@ -44,6 +44,7 @@ Float64 = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 HASHED, PREFIXES, CODED, CANDIDATES = LEVELS = range(4)
 KEPT = 128  # rows of a broadcast: more than values above 1 % of records there can be
+NORMAL_95 = 1.959964  # deviations of noise in ±
 FALSE_POSITIVES = 0.01  # bound on the probability of any false value
 _BITS = (13, 19, 19)  # of the hash that a level knows after it
 _SIGNS = 16  # of a byte's code word
@@ -205,14 +206,14 @@ class HeavyHitters:
                 if len(candidates[row]) < self.length and name.encode() == candidates[row]
             ],
             "other": to_digits(max(0.0, other)),
-            "other_plus_minus": to_digits(1.96 * deviation * math.sqrt(1 + len(rest))),
+            "other_plus_minus": to_digits(NORMAL_95 * deviation * math.sqrt(1 + len(rest))),
         }
         return {
             "statistic": "values",
             "column": self.column,
             "names": names,
             "value": [to_digits(float(sums[row])) for row in listed],
-            "plus_minus": to_digits(1.96 * deviation),
+            "plus_minus": to_digits(NORMAL_95 * deviation),
             "threshold": to_digits(least),
             "false_positives_at_most": FALSE_POSITIVES,
             **(of_texts if self.words is None else {}),

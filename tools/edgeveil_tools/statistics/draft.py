@@ -78,7 +78,7 @@ def _lines(
     each = float(f"{max(1.0, whole['records'] / whole['uploads']):.2g}")
     yield f"  nominal_records: {each:.0f}   # {records} records on {whole['uploads']} devices"
     yield "  schema:"
-    yield "    origin: public   # noised answers, which their ε covers"
+    yield "    origin: public   # from noised answers alone"
     yield "    label:"
     yield f"      column: {yaml_text(label)}   # {costs[label]}"
     counts, found = _counts(columns[label]), _found(columns[label])

@@ -2,7 +2,7 @@
 
 Noise depends on the job and the number of devices alone; made-up records, uniform in the public
 ranges and lists, stand in for what else an answer's ± depends on, such as a mean's number of
-records."""
+records, of which a filter takes its share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgeveil.jobs import Plan
 from edgeveil.pages.parts import counted
@@ -19,7 +18,7 @@ from edgeveil.parts.round import Array
 from edgeveil.privacy.events import noise_of
 from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.statistics.answer_text import TOO_NOISY, columns_of, number_text, padded
-from edgeveil.statistics.questions import Questions
+from edgeveil.statistics.blocks import made_up
 from edgeveil_cloud.round_report import summary_of
 
 _DRAWN = 20_000  # made-up records, whose sums are scaled to the fleet's
@@ -33,7 +32,7 @@ def foreseen(plan: Plan, devices: int) -> dict[str, Any]:
         raise TypeError("the job asks nothing")
     nominal = plan.job.data.nominal_records
     units = devices if plan.job.privacy.unit == "device" else devices * nominal
-    x = made_up(train)
+    x = made_up(train, _DRAWN, np.random.default_rng(20))
     state: dict[str, Array] = cloud.initial_state()
     for round in plan.all_rounds:
         bits = noise_of(cloud.asking.event(round)).grid_bits
@@ -48,21 +47,6 @@ def foreseen(plan: Plan, devices: int) -> dict[str, Any]:
         "privacy": summary_of(plan, len(plan.all_rounds), None)["privacy"],
         "answers": [{**answer, "value": None} for answer in whole["answers"]],
     }
-
-
-def made_up(questions: Questions) -> NDArray[np.float32]:
-    """Return records (n, values), uniform in the public ranges and lists, that pass the filter."""
-    chance = np.random.default_rng(20)
-    parts: list[Any] = []
-    for column in questions.columns:
-        if column.number is not None:
-            low, high = column.number
-            parts.append(chance.uniform(low, high, (_DRAWN, 1)))
-        elif column.category is not None:
-            parts.append(chance.integers(0, len(column.category), (_DRAWN, 1)))
-        else:
-            parts.append(chance.integers(97, 123, (_DRAWN, column.read_as.width)))
-    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 def estimate_lines(found: Mapping[str, Any]) -> Iterator[str]:
