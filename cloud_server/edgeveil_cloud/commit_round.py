@@ -21,7 +21,7 @@ from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.round import TRAIN, Array
-from edgeveil.privacy.policy import price
+from edgeveil.privacy.policy import told
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.cloud_job import (
     AskChecks,
@@ -274,7 +274,7 @@ def round_record(
 
 def shown_discarded(context: RoundContext, uploads: int) -> dict[str, Any]:
     """Return the event data of sums beyond their public bound, with the price already paid."""
-    quote = price(context.price(trains=True), context.job.privacy.delta)
+    quote = told(context.price(trains=True), context.job.privacy.delta)
     return {
         "uploads": uploads,
         "why": "a sum exceeds its public bound: a device uploaded invalid values. Only groups with"

@@ -153,7 +153,8 @@ class RoundWork:
                 self._compute.try_job(self._compiled(job_id), trains=self.site.role == "train")
 
     def _read_ahead(self, data: JobData) -> bool:
-        return self._compute.read_ahead(self._share(data.evaluation_share), data.schema_)
+        share = data.evaluation_share if data.asks else self._share(data.evaluation_share)
+        return self._compute.read_ahead(share, data.schema_)
 
     def _share(self, asked: float) -> float:
         fixed = self._store.fact(self._split_share)
@@ -354,12 +355,15 @@ class RoundWork:
         if found.late:
             self._overran(manifest.at.job_id)
         data = context.job.data
-        self._store.put_fact(self._split_share, repr(data.evaluation_share))
-        self._store.put_fact(self._read_by, _read_by(data))
+        if not data.asks:
+            self._store.put_fact(self._split_share, repr(data.evaluation_share))
+            self._store.put_fact(self._read_by, _read_by(data))
         check_price(price, found.parts)
         return list(found.parts)
 
     def _check_split(self, data: JobData) -> None:
+        if data.asks:
+            return
         fixed, share = self._store.fact(self._split_share), data.evaluation_share
         by = _read_by(data)
         read_by = self._store.fact(self._read_by) or (_BY_VALUES if fixed is not None else by)

@@ -143,6 +143,9 @@ def _questions(job: Job) -> Iterator[Mix]:
     if schema is not None and schema.windows is not None:
         text = "statistics are of rows, not of windows; leave windows out"
         yield Mix(("data.schema.windows", "train.method"), text)
+    if job.data.evaluation_share:
+        text = "statistics are of all records of a device; leave evaluation_share out"
+        yield Mix(("data.evaluation_share", "train.method"), text)
 
 
 def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:

@@ -111,6 +111,11 @@ class JobData(Block):
         return self
 
     @property
+    def asks(self) -> bool:
+        """Whether records are asked, all of them raw, and not learned from."""
+        return self.schema_ is not None and self.schema_.raw
+
+    @property
     def nominal_evaluation_records(self) -> int:
         """Nominal evaluation records of a device: public, at least one."""
         return max(1, math.ceil(self.evaluation_share * self.nominal_records))

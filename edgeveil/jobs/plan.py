@@ -59,7 +59,7 @@ from edgeveil.privacy.laplace_mechanism import (
     softmax_event,
     softmax_laplace,
 )
-from edgeveil.privacy.policy import JobRequest, Quote, price
+from edgeveil.privacy.policy import JobRequest, Quote, told
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.messages import (
     SEAL_OVERHEAD_BYTES,
@@ -171,8 +171,7 @@ class Plan:
     @property
     def released_to(self) -> str:
         """Return the data set whose devices use the model; of a job that learns nothing none."""
-        schema = self.job.data.schema_
-        return _NO_DATA_SET if schema is not None and schema.raw else self.job.data.source
+        return _NO_DATA_SET if self.job.data.asks else self.job.data.source
 
     def check_backbones(self) -> None:
         """Raise DataError unless the job's backbones and frozen weights are present and valid."""
@@ -511,9 +510,9 @@ class Plan:
 
     def quote(self, until: int | None = None) -> Quote:
         """Return the planned price up to round `until` (None: all); early ends: see `spent`."""
-        return price(self.events(until=until), self.job.privacy.delta)
+        return told(self.events(until=until), self.job.privacy.delta)
 
     def spent(self, until: int | None = None) -> Quote:
         """Return the guarantees of a job that stopped after round `until` (None: the last)."""
         request = self.request("")
-        return price(request.counted(self.events(until=until)), request.delta)
+        return told(request.counted(self.events(until=until)), request.delta)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -28,6 +28,7 @@ from edgeveil.privacy.events import (
 from edgeveil.privacy.guarantee import Guarantee, up
 
 TRAIN, INFER = "train", "infer"
+ASK = "ask"  # of all records, whatever their split: in the accounts of both others
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,26 @@ class Quote:
 def price(events: Iterable[Event], delta: float) -> Quote:
     """Price training and inference events separately; of mixed units per smallest one."""
     listed = tuple(events)
-    training = epsilon([e for e in listed if e.purpose == TRAIN], delta)
-    inferred = [e for e in listed if e.purpose != TRAIN]
+    training = epsilon(of_account(TRAIN, listed), delta)
+    inferred = of_account(INFER, listed)
     of_devices = [e for e in inferred if e.unit == "device"]
     if len(of_devices) in (0, len(inferred)):
         return Quote(training, epsilon(inferred, delta))
     least = min((e.unit for e in inferred), key=UNITS.index)
     whole = epsilon([for_one(least, e) for e in inferred], delta)
     return Quote(training, replace(whole, of_device=epsilon(of_devices, delta).collusion_epsilon))
+
+
+def of_account(purpose: str, events: Iterable[Event]) -> list[Event]:
+    """Return the events that read training records (TRAIN), or evaluation records (INFER)."""
+    return [event for event in events if event.purpose in (purpose, ASK)]
+
+
+def told(events: Sequence[Event], delta: float) -> Quote:
+    """Return `price` as a person reads it: of a job that only asks once, as a record pays once."""
+    quote = price(events, delta)
+    asks = all(event.purpose == ASK for event in events)
+    return replace(quote, inference=epsilon([], delta)) if asks else quote
 
 
 def total(jobs: Iterable[JobRequest], delta: float | None = None) -> Quote:
@@ -122,8 +135,8 @@ def total(jobs: Iterable[JobRequest], delta: float | None = None) -> Quote:
     training, inference = [], []
     for job in jobs:
         quote = price(job.events, job.delta)
-        training.append(([e for e in job.events if e.purpose == TRAIN], quote.training))
-        inference.append(([e for e in job.events if e.purpose != TRAIN], quote.inference))
+        training.append((of_account(TRAIN, job.events), quote.training))
+        inference.append((of_account(INFER, job.events), quote.inference))
     return Quote(_total(training, delta), _total(inference, delta))
 
 

@@ -8,16 +8,18 @@ import yaml
 import edgeveil
 from edgeveil.config.data import DataSource
 from edgeveil.config.policy import Policy
+from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
+from edgeveil.privacy.policy import price
 from edgeveil_tools.cli import main
 from tests.kits.live_site import LiveSite
-from tests.kits.people import people, write_people
+from tests.kits.people import people, people_job, write_people
 
 pytestmark = pytest.mark.slow
 
 POLICY = {
     "max_collusion_epsilon_per_job": "any",
     "lifetime_collusion_epsilon": "any",
-    "allowed_methods": ("statistics",),
+    "allowed_methods": ("fm", "statistics"),
 }
 
 
@@ -45,3 +47,15 @@ def test_a_cloud_s_devices_answer_and_a_schema_follows(tmp_path, capsys):
         schema = yaml.safe_load(capsys.readouterr().out)["data"]["schema"]
         assert schema["label"]["classes"] == ["Private", "State"]
         assert schema["columns"] == [{"name": "age", "number": [10, 90]}]
+        # Neither asking nor learning decides which records the other may read.
+        learns = yaml.safe_load(people_job(tmp_path, tmp_path / "people.csv").read_text())
+        del learns["local_run"]
+        learns |= {"train": {"method": "fm", "rounds": 1}, "round": {"min_batch": 5}}
+        site.completed(site.client.submit_yaml(yaml.safe_dump(learns).encode()))
+        again = edgeveil.ask(cloud=site.client, count="income", **how, **public)
+        assert abs(again["count", "income"]["value"] - len(rows)) < 40
+        ledger = next(site.spec.folder.rglob(LEDGER_FILE))
+        jobs = read_ledger(ledger).accounts["people"].values()
+        priced = [price(one.events, 1e-3) for one in jobs]
+        assert sum(one.training.epsilon > 0 for one in priced) == 4
+        assert sum(one.inference.epsilon > 0 for one in priced) == 3  # the questions alone

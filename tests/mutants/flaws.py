@@ -779,6 +779,11 @@ MUTANTS = {
         "float(fixed) != share -> False",
         "tests/unit/edgeveil_edge/test_device_host.py::test_records_split_once_are_not_split_elsewhere",
     ),
+    "a-question-is-free-for-evaluation-records": Mutant(
+        "edgeveil.privacy.policy:of_account",
+        "(purpose, ASK) -> (purpose, ASK if purpose == TRAIN else None)",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_a_question_is_in_the_accounts_of_training_and_of_evaluation_records",
+    ),
     "slots-follow-from-the-order": Mutant(
         "edgeveil.data.split:sample_slots",
         "rank < ranks[slot] -> True",

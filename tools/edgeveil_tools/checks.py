@@ -217,10 +217,9 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
 
 
 def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
-    from edgeveil_tools.local.data import asks
     from edgeveil_tools.prospect import prospect, prospect_lines
 
-    if one.plan is not None and asks(one.plan.job):
+    if one.plan is not None and one.plan.job.data.asks:
         from edgeveil_tools.statistics.estimate import estimate_lines, foreseen
 
         run = load_local_job(one.path)[0].local_run

@@ -32,6 +32,7 @@ from edgeveil.parts.round import (
 )
 from edgeveil.privacy.events import UNITS, Event, GaussianEvent, SharedGaussian, noise_of
 from edgeveil.privacy.gaussian_mechanism import counts_event, gaussian
+from edgeveil.privacy.policy import ASK
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.statistics.answers import Sums, answered
 from edgeveil.statistics.blocks import BlockVector, vectors
@@ -94,7 +95,7 @@ class Asking:
         same = steps if one.unit == "device" else 0
         own = replace(
             one,
-            purpose="train",
+            purpose=ASK,
             sensitivity_steps=steps,
             record_sensitivity_steps=same,
             coordinates=vector.cells,

@@ -58,7 +58,7 @@ def check_data(job: Job, run: LocalRun) -> list[str]:
         key, fix = "aggregation.validation_records", f"set fewer, or raise local_run.{more}"
         raise UsageError(f"{text} {len(test)}", where=key, fix=fix)
     classes, schema = job.data.classes, job.data.schema_
-    if asks(job):
+    if job.data.asks:
         return [*_guessed(job, run)[1], *column_problems(data, schema)]
     largest = int(max(pool.y.max(initial=-1), test.y.max(initial=-1)))
     if largest >= classes and not job.anomaly:
@@ -129,11 +129,6 @@ def is_published(job: Job, run: LocalRun) -> bool:
     return has_own_test(run.data.source or job.data.source)
 
 
-def asks(job: Job) -> bool:
-    """Return whether the job asks for statistics, and so has no model to test."""
-    return job.data.schema_ is not None and job.data.schema_.raw
-
-
 def source(job: Job, run: LocalRun) -> DataSource:
     name, own = run.data.source or job.data.source, run.data
     path = _folder(name) if name in published_files() and own.path is None else own.path
@@ -158,7 +153,7 @@ def source(job: Job, run: LocalRun) -> DataSource:
             fix += " there, or give it with --data PATH"
         raise UsageError(what, where="local_run.data", fix=fix)
     given = own.given
-    tests_itself = has_own_test(name) or found.test_path is not None or asks(job)
+    tests_itself = has_own_test(name) or found.test_path is not None or job.data.asks
     if found.test_share is None and not tests_itself and (given is None or given.test is None):
         found = found.model_copy(update={"test_share": TEST_SHARE})
     return found.holding(given)

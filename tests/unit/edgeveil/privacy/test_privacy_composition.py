@@ -20,7 +20,17 @@ from edgeveil.privacy.events import ClaimedEvent, TwoValueEvent
 from edgeveil.privacy.gaussian_mechanism import gaussian_event, sampled_gaussian_event
 from edgeveil.privacy.ledger import Ledger
 from edgeveil.privacy.moments import ORDERS, log_moments
-from edgeveil.privacy.policy import JobRequest, Limits, check_job, price, total
+from edgeveil.privacy.policy import (
+    ASK,
+    INFER,
+    TRAIN,
+    JobRequest,
+    Limits,
+    check_job,
+    price,
+    told,
+    total,
+)
 
 DELTA = 1e-5
 ONE = gaussian_event("sums", 1 << 30, mu_for(1.0, DELTA) * (1 - 1e-9), 30, grid_bits=30)
@@ -51,6 +61,26 @@ def delta_of(epsilon, mu):
 
 def jobs_of(*lives):
     return [JobRequest(str(at), DELTA, tuple(events)) for at, events in enumerate(lives)]
+
+
+def test_a_question_is_in_the_accounts_of_training_and_of_evaluation_records():
+    asked, trained, inferred = (replace(ONE, purpose=one) for one in (ASK, TRAIN, INFER))
+    both, alone = price([ONE, ONE], DELTA).training.epsilon, price([ONE], DELTA).training.epsilon
+    for other, training, inference in ((trained, both, alone), (inferred, alone, both)):
+        found = price([asked, other], DELTA)
+        assert found.training.epsilon == pytest.approx(training, rel=1e-9)
+        assert found.inference.epsilon == pytest.approx(inference, rel=1e-9)
+        whole = total(jobs_of([asked], [other]))  # of two jobs at the sum of their δ
+        dearer = max(whole.training.epsilon, whole.inference.epsilon)
+        assert dearer == pytest.approx(total(jobs_of([ONE], [ONE])).training.epsilon, rel=1e-9)
+    for name in ("max_inference_epsilon", "lifetime_epsilon", "max_epsilon_per_job"):
+        with pytest.raises(PrivacyError, match=name):
+            check_job(jobs_of([asked])[0], replace(WIDE, **{name: 0.5}), [])
+    assert (
+        told([asked], DELTA).inference.epsilon
+        == 0
+        < told([asked, inferred], DELTA).inference.epsilon
+    )
 
 
 @pytest.mark.parametrize(("delta", "figure"), [(2e-4, 4.50), (1e-5, 5.41)])

@@ -377,7 +377,7 @@ def test_a_column_that_a_device_lacks_is_a_fault_of_its_file_and_text_among_numb
         ({}, 1200, "record"),
         ({"privacy.noise": "local", "aggregation.secure": False}, 1200, "record"),
         ({"privacy.unit": "person", "data.person": "who"}, 300, "person"),
-        ({"statistics.rounds": 3, "data.evaluation_share": 0.1}, 1080, "record"),
+        ({"statistics.rounds": 3}, 1200, "record"),
     ],
 )
 def test_a_simulated_fleet_answers(tmp_path, changes, people, unit):
