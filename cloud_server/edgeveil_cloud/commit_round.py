@@ -20,7 +20,7 @@ from edgeveil.parts.aggregation import Uploads
 from edgeveil.parts.aggregation.mean import mean
 from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.models.heads import THRESHOLD
-from edgeveil.parts.round import TRAIN, Array
+from edgeveil.parts.round import ASK, TRAIN, Array
 from edgeveil.privacy.policy import told
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.cloud_job import (
@@ -36,10 +36,12 @@ from edgeveil.protocol.messages import KNOWS_RECORDS, Batch, CheckMasks, Misfits
 from edgeveil.protocol.sealed import RoundCheck, choice, dealt
 from edgeveil.protocol.tensors import pack_tensors, tensor_views
 from edgeveil.protocol.transfer import describe_record
+from edgeveil.statistics.drift import drift
 from edgeveil_cloud.broadcasts import CloudWork, TooFewDevices
 from edgeveil_cloud.early_stopping import is_over, judged, shown
 from edgeveil_cloud.evaluation import (
     Evaluation,
+    answers_of,
     cluster_figures,
     clusters,
     federated_figures,
@@ -132,6 +134,8 @@ def noise_half(state: Mapping[str, Array], number: int, cell: str) -> bytes:
 
 def without_sums(context: RoundContext, state: Mapping[str, Array]) -> dict[str, Array]:
     """Return the next state if no sum is usable: in preparation as if without records."""
+    if context.round.phase == ASK:
+        return dict(state)
     if context.round.phase == TRAIN or context.round.evaluates:
         return {name: array for name, array in state.items() if name != THRESHOLD}
     specs = [spec for spec in context.segments if spec.bits and spec.name != SOFTMAX]
@@ -255,6 +259,7 @@ def round_record(
         "causes": dict(answers.causes),
         "offline": answers.offline,
         "federated": federated,
+        "statistics": answers_of(context, counts, facts.uploads),
         "cells": dict(facts.cells) if any(facts.cells) else None,  # if cells have names
         "discarded": shown_discarded(context, facts.discarded) if facts.discarded else None,
     }
@@ -532,6 +537,8 @@ class RoundCommitter:
         record, event = round_record(context, self._evaluation, graph, state, valid, facts)
         state = judged(context.plan, before, state, record)
         event |= shown(context.plan, state)
+        if answers := event.get("statistics"):
+            event |= self._drift(entry.id, context.plan.job.data.source, answers)
         done = self._store.commit_round(
             entry.id,
             record,
@@ -542,7 +549,21 @@ class RoundCommitter:
         )
         if not done:
             return self._again(entry.id, at, context)
-        return self._absorbed(at, valid.accepted, context, state)
+        return self._absorbed(at, valid.accepted, context, state, event.get("drift"))
+
+    def _drift(self, job: str, source: str, answers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `drift` since the release in use for the data set, or the job's first answers."""
+        rollouts = self._store.rollouts.all()
+        used = [one for one in rollouts if one.data_set == source and one.stage == "all"]
+        if released := max(used, key=lambda one: one.started_at, default=None):
+            before = self._store.committed(released.job, "statistics", newest=True)
+            if before is not None:
+                since = f"the release of {self._store.job(released.job).name}"
+                return {"drift": drift(before["statistics"], answers, since)}
+        before = self._store.committed(job, "statistics", newest=False)
+        if before is None:
+            return {}
+        return {"drift": drift(before["statistics"], answers, f"round {before['number']}")}
 
     def _again(self, job: str, at: RoundId, context: RoundContext) -> RoundCommit:
         last = self._store.last_commit(job)
@@ -556,10 +577,13 @@ class RoundCommitter:
         accepted: Sequence[bytes],
         context: RoundContext,
         state: Mapping[str, Array],
+        drift: Mapping[str, Any] | None = None,
     ) -> RoundCommit:
         # Pieces would separate the segments of one upload, so several groups use one piece.
         floor = context.min_batch if len(context.groups) == 1 else len(accepted)
         knows = self._work.knows.values()
         least = floor if knows and min(knows) >= KNOWS_RECORDS else None
         described = describe_record(at, accepted, self._work.limits.part_bytes, least)
-        return RoundCommit(*described, last=is_over(context.plan, state))
+        last, columns = is_over(context.plan, state), (drift or {}).get("columns", ())
+        drifted = sum(one["drifted"] for one in columns) if drift else None
+        return RoundCommit(*described, last=last, drifted=drifted)

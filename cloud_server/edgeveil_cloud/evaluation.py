@@ -29,7 +29,7 @@ from edgeveil.parts.aggregation.rule import Score
 from edgeveil.parts.methods.fm_sums import own_weights
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.own_records import local_records
-from edgeveil.parts.round import CLUSTER, EVALUATE, Array
+from edgeveil.parts.round import ASK, CLUSTER, EVALUATE, Array
 from edgeveil.parts.sources import source_part
 from edgeveil.privacy.events import LaplaceEvent
 from edgeveil.privacy.laplace_mechanism import SOFTMAX_BITS, noise_law
@@ -267,6 +267,15 @@ def cluster_figures(
         "reason": HIDDEN if figures[leading] is None else "",
         **figures,
     }
+
+
+def answers_of(
+    context: RoundContext, found: Sequence[Array], uploads: int
+) -> dict[str, Any] | None:
+    """Return the answers of `uploads` devices to statistics; None in other rounds."""
+    if context.round.phase != ASK or not found:
+        return None
+    return context.plan.question.answers(found, uploads)
 
 
 def as_federated(scores: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgeveil.evaluation.figures import GUESSING, baselines, leading
 from edgeveil.pages.parts import thinned
-from edgeveil.parts.round import EVALUATIONS
+from edgeveil.parts.round import ASK, EVALUATIONS
 
 KEPT_EVENTS = 200  # shown on a page
 KEPT_ATTEMPTS = 100
@@ -50,6 +50,7 @@ class JobHistory:
     baselines: Mapping[str, float] = field(default_factory=dict)
     federated: list[Mapping[str, Any]] = field(default_factory=list)  # by round
     statistics: Mapping[str, Any] = field(default_factory=dict)  # the newest answers
+    drift: Mapping[str, Any] = field(default_factory=dict)  # of those
     events: int = 0
     seq: int = 0
     doing: str = ""
@@ -87,6 +88,11 @@ class JobHistory:
         return [row for row in self.rows if row["number"] and row["phase"] not in EVALUATIONS]
 
     @property
+    def only_asks(self) -> bool:
+        """Whether the job asks and learns nothing: its answers come in no round of their own."""
+        return bool(self.statistics) and not any(row["phase"] == ASK for row in self.rows)
+
+    @property
     def phases(self) -> list[str]:
         """Names of the rounds before round 1."""
         return [str(row["phase"]) for row in self.rows if not row["number"]]
@@ -115,7 +121,8 @@ class JobHistory:
             # Only scores from sums; others are in `evaluations`.
             "clusters": found if found and found.get("upload") == "sums" else None,
         }
-        self.statistics = data.get("statistics") or self.statistics
+        if found := data.get("statistics"):
+            self.statistics, self.drift = found, data.get("drift") or {}
         self.rows.append(row)
         self.void.update({str(why): int(n) for why, n in (data.get("refused") or {}).items()})
         self.causes.update(data.get("causes") or {})

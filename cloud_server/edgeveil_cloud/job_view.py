@@ -324,6 +324,9 @@ class _View:
             self._rounds,
             self._events,
         )
+        found = [made for one in sections if (made := one()) is not None]
+        asked = statistics_sections(self._history.statistics, self._history.drift)
+        found = [*asked, *found] if self._history.only_asks else [*found, *asked]
         return {
             "title": facts.name,
             "badge": {"text": facts.status, "tone": TONES.get(facts.status, "")},
@@ -331,8 +334,7 @@ class _View:
             "progress": self._progress(),
             "cards": [self._cards(), guarantees],
             "sections": [
-                *statistics_sections(self._history.statistics),
-                *(made for one in sections if (made := one()) is not None),
+                *found,
             ],
             "footer": " · ".join(f"{name} {text}" for name, text in run.versions.items())
             or facts.id,
@@ -382,7 +384,7 @@ class _View:
         value = self._measured(last) if last else None
         if value is not None and (guess := baseline_text(self._measure, value, history.baselines)):
             measured = f"{guess}; {measured}"
-        found = [] if history.statistics else [card(name, self._text(value), measured)]
+        found = [] if history.only_asks else [card(name, self._text(value), measured)]
         if history.federated:
             found.append(self._federated_card(history.federated[-1]))
         if run.reference:
@@ -431,7 +433,7 @@ class _View:
         return "–" if value is None else leading_text(self._measure, value)
 
     def _accuracy(self) -> Json | None:
-        if self._history.statistics:
+        if self._history.only_asks:
             return None
         measure, run = self._measure[0].upper() + self._measure[1:], self._run
         title, reference = f"{measure} by round", run.reference

@@ -39,6 +39,7 @@ class CloudMetrics(Collector):
         self._store, self._host, self._machine = store, host, machine
         self._rounds_since: dict[bytes, tuple[int, float]] = {}  # job -> (round, start)
         self._asked: dict[bytes, int] = {}  # job -> newest round sent to devices
+        self._drifted: dict[bytes, int] = {}  # job -> columns, by its newest answers
         self._spent = lru_cache(JOBS_KEPT)(self._priced)
         registry = metrics.registry
         self._rounds = Count(
@@ -62,9 +63,11 @@ class CloudMetrics(Collector):
                 if self._rounds_since.get(job_id, (-1,))[0] != number:
                     self._rounds_since[job_id] = number, time.monotonic()
                     self._ask(job_id, number)
-            case fx.WorkDone(result=RoundCommit(commit=commit)):  # of any task, also masked rounds
+            case fx.WorkDone(result=RoundCommit(commit=commit, drifted=drifted)):  # of any task
                 self._rounds.labels("committed").inc()
                 self._segments.inc(commit.accepted)
+                if drifted is not None:
+                    self._drifted[commit.at.job_id] = drifted
                 number, since_s = self._rounds_since.pop(commit.at.job_id, (-1, 0.0))
                 if number == commit.at.round:
                     self._seconds.observe(time.monotonic() - since_s)
@@ -77,7 +80,9 @@ class CloudMetrics(Collector):
         self._asked.pop(job_id, None)
         self._asked[job_id] = number
         if len(self._asked) > JOBS_KEPT:
-            del self._asked[next(iter(self._asked))]
+            oldest = next(iter(self._asked))
+            del self._asked[oldest]
+            self._drifted.pop(oldest, None)
 
     def _priced(self, job_id: bytes, asked: int) -> tuple[str, Quote]:
         entry = self._host.jobs.entry(job_id)
@@ -100,6 +105,9 @@ class CloudMetrics(Collector):
         yield gauge("current_round", "Round of the job that has run longest; 0: no job.", oldest)
         rounds = {self._host.jobs.name(one.job_id): float(one.round) for one in runs}
         yield gauge("job_round", "Round of each job that runs.", rounds, "job")
+        drifted = {self._host.jobs.name(job): float(of) for job, of in self._drifted.items()}
+        text = "Columns that drifted since the release in use, by a job's newest statistics."
+        yield gauge("drifted_columns", text, drifted, "job")
         family = GaugeMetricFamily("edgeveil_epsilon_spent", _EPSILON, labels=["job", "kind"])
         for job, quote in [self._spent(*asked) for asked in list(self._asked.items())]:
             family.add_metric([job, "training"], _shown(quote.training))

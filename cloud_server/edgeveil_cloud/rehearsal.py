@@ -39,7 +39,7 @@ from edgeveil.parts.method_context import network_of
 from edgeveil.parts.methods.own_code import check_own_code
 from edgeveil.parts.models import runs_python
 from edgeveil.parts.models.heads import bake
-from edgeveil.parts.round import EVALUATE, TRAIN, Array, PlannedRound, SegmentSpec
+from edgeveil.parts.round import ASK, EVALUATE, TRAIN, Array, PlannedRound, SegmentSpec
 from edgeveil.privacy.sampler import os_random
 from edgeveil.protocol.sealed import JobPackage, Package, ReleasePackage, encode_package
 from edgeveil.protocol.tensors import pack_tensors, tensor_views
@@ -47,6 +47,7 @@ from edgeveil_cloud.broadcasts import BroadcastLimits, round_package
 from edgeveil_cloud.commit_round import aggregate
 from edgeveil_cloud.evaluation import (
     Evaluation,
+    answers_of,
     cluster_figures,
     clusters,
     federated_figures,
@@ -159,12 +160,13 @@ class _Rehearsal:
             self._check_sizes(context)
             with _stage("evaluation on a device", self._network):
                 counts = rehearsed_evaluation(plan, round, graph, self._state, records)
-            key = "federated_evaluation" if round.phase == EVALUATE else "unsupervised"
-            with _stage("the figures of devices", key):
+            key = {EVALUATE: "federated_evaluation", ASK: "statistics"}.get(round.phase)
+            with _stage("the figures of devices", key or "unsupervised"):
                 mean = {COUNTS: counts.astype(np.float64)}
                 after = plan.next_state(self._state, round, mean, 1)
                 cluster_figures(context, after, [counts], 1)
                 self._federated = federated_figures(context, [counts], 1) or self._federated
+                answers_of(context, [counts], 1)
 
     def _absorb(self, round: PlannedRound, graph: bytes, upload: dict[str, Array]) -> None:
         """Aggregate copies of one upload, as many as the rule needs."""

@@ -23,14 +23,15 @@ from edgeveil.statistics.answer_text import (
     columns_of,
     count_text,
     head_text,
+    measured,
     single_text,
 )
 
 MOST_BARS = 60  # more categories are in the table of counts
 
 
-def statistics_sections(whole: Mapping[str, Any]) -> list[Json]:
-    """Return one section for all single numbers, and one for each column or pair of columns."""
+def statistics_sections(whole: Mapping[str, Any], drift: Mapping[str, Any]) -> list[Json]:
+    """Return sections for drift, for all single numbers, and for each column or pair of columns."""
     if not whole:
         return []
     text = f"Asked {head_text(whole)}. ± holds the noise with 95 % confidence, not the sampling."
@@ -48,9 +49,22 @@ def statistics_sections(whole: Mapping[str, Any]) -> list[Json]:
     rows = [[column, *(row.get(name, "–") for name in names)] for column, row in single.items()]
     shown = [table("Answers", ["column", *names], rows)] if rows else []
     found = [section("statistics", "What is out there", shown, before=said)]
+    found += [_drift(drift)] if drift.get("columns") else []
     for at, (column, parts) in enumerate(drawn.items()):
         found.append(section(f"statistics-{at + 1}", column, parts))
     return found
+
+
+def _drift(drift: Mapping[str, Any]) -> Json:
+    rows = list[list[str]]()
+    for one in drift["columns"]:
+        moved = one.get("mean_shift")
+        shift = "–" if moved is None else measured(moved, one["mean_shift_plus_minus"])
+        far = [f"{100 * one[name]:.2g} %" for name in ("distance", "by_chance")]
+        rows.append([printable(one["column"]), *far, shift, "drifted" if one["drifted"] else "no"])
+    names = ["column", "total variation", "by chance up to", "mean moved by", "drift"]
+    since = f"Drift since {printable(drift['since'])}"
+    return section("drift", since, [table(since, names, rows)])
 
 
 def _drawn(column: str, answer: Mapping[str, Any]) -> Iterator[Json]:

@@ -244,6 +244,15 @@ class Store:
         query = query.filter_by(**({} if job is None else {"job": job}))
         return tuple(JobEvent(**row) for row in db.execute(query).mappings())
 
+    @transaction
+    def committed(self, db: Db, job: str, key: str, *, newest: bool) -> dict[str, Any] | None:
+        """Return the newest or the first data of a job's commits that have `key`, or None."""
+        table = tables.events
+        order = table.c.seq.desc() if newest else table.c.seq
+        of_it = sa.and_(table.c.job == job, table.c.type == COMMITTED)
+        found = db.scalars(sa.select(table.c.data).where(of_it).order_by(order))
+        return next((data for data in found if data.get(key)), None)
+
     def _event(self, db: Db, job: str | None, kind: str, data: Mapping[str, Any]) -> JobEvent:
         """Append an event; every `_SWEEP_EVERY` events delete old ones except commits."""
         if job is not None:

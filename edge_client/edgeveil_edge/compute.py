@@ -27,7 +27,16 @@ from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.rehearsal import rehearse_device
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.own_records import at_most, device_records, of_shape
-from edgeveil.parts.round import KEPT, Answer, Array, PlannedRound, Tensors, personal_weights
+from edgeveil.parts.round import (
+    ASK,
+    KEPT,
+    TRAIN,
+    Answer,
+    Array,
+    PlannedRound,
+    Tensors,
+    personal_weights,
+)
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
 from edgeveil.protocol.sealed import RoundPackage
@@ -42,6 +51,7 @@ READING_S = 0.5  # per reading; plus, per record, several times the cost on a co
 RECORD_S, PICTURE_S = 100e-6, 2e-3
 _TRIES = 3  # the minimum counts, to exclude other load on the box
 
+READINGS = 2  # forms of a job's records at most: to learn from, and raw to ask
 Half = Literal["train", "infer", "evaluate"]  # of an answer; "evaluate" is always alone
 _Reading = tuple[float, DataSchema | None]  # evaluation share, job's schema
 
@@ -173,7 +183,7 @@ class Computer(Compute):
         one, parts = replace(one, allowed_s=math.inf), list[Answer]()
         with flushed():
             self.prepare(one)
-            records, unread = self.halves(one.job.plan)
+            records, unread = self.halves(one.job.plan, one.round.phase)
             without = [unread] if unread else []
             for half in self.order(one)[::-1]:
                 try:
@@ -199,7 +209,7 @@ class Computer(Compute):
             self._inference.session(one.job.graph, plan.job.data.classes)
 
     def blank(self, one: Computation, half: Half) -> Answer:
-        empty = _no_records(one.job.plan)
+        empty = _no_records(one.job.plan.job.record_shape(one.round.phase))
         return self.compute(one, half, empty, empty)
 
     def records(self, share: float, schema: DataSchema | None = None) -> tuple[Records, Records]:
@@ -224,17 +234,17 @@ class Computer(Compute):
         self._records[share, schema] = found
 
     def make_room(self) -> None:
-        while len(self._records) >= self._site.policy.max_jobs:
+        while len(self._records) >= READINGS * self._site.policy.max_jobs:
             del self._records[next(iter(self._records))]
 
-    def halves(self, plan: Plan) -> tuple[tuple[Records, Records], str]:
-        """Return a job's records, or empty ones and the reason. Raises DataError."""
-        data = plan.job.data
+    def halves(self, plan: Plan, phase: str = TRAIN) -> tuple[tuple[Records, Records], str]:
+        """Return a phase's records, or empty ones and the reason. Raises DataError."""
+        shape = plan.job.record_shape(phase)
         try:
-            training, evaluation = self.records(data.evaluation_share, data.schema_)
+            training, evaluation = self.records(*plan.job.reading(phase))
         except RecordsError as error:  # whether the device answers may not depend on records
-            return (_no_records(plan), _no_records(plan)), failure(error)
-        return (of_shape(training, data.input_shape), of_shape(evaluation, data.input_shape)), ""
+            return (_no_records(shape), _no_records(shape)), failure(error)
+        return (of_shape(training, shape), of_shape(evaluation, shape)), ""
 
     def compute(
         self, one: Computation, half: Half, training: Records, evaluation: Records
@@ -248,6 +258,8 @@ class Computer(Compute):
                 raise ProtocolError("bad_package", what)
             tensors |= one.own
             return plan.device.answer(one.round, tensors, training, noise, self._site.device)
+        if one.round.phase == ASK:  # of all records: none is set apart
+            return plan.question.answer(training, noise)
         session = self._inference.session(one.job.graph, plan.job.data.classes)
         trained = unpack_tensors(package.model)
         own = {name.removeprefix(KEPT): array for name, array in one.own.items()}
@@ -268,8 +280,8 @@ class Computer(Compute):
         return Answer({SOFTMAX: noised}, (event,))
 
 
-def _no_records(plan: Plan) -> Records:
-    return Records(np.zeros((0, *plan.job.data.input_shape), np.float32), np.zeros(0, np.int64))
+def _no_records(shape: tuple[int, ...]) -> Records:
+    return Records(np.zeros((0, *shape), np.float32), np.zeros(0, np.int64))
 
 
 def failure(error: Exception) -> str:
@@ -296,9 +308,10 @@ def trial_seconds(job: TaughtJob, site: EdgeSite, *, trains: bool, enough_s: flo
             memory_bytes=site.limits.memory_bytes,
         )
 
-    data = job.plan.job.data
-    records = site.policy.max_records
-    require_room((records, *data.input_shape), 4, MAX_BYTES, "policy.max_records")
+    records, asked = site.policy.max_records, job.plan.job
+    for phase in asked.phases_read:
+        shape = (records, *asked.record_shape(phase))
+        require_room(shape, 4, MAX_BYTES, "policy.max_records")
     play(min(records, _WARM_RECORDS))  # warm up libraries
     return _least(play, records, enough_s) + _least(play, 0, 0.0)
 

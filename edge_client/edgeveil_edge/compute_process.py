@@ -39,6 +39,7 @@ from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge import compute_worker as wire
 from edgeveil_edge.compute import (
+    READINGS,
     TRIAL_MARGIN,
     Computation,
     Compute,
@@ -198,7 +199,7 @@ class ComputeProcess:
             if self._jobs or self._early is None:  # else dropped with the job that is ending
                 kept = self._read.setdefault(device.name, [])
                 kept.append(reading)
-                del kept[: -device.site.policy.max_jobs]  # as `Computer.records` forgets them
+                del kept[: -READINGS * device.site.policy.max_jobs]  # as `Computer.records`
             if self.shared == 1:
                 step_s = reading_s(device.site)
                 took_s = self._clock() - began_s

@@ -315,7 +315,7 @@ class ComputeServer:
             return
         self._send(AnswerHalves(number, blank))
         try:
-            records, unread = computer.halves(one.job.plan)
+            records, unread = computer.halves(one.job.plan, one.round.phase)
         except Exception as error:
             self._send(refusal_of(number, error))
             return

@@ -12,9 +12,9 @@ from edgeveil import plugins
 from edgeveil.config.edge import EdgeSite
 from edgeveil.config.policy import Policy
 from edgeveil.data.records import MAX_BYTES
+from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, UsageError
 from edgeveil.jobs.artifacts import carried_digests
-from edgeveil.jobs.job import JobData
 from edgeveil.jobs.plan import Plan
 from edgeveil.parts.sources import require_header
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
@@ -24,7 +24,7 @@ from edgeveil.protocol.sealed import ReleasePackage
 
 _USED_UP = (  # limits that are used up over time, unlike limits on a single job
     *("lifetime_epsilon", "lifetime_collusion_epsilon", "lifetime_delta"),
-    *("max_inference_epsilon", "max_inference_record_epsilon"),
+    *("max_inference_epsilon", "max_inference_record_epsilon", "statistics_epsilon"),
 )
 
 
@@ -44,8 +44,10 @@ def refusals(
     def against(key: str, why: str, fix: str = "") -> PrivacyError:
         return PrivacyError(why, where=f"policy.{key}", fix=fix)
 
-    if trains and job.train.method not in policy.allowed_methods:
-        yield against("allowed_methods", f"method '{job.train.method}' is not allowed")
+    asks = ["statistics"] if job.statistics is not None else []
+    for method in [job.train.method, *asks] if trains else asks:
+        if method not in policy.allowed_methods:
+            yield against("allowed_methods", f"method '{method}' is not allowed")
     if why := plugins.refusal(job.part_names, policy.allowed_plugins):
         fix = "if you trust it, add the output of `edgeveil methods digest NAME`"
         yield against("allowed_plugins", why, fix)
@@ -58,15 +60,22 @@ def refusals(
         if why := _python_refusal(policy, function):
             fix = f"if you trust the code, add the output of `edgeveil methods digest {function}`"
             yield against("allowed_python_models", why, fix)
-    columns = policy.allowed_columns
-    if columns is not None and (why := _columns_refusal(job.data, columns, header=header)):
-        yield against("allowed_columns", why, "add it if jobs may read that")
+    asked = job.asked_schema
+    for key, schema, columns in (
+        ("allowed_columns", job.data.schema_, policy.allowed_columns),
+        ("allowed_columns", asked or job.data.schema_, policy.allowed_columns),
+        ("statistics_columns", asked, policy.statistics_columns if asked else None),
+    ):
+        if columns is not None and (why := _columns_refusal(schema, columns, header=header)):
+            yield against(key, why, "add it if jobs may read that")
+            break
     if job.proxy.shuffle == "none" and not policy.accept_unshuffled:
         why = "the proxy would forward uploads in their order of arrival"
         yield against("accept_unshuffled", why)
     if trains and plan.shows_counts and not policy.allow_record_counts:
         yield against("allow_record_counts", "the uploads would tell the number of records")
-    values, most = math.prod(job.data.input_shape), policy.max_records
+    values = max(math.prod(job.record_shape(phase)) for phase in job.phases_read)
+    most = policy.max_records
     if 4 * values * most > MAX_BYTES:
         why = f"{most} records would not fit memory as the job reads them, {values} values each"
         yield against("max_records", why, "lower it to the most that this box will ever hold")
@@ -89,8 +98,7 @@ def _python_refusal(policy: Policy, function: str) -> str:
     return f"{function} has other files here than the owner allows, their digest is {here}"
 
 
-def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> str:
-    schema = data.schema_
+def _columns_refusal(schema: DataSchema | None, allowed: Sequence[str], *, header: bool) -> str:
     if schema is None:
         read = {} if "*" in allowed else {"*": "all columns, because it has no schema"}
     elif schema.columns is None:
@@ -127,7 +135,8 @@ def judge(site: EdgeSite, plan: Plan, selected: int | None = None) -> None:
         raise PrivacyError(what, where="data.name")
     data, trains = site.data, site.role == "train"
     try:
-        require_header(data.source, data.header, plan.job.data.schema_)
+        for phase in plan.job.phases_read:
+            require_header(data.source, data.header, plan.job.reading(phase)[1])
     except DataError as error:
         raise PrivacyError(error.what, where=error.where, fix=error.fix) from None
     for refusal in refusals(site.policy, plan, trains=trains, header=data.header is not False):

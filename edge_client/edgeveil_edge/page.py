@@ -152,6 +152,7 @@ class DevicePage:
         same = "max_epsilon_per_job", "lifetime_epsilon", "lifetime_delta", "max_inference_epsilon"
         limits = {key: getattr(policy, key) for key in same}
         limits["lifetime_collusion_epsilon"] = policy.collusion_epsilon_in_all
+        limits["statistics_epsilon"] = policy.statistics_epsilon
         return {
             **device.summary(own),
             "role": site.role,

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs.buffered_rounds import late_rounds, own_budget_s, staleness_weight
-from edgeveil.jobs.job import JobData
+from edgeveil.jobs.job import Job, JobData
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.round import EVALUATIONS, KEPT, Answer, Array, Tensors
@@ -117,7 +117,7 @@ class RoundWork:
         if why:
             self._notify(f"a job is declined, {short_name(job_id)}: {why}")
         else:  # records read at the start may have another share, or were freed with a job
-            self._read_ahead(job.plan.job.data)
+            self._read_ahead(job.plan.job)
         before = self._trial(job_id) or JobTrial()
         self._put_trial(job_id, JobTrial(found.needed_s, why, before.overruns))
 
@@ -143,18 +143,21 @@ class RoundWork:
             self._compute.read_ahead(self._share(USUAL_SHARE))
         trials = {job_id: self._trial(job_id) for job_id in jobs}
         for job_id, trial in trials.items():
-            data = self._compiled(job_id).plan.job.data
-            if data.schema_ is not None and trial is not None and not trial.refused:
-                self._read_ahead(data)
+            job = self._compiled(job_id).plan.job
+            if job.data.schema_ is not None and trial is not None and not trial.refused:
+                self._read_ahead(job)
         for job_id, trial in trials.items():
             if trial is None:
                 self._run_trial(job_id, self._compiled(job_id))
             elif not trial.refused:
                 self._compute.try_job(self._compiled(job_id), trains=self.site.role == "train")
 
-    def _read_ahead(self, data: JobData) -> bool:
-        share = data.evaluation_share if data.asks else self._share(data.evaluation_share)
-        return self._compute.read_ahead(share, data.schema_)
+    def _read_ahead(self, job: Job) -> bool:
+        read = False
+        for share, schema in map(job.reading, job.phases_read):
+            asks = schema is not None and schema.raw
+            read |= self._compute.read_ahead(share if asks else self._share(share), schema)
+        return read
 
     def _share(self, asked: float) -> float:
         fixed = self._store.fact(self._split_share)
@@ -331,7 +334,7 @@ class RoundWork:
     ) -> list[Answer]:
         # No trial measures reading, so an answer never includes it: whether the answer is in time
         # would depend on the records.
-        if self._read_ahead(job.plan.job.data):
+        if self._read_ahead(job.plan.job):
             what = "the records could be read only now; the next round is answered"
             raise PrivacyError(what, where="conditions")
         manifest, trains, at = task.manifest, self.site.role == "train", task.manifest.at

@@ -13,7 +13,7 @@ from edgeveil.privacy.events import Event, to_dict
 from edgeveil.privacy.guarantee import Guarantee
 from edgeveil.privacy.ledger import read_ledger
 from edgeveil.privacy.ledger_chain import Account, JobAccount, LedgerChain, next_refusal, spent
-from edgeveil.privacy.policy import INFER, Quote, countable, price, total
+from edgeveil.privacy.policy import INFER, JobRequest, Quote, asked_in, countable, price, total
 from edgeveil.storage import file_mark
 from edgeveil_edge.consent import limits_of
 
@@ -50,7 +50,7 @@ def _next_refusal(account: Account, policy: Policy | None) -> dict[str, str] | N
 
 def left(account: Account, policy: Policy) -> dict[str, float]:
     """Return the remaining budget by policy key; open jobs count with all they reserved."""
-    jobs = (countable(entry.counting) for entry in account.values())
+    jobs = [countable(entry.counting) for entry in account.values()]
     quote = total(jobs, policy.lifetime_delta)
     training, inference = quote.training, quote.inference
     shared = policy.lifetime_collusion_epsilon is not None or any(
@@ -69,7 +69,15 @@ def left(account: Account, policy: Policy) -> dict[str, float]:
         "lifetime_epsilon": max(0.0, policy.lifetime_epsilon - training.limited),
         **({"lifetime_collusion_epsilon": alone} if shared else {}),
         **of_inference,
+        **_left_to_ask(jobs, policy),
     }
+
+
+def _left_to_ask(jobs: list[JobRequest], policy: Policy) -> dict[str, float]:
+    if policy.statistics_epsilon is None:
+        return {}
+    asked = asked_in(jobs, policy.lifetime_delta).limited
+    return {"statistics_epsilon": max(0.0, policy.statistics_epsilon - asked)}
 
 
 def _job(job: str, entry: JobAccount) -> dict[str, Any]:

@@ -93,7 +93,8 @@ class Policy(Block):
     accept_unshuffled: bool = False
     """Take part in jobs with `proxy.shuffle: none`, which the proxy does not shuffle."""
     allowed_methods: tuple[MethodName, ...] = (DEFAULT_METHOD,)
-    """Training methods that may read the data; one without a proof must be named here."""
+    """Training methods that may read the data; one without a proof must be named here, and
+    `statistics` also for jobs that ask beside training."""
     allowed_backbones: tuple[Annotated[str, Field(pattern=SHA256_HEX)], ...] = ()
     """SHA-256 (hex) of ONNX feature extractors and frozen weights that may run on the data."""
     allowed_python_models: tuple[AllowedPythonModel, ...] = ()
@@ -109,6 +110,15 @@ class Policy(Block):
     )
     """Columns that jobs may read, and labels, as names or patterns with `*`; null: all. If a job
     names them by order (`data.schema.header`), `#3` is the third. No schema: reads all."""
+    statistics_columns: tuple[ColumnPattern, ...] | None = Field(
+        default=None,
+        max_length=4096,
+        exclude_if=lambda given: given is None,
+        examples=[["age", "hours_*"]],
+    )
+    """Of the `allowed_columns` those that statistics may ask about; null: all."""
+    statistics_epsilon: float | None = Field(default=None, ge=0, examples=[2])
+    """Largest ε of all statistics of this data set, within its other limits; null: those alone."""
     min_devices: int = Field(default=5, ge=1)
     """Fewest devices that a round must select."""
     max_jobs: int = Field(default=4, ge=1)

@@ -29,13 +29,14 @@ from edgeveil.parts.features import PcaParameters, build_features, projection_of
 from edgeveil.parts.method_context import MethodContext
 from edgeveil.parts.methods import METHODS, trains_model
 from edgeveil.parts.models import MODELS, build_network
-from edgeveil.parts.round import CLUSTER, EVALUATE, TRAIN, PlannedRound
+from edgeveil.parts.round import ASK, CLUSTER, EVALUATE, TRAIN, PlannedRound
 from edgeveil.parts.sources import SOURCES, require_schema
 from edgeveil.parts.stage import BaseStage
 from edgeveil.parts.update import UpdateCloud
 from edgeveil.privacy.events import UnprotectedEvent
 from edgeveil.protocol.messages import SEGMENT_NAME
 from edgeveil.selection import rounded_up
+from edgeveil.statistics.blocks import vectors
 
 RECORD_VALUES = 1 << 24
 UPLOAD_VALUES = 1 << 18  # of one per_sample upload: 2 MiB
@@ -58,6 +59,7 @@ def compile_job(job: Job, fleet: KnownFleet | None = None) -> Plan:
         *_unit(job),
         *_evaluation(job),
         *_cluster_sums(job),
+        *_asked_beside(job),
         *_selected(job, fleet),
         *_without_classes(job),
     ]
@@ -93,10 +95,12 @@ def _privacy(job: Job) -> Iterator[Mix]:
     asked, federated = job.unsupervised, job.federated_evaluation
     every = asked.every_rounds if job.infer_every or job.cluster_every else 0
     federated_every = None if federated is None else federated.every_rounds
+    asked_every = None if job.statistics is None else job.statistics.every_rounds
     for value, *keys in (
         (job.privacy.max_participations, "privacy.max_participations", "train.rounds"),
         (every, "unsupervised.every_rounds", "train.rounds", "unsupervised.eval_type"),
         (federated_every, "federated_evaluation.every_rounds", "train.rounds"),
+        (asked_every, "statistics.every_rounds", "train.rounds"),
     ):
         if value is not None and value > job.rounds:
             text = f"{value} is more than the {job.rounds} rounds of the job; set at most"
@@ -296,6 +300,23 @@ def _cluster_sums(job: Job) -> Iterator[Mix]:
     if cells > UPLOAD_VALUES:
         text = f"would be {cells} values a device, more than {UPLOAD_VALUES}; use upload: mean"
         yield Mix((upload, "data.classes"), text)
+
+
+def _asked_beside(job: Job) -> Iterator[Mix]:
+    asked, schema = job.statistics, job.data.schema_
+    if asked is None:
+        return
+    if job.data.asks:
+        yield Mix(("statistics", "train.method"), "stand beside training, or in place of train")
+    if any(one.values is not None for one in asked.columns):
+        text = "that nobody listed take four exchanges; ask them in a job of their own"
+        yield Mix(("statistics.columns",), f"values {text}")
+    elif (cells := vectors(asked, 1)[0].cells) > UPLOAD_VALUES:
+        text = f"makes {cells} cells, more than {UPLOAD_VALUES}; ask less"
+        yield Mix(("statistics.tables", "statistics.columns"), text)
+    if schema is not None and schema.windows is not None:
+        text = "statistics are of rows, not of windows; ask in a job of its own"
+        yield Mix(("statistics", "data.schema.windows"), text)
 
 
 def _selected(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
@@ -536,7 +557,7 @@ def _sum_room(plan: Plan) -> Iterator[Mix]:
         key, what = "encrypt.laplace_eval.laplace_eval_eps", "sum of the devices' noised softmax"
         sums.append((key, f"{what} does", "raise laplace_eval_eps", inferred))
     for phase, key, _ in _evaluations(plan.job) if plan.context.summed else ():
-        counts = plan.evaluation_of(phase).spec
+        (counts,) = plan.segments(PlannedRound(0, phase, 0))
         sums.append((key, "sum of the devices' noised counts does", "raise its epsilon", counts))
     reported: set[str] = set()
     for key, what, way, spec in sums:
@@ -588,7 +609,10 @@ def _prices(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:
 
 def _evaluation_prices(plan: Plan) -> Iterator[Mix]:
     asked: list[tuple[str, float, Callable[[], object]]]
-    asked = [(key, e, partial(plan.evaluation_of, of)) for of, key, e in _evaluations(plan.job)]
+    asked = [
+        (key, e, partial(plan.price, PlannedRound(0, of, 0), trains=False))
+        for of, key, e in _evaluations(plan.job)
+    ]
     if plan.job.infer_every and plan.softmax_epsilon is not None:
         key = "encrypt.laplace_eval.laplace_eval_eps"
         asked.insert(0, (key, plan.softmax_epsilon, plan.softmax_event))
@@ -607,6 +631,8 @@ def _evaluations(job: Job) -> Iterator[tuple[str, str, float]]:
         yield EVALUATE, "federated_evaluation.epsilon", asked.epsilon
     if job.cluster_every and epsilon is not None:
         yield CLUSTER, "unsupervised.epsilon", epsilon
+    if job.statistics is not None:
+        yield ASK, "statistics.epsilon", job.statistics.epsilon
 
 
 def _aggregation(plan: Plan, fleet: KnownFleet | None) -> Iterator[Mix]:

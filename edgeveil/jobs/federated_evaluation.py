@@ -1,7 +1,8 @@
 """Federated evaluation: figures on devices' own evaluation records, by noised sums.
 
 A separate round after a training round carries the model: phase `evaluate` for `record_counts`,
-`cluster` for `cluster_sums`. The noise is calibrated to all rounds of a phase together.
+`cluster` for `cluster_sums`; phase `ask` asks statistics of all records, without a model. The noise
+is calibrated to all rounds of a phase together.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from edgeveil.evaluation.record_counts import RecordCounts
 from edgeveil.parts.round import Answer, Array, SegmentSpec, Tensors, summed_spec
 from edgeveil.privacy.events import GaussianEvent, SharedGaussian, noise_of
 from edgeveil.privacy.gaussian_mechanism import gaussian
+from edgeveil.privacy.policy import ASK
 from edgeveil.privacy.sampler import RandomBytes, os_random
+from edgeveil.statistics.answers import Sums, answered
+from edgeveil.statistics.blocks import BlockVector
 
 Counts = RecordCounts | ClusterSums
 COUNTS = "counts"
@@ -117,3 +121,46 @@ class FederatedEvaluation:
         unit = 2.0**-self._own.grid_bits
         steps = sum((one.astype(np.int64) for one in sums), np.zeros(self.counts.cells, np.int64))
         return steps.astype(np.float64) * unit, self.deviation(uploads) * self.counts.whole
+
+
+def asking(event: GaussianEvent | SharedGaussian) -> GaussianEvent | SharedGaussian:
+    """Return the event of a question, which reads all records whatever their split."""
+    own = replace(noise_of(event), purpose=ASK)
+    return replace(event, own=own) if isinstance(event, SharedGaussian) else own
+
+
+@dataclass(frozen=True)
+class FleetQuestion:
+    """Statistics beside training, one exchange each, at the price `event` for a device."""
+
+    vector: BlockVector
+    event: GaussianEvent | SharedGaussian
+    nominal_records: int
+    facts: Mapping[str, Any]  # of the answers: ε, δ, unit
+    summed: int = 0
+
+    @property
+    def spec(self) -> SegmentSpec:
+        own, shape = noise_of(self.event), (self.vector.cells,)
+        noise = math.ceil(_ROOM_SIGMAS * math.sqrt(own.sigma_squared))
+        largest = self.vector.room(own, self.nominal_records) + noise
+        if not self.summed:
+            return SegmentSpec(COUNTS, shape, "int64", largest=largest)
+        return summed_spec(COUNTS, shape, largest, self.summed)
+
+    def answer(self, records: Records, random_bytes: RandomBytes = os_random) -> Answer:
+        """Return a device's answer over its raw records."""
+        own = noise_of(self.event)
+        room = self.vector.room(own, self.nominal_records)
+        noised, _ = gaussian(self.vector.steps(records, own, room), own, random_bytes)
+        return Answer({COUNTS: noised}, (self.event,))
+
+    def answers(self, sums: Sequence[Array], uploads: int) -> dict[str, Any]:
+        """Return JSON answers from the noised sums of `uploads` devices, single or summed."""
+        own = noise_of(self.event)
+        unit, total = 2.0**-own.grid_bits, np.zeros(self.vector.cells, np.int64)
+        for one in sums:
+            total += one.astype(np.int64)
+        deviation = math.sqrt(uploads * own.sigma_squared) * unit
+        found = Sums(self.vector, total.astype(np.float64) * unit, deviation, uploads)
+        return answered(self.vector.questions, [found], self.facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from edgeveil.config.base import DEPENDS_ON_ANOTHER, Block, Seconds
+from edgeveil.config.base import DEPENDS_ON_ANOTHER, Block, Mix, Seconds
 from edgeveil.config.policy import FUNCTION
 from edgeveil.data.schema import ColumnName, DataSchema
 from edgeveil.data.target import TargetRange
@@ -30,12 +30,15 @@ from edgeveil.parts.features import FEATURES, FeatureParameters
 from edgeveil.parts.methods import METHODS, MethodParameters
 from edgeveil.parts.models import MODELS, ModelParameters, python_function
 from edgeveil.parts.part import OneOf, PartTable, omittable
+from edgeveil.parts.round import ASK, TRAIN
 from edgeveil.parts.stages import STAGES, StageParameters
 from edgeveil.plugins import PluginRefusedError, watch
 from edgeveil.privacy.events import Unit
+from edgeveil.statistics.questions import Questions
 
 CANONICAL_BYTES = 1 << 16
 _UNKNOWN = "not a job of this version"
+_FORM = ("header", "person", "missing")  # of a schema, whatever is read by it
 _SETTLED: dict[str, dict[str, Any]] = {  # as `BlockPart.settled`
     "privacy": {"stop": None},
     "unsupervised": {"labels": "argmax", "silhouette": "sklearn"},
@@ -269,6 +272,18 @@ class FederatedEvaluationBlock(Block):
     """For anomalies: share of normal records that may be flagged; null: 0.05."""
 
 
+class StatisticsBlock(Questions):
+    """Questions to all records of the devices, beside training."""
+
+    epsilon: float = Field(gt=0, examples=[1])
+    """ε of all answers of one device to these questions, with `privacy.delta`."""
+    every_rounds: int = Field(default=0, ge=0, le=10**6)
+    """Interval of the question in training rounds; 0: only after the last one."""
+
+    def _mixes(self) -> Iterable[Mix]:
+        return (Mix((f"statistics.{key}",), text) for key, text in self.faults())
+
+
 class EarlyStopping(Block):
     """When a job ends before its last round, and which round's model is released.
 
@@ -328,6 +343,10 @@ class Job(Block):
         None, examples=[{"epsilon": 1}]
     )
     """Figures on the devices' own evaluation records, noised; null: only the cloud's test."""
+    statistics: StatisticsBlock | None = omittable(
+        None, examples=[{"epsilon": 1, "columns": [{"name": "age", "number": [0, 100]}]}]
+    )
+    """Statistics of all records beside training, noised; in place of `train`: a job that asks."""
     test_metric: str | None = omittable(
         None, pattern=FUNCTION, max_length=256, examples=["mypackage.metrics:macro_recall"]
     )
@@ -362,6 +381,31 @@ class Job(Block):
     @property
     def rounds(self) -> int:
         return self.train.rounds
+
+    @property
+    def asked_schema(self) -> DataSchema | None:
+        """The raw form in which the records are read for statistics; None if nothing is asked."""
+        if self.statistics is None:
+            return self.data.schema_ if self.data.asks else None
+        given = self.data.schema_
+        form = {} if given is None else {key: getattr(given, key) for key in _FORM}
+        return self.statistics.records_schema.model_copy(update=form)
+
+    def reading(self, phase: str) -> tuple[float, DataSchema | None]:
+        """Return how a phase's records are read: the evaluation share, and the schema."""
+        if phase == ASK:
+            return 0.0, self.asked_schema
+        return self.data.evaluation_share, self.data.schema_
+
+    def record_shape(self, phase: str) -> tuple[int, ...]:
+        """Return the shape of a record in a phase."""
+        asked = self.asked_schema if phase == ASK else None
+        return self.data.input_shape if asked is None else asked.input_shape
+
+    @property
+    def phases_read(self) -> tuple[str, ...]:
+        """A phase of each form in which records are read."""
+        return (TRAIN,) if self.statistics is None else (TRAIN, ASK)
 
     @property
     def anomaly(self) -> bool:

@@ -65,11 +65,9 @@ def _ask(tree: Tree) -> None:
     """Read a block `statistics` as the `train` block of a job that asks, with its raw records."""
     if STATISTICS not in tree.value:
         return
-    block = tree.value.pop(STATISTICS)
     if "train" in tree.value:
-        text = "a job asks or learns; leave out statistics or train"
-        tree.problems.append(Problem((STATISTICS,), tree.line((STATISTICS,)), text))
-        return
+        return  # it learns, and asks beside
+    block = tree.value.pop(STATISTICS)
     tree.written["train"] = STATISTICS
     tree.lines |= {("train", *at[1:]): n for at, n in tree.lines.items() if at[:1] == (STATISTICS,)}
     tree.value["train"] = block
@@ -91,10 +89,11 @@ def line_of(path: Path, key: str) -> int:
 def job_schema(model: type[Job] = Job) -> Schema:
     """Return the JSON Schema (2020-12) of a job file with `model`, for editors."""
     schema = with_preset(model.model_json_schema())
-    asked = {"$ref": "#/$defs/StatisticsParameters", "description": "Ask in place of learning."}
+    alone = {"$ref": "#/$defs/StatisticsParameters", "description": "Ask in place of learning."}
+    beside = {"$ref": "#/$defs/StatisticsBlock", "description": "Ask beside learning."}
     return {
         **schema,
-        "properties": {**schema["properties"], STATISTICS: asked},
+        "properties": {**schema["properties"], STATISTICS: {"anyOf": [alone, beside]}},
         "required": [key for key in schema["required"] if key != "train"],
     }
 

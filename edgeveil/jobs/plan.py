@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from functools import cached_property
 
@@ -12,7 +13,15 @@ from edgeveil.errors import ProtocolError, UsageError
 from edgeveil.evaluation.cluster_sums import STEP_BITS, ClusterSums
 from edgeveil.evaluation.record_counts import ScoreCounts, counts_of
 from edgeveil.jobs import buffered_rounds
-from edgeveil.jobs.federated_evaluation import ABOUT, CENTROIDS, COUNTS, Counts, FederatedEvaluation
+from edgeveil.jobs.federated_evaluation import (
+    ABOUT,
+    CENTROIDS,
+    COUNTS,
+    Counts,
+    FederatedEvaluation,
+    FleetQuestion,
+    asking,
+)
 from edgeveil.jobs.job import Job
 from edgeveil.parts.aggregation import AggregationRule, ChoosingParameters, build_rule
 from edgeveil.parts.features import (
@@ -35,6 +44,7 @@ from edgeveil.parts.models.heads import (
     residual_graph,
 )
 from edgeveil.parts.round import (
+    ASK,
     CLUSTER,
     EVALUATE,
     EVALUATIONS,
@@ -69,6 +79,7 @@ from edgeveil.protocol.messages import (
 )
 from edgeveil.protocol.sealed import padded
 from edgeveil.selection import rounded_up
+from edgeveil.statistics.blocks import vectors
 
 SOFTMAX = "softmax"
 _NO_DATA_SET = "(statistics)"
@@ -231,9 +242,10 @@ class Plan:
 
     def _evaluated(self, phase: str, number: int, last: int) -> bool:
         """Return whether the phase follows a training round; counts always follow the `last`."""
-        every, asked = self.job.cluster_every, self.job.federated_evaluation
+        every = self.job.cluster_every
         if phase == CLUSTER:
             return every > 0 and number % every == 0
+        asked = self.job.statistics if phase == ASK else self.job.federated_evaluation
         if asked is None:
             return False
         return number == last or (asked.every_rounds > 0 and number % asked.every_rounds == 0)
@@ -242,9 +254,29 @@ class Plan:
     def of_method(self) -> tuple[PlannedRound, ...]:
         return tuple(round for round in self.all_rounds if not round.evaluates)
 
+    def _released_in(self, phase: str) -> FederatedEvaluation | FleetQuestion:
+        return self.question if phase == ASK else self.evaluation_of(phase)
+
     def evaluation_of(self, phase: str) -> FederatedEvaluation:
         """Return the evaluation of a phase. Raises PrivacyError, or UsageError if not requested."""
         return self.cluster_sums if phase == CLUSTER else self.evaluation
+
+    @cached_property
+    def question(self) -> FleetQuestion:
+        """The statistics beside training. Raises PrivacyError, or UsageError if not requested."""
+        job, asked = self.job, self.job.statistics
+        if asked is None:
+            raise UsageError("the job asks nothing", where="statistics")
+        (vector,), unit = vectors(asked, 1), self.context.unit
+        squared, delta = vector.sensitivity_squared, job.privacy.delta
+        how = max(1, self._times(ASK)), honest_devices(job, sets=1)
+        bits = math.isqrt(squared).bit_length() - 1
+        event = counts_event(
+            "statistics", squared, vector.cells, asked.epsilon, delta, *how, bits, unit
+        )
+        facts = {"epsilon": asked.epsilon, "delta": delta, "unit": unit}
+        nominal = job.data.nominal_records
+        return FleetQuestion(vector, asking(event), nominal, facts, self.context.summed)
 
     @cached_property
     def evaluation(self) -> FederatedEvaluation:
@@ -295,7 +327,7 @@ class Plan:
 
     def segments(self, round: PlannedRound) -> tuple[SegmentSpec, ...]:
         if round.evaluates:
-            return (self.evaluation_of(round.phase).spec,)
+            return (self._released_in(round.phase).spec,)
         specs = self.cloud.segments(round)
         if round.infer:
             specs += (self._softmax_spec,)
@@ -336,6 +368,8 @@ class Plan:
         self, state: Tensors, round: PlannedRound, mean: Tensors, uploads: int
     ) -> dict[str, Array]:
         """Return the state after an aggregate; an evaluation updates threshold or centroids."""
+        if round.phase == ASK:
+            return dict(state)
         if not round.evaluates:
             after = self.cloud.absorb(state, round, mean, uploads)
             if self.job.cluster_every:
@@ -411,7 +445,7 @@ class Plan:
         asked, least = self.job.selection.devices, self.job.round.min_batch
         uploads = asked if isinstance(asked, int) else least
         records = uploads * self.job.data.nominal_evaluation_records
-        for phase in filter(self._times, EVALUATIONS):
+        for phase in filter(self._times, (CLUSTER, EVALUATE)):
             noise = self.evaluation_of(phase).deviation(uploads)
             found.append(
                 f"{phase} on devices, {self._times(phase)} times: in each count of {uploads:,}"
@@ -487,7 +521,7 @@ class Plan:
     def price(self, round: PlannedRound, *, trains: bool) -> tuple[Event, ...]:
         """Return the events of one device's answer, the softmax upload last."""
         if round.evaluates:
-            return (self.evaluation_of(round.phase).event,)
+            return (self._released_in(round.phase).event,)
         training = self.device.price(round) if trains else ()
         return (*training, self.softmax_event()) if round.infer else training
 

@@ -15,7 +15,7 @@ from edgeveil.errors import OF_OTHERS_CODE, DataError, EdgeVeilError, PrivacyErr
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs.federated_evaluation import COUNTS
 from edgeveil.jobs.plan import SOFTMAX, Plan
-from edgeveil.parts.round import KEPT, TRAIN, Array, PlannedRound, Tensors
+from edgeveil.parts.round import ASK, KEPT, TRAIN, Array, PlannedRound, Tensors
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
 from edgeveil.statistics.blocks import dearest
@@ -42,11 +42,16 @@ def synthetic_records(plan: Plan, count: int) -> Records:
     scales = [getattr(one, "input_scale", None) for one in (plan.job.model, *plan.job.features)]
     largest = max((scale for scale in scales if scale), default=1.0)
     x = chance.random((count, *data.input_shape), dtype=np.float32) * np.float32(largest)
-    if isinstance(plan.job.train, Questions):  # which sum up each person's records alone
-        x, every = dearest(plan.job.train, count, chance), np.arange(count, dtype=np.float32)
-        return Records(x, np.zeros(count, np.int64), every[:, None])
+    if isinstance(plan.job.train, Questions):
+        return _to_ask(plan.job.train, count, chance)
     pairs = (np.arange(count) // 2).astype(np.float32)[:, None]  # the dearest number of persons
     return Records(x, np.arange(count, dtype=np.int64) % data.classes, pairs)
+
+
+def _to_ask(questions: Questions, count: int, chance: np.random.Generator) -> Records:
+    # Each record is of another person, whose records are summed up alone.
+    x, every = dearest(questions, count, chance), np.arange(count, dtype=np.float32)
+    return Records(x, np.zeros(count, np.int64), every[:, None])
 
 
 def rehearse_device(
@@ -122,7 +127,13 @@ def rehearsed_evaluation(
     records: Records,
     random_bytes: RandomBytes = os_random,
 ) -> Array:
-    """Return the noised counts by the model of the cloud's `state`. Raises DataError."""
+    """Return the noised counts by the model of the cloud's `state`. Raises DataError.
+
+    Of a question: of as many made-up records as `records`."""
+    if round.phase == ASK:
+        asks = plan.question
+        found = _to_ask(asks.vector.questions, len(records), np.random.default_rng(_SEED))
+        return unpack_tensors(pack_tensors(asks.answer(found, random_bytes).segments))[COUNTS]
     session, given = _session(plan, graph, plan.cloud.model(state))
     package = unpack_tensors(pack_tensors(plan.package(state, round)))
     asked = plan.evaluation_of(round.phase).about(package)

@@ -27,7 +27,8 @@ Tensors = Mapping[str, NDArray[np.generic]]
 TRAIN = "train"
 EVALUATE = "evaluate"  # the model on the devices' evaluation records, outside any method
 CLUSTER = "cluster"  # the same, by sums around public centroids
-EVALUATIONS = (CLUSTER, EVALUATE)  # in their order after a round
+ASK = "ask"  # statistics of all of the devices' records, without a model
+EVALUATIONS = (CLUSTER, ASK, EVALUATE)  # in their order after a round
 KEPT = "kept/"  # prefix of tensors that a device keeps to itself
 PERSONAL = "personal/"  # prefix, in that state, of weights of the device's own model
 
@@ -50,20 +51,21 @@ class PlannedRound:
 
     @property
     def carries_model(self) -> bool:
-        return self.infer or self.evaluates
+        return self.infer or self.phase in (CLUSTER, EVALUATE)
 
     @property
     def evaluates(self) -> bool:
-        """Whether devices only sum over evaluation records, without training."""
+        """Whether devices only sum over records, without training."""
         return self.phase in EVALUATIONS
 
 
 def round_label(phase: str, number: int) -> str:
-    """Return a label: `centre`, `round 3`, `evaluation of round 3`, `clusters of round 3`."""
+    """Return a label: `centre`, `round 3`, `evaluation of round 3`, `question of round 3`."""
     of = {
         TRAIN: f"round {number}",
         EVALUATE: f"evaluation of round {number}",
         CLUSTER: f"clusters of round {number}",
+        ASK: f"question of round {number}",
     }
     return of.get(phase, phase)
 
@@ -71,6 +73,7 @@ def round_label(phase: str, number: int) -> str:
 def short_label(phase: str, number: int) -> str:
     """Return a label for tables: `centre`, `3`, `3, evaluated`."""
     of = {EVALUATE: f"{number}, evaluated", CLUSTER: f"{number}, clustered"}
+    of[ASK] = f"{number}, asked"
     return of.get(phase, str(number or phase))
 
 

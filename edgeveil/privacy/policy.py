@@ -45,6 +45,7 @@ class Limits:
     lifetime_collusion_epsilon: float | None = None
     max_inference_record_epsilon: float | None = None
     max_jobs: int | None = None
+    statistics_epsilon: float | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,12 @@ def total(jobs: Iterable[JobRequest], delta: float | None = None) -> Quote:
     return Quote(_total(training, delta), _total(inference, delta))
 
 
+def asked_in(jobs: Iterable[JobRequest], delta: float) -> Guarantee:
+    """Return what the statistics of several jobs cost together, as `total` does."""
+    own = ([event for event in job.events if event.purpose == ASK] for job in jobs)
+    return total([JobRequest("", delta, tuple(events)) for events in own if events], delta).training
+
+
 def _total(jobs: Iterable[tuple[list[Event], Guarantee]], delta: float | None) -> Guarantee:
     listed = [(events, part) for events, part in jobs if events]
     parts = [part for _, part in listed]
@@ -221,6 +228,7 @@ def check_job(request: JobRequest, limits: Limits, others: Iterable[JobRequest])
         (record_key, inference.of_person, 0.0),
         (all_colluding, inference.limited_if_colluding, limits.max_inference_epsilon),
         ("lifetime_delta", max(inference.delta, priced.inference.delta), 0.0),
+        ("statistics_epsilon", asked_in(jobs, limits.lifetime_delta).limited, math.inf),
     ):
         limit = getattr(limits, name)
         most = otherwise if limit is None else limit

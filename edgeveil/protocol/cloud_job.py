@@ -146,11 +146,13 @@ class TakeMasks:
 class RoundCommit:
     """Result: the round is committed, with the record of accepted segments of all cells.
 
-    `last`: no further round follows, although the job planned some."""
+    `last`: no further round follows, although the job planned some. `drifted`: columns that did, of
+    a round with statistics to compare them with."""
 
     commit: m.Commit
     data: bytes
     last: bool = False
+    drifted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -733,7 +735,7 @@ CLOUD_STATES = fx.StateTable(
 )
 
 
-_EVALUATIONS = ("evaluate", "cluster")  # phases that change no model
+_EVALUATIONS = ("evaluate", "cluster", "ask")  # phases that change no model
 _SLOW = "the other cells had a quorum of all devices before it answered"
 
 

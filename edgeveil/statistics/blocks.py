@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.records import grouped
+from edgeveil.data.records import Records, flat_rows, grouped
 from edgeveil.parts.round import Tensors
+from edgeveil.privacy.events import GaussianEvent
 from edgeveil.statistics.heavy_hitters import LEVELS, HeavyHitters
 from edgeveil.statistics.questions import AskedColumn, Condition, Questions
 
@@ -35,6 +36,8 @@ Int64 = NDArray[np.int64]
 Rows = NDArray[np.float32]
 STEPS = 1 << 12  # fixed-point steps of 1 in moments and products
 UNIT = 1 << 14  # weight of a record where the noise matters by 1
+ROOM = 4  # most records of a device that count, in nominal_records
+MOST = 1 << 61  # of a cell, so that its noise fits an int64
 _FINE = 3  # cells of a bin of the histogram if quantiles are asked
 
 
@@ -230,6 +233,20 @@ class BlockVector:
                 np.add.at(total, pairs % one.cells, _mean(sums, sizes[pairs // one.cells], bits))
             found.append(total)
         return np.concatenate(found)
+
+    def steps(self, records: Records, event: GaussianEvent, room: int) -> Int64:
+        """Return the sums in steps within ±`room`; a person's, or the device's, are means."""
+        records = records.at(records.y >= 0)  # others are broken rows
+        owners, bits, x = records.owners(event.unit), event.grid_bits, flat_rows(records.x)
+        if owners is not None:
+            return np.clip(self.means(x, owners, bits), -room, room)
+        whole = room >> bits  # cut first: the shift of a large sum would overflow
+        return np.clip(self.of(x), -whole, whole) << bits
+
+    def room(self, event: GaussianEvent, nominal_records: int) -> int:
+        """Return the bound on a cell of one device, in steps."""
+        most = 1 if event.unit == "device" else ROOM * nominal_records
+        return min(most * self.largest << event.grid_bits, MOST)
 
     def _asked(self, x: Rows) -> NDArray[np.bool_]:
         found = np.ones(len(x), np.bool_)

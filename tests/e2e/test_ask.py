@@ -11,7 +11,7 @@ from edgeveil.config.policy import Policy
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.policy import price
 from edgeveil_tools.cli import main
-from tests.kits.live_site import LiveSite
+from tests.kits.live_site import LiveSite, page
 from tests.kits.people import people, people_job, write_people
 
 pytestmark = pytest.mark.slow
@@ -51,11 +51,32 @@ def test_a_cloud_s_devices_answer_and_a_schema_follows(tmp_path, capsys):
         learns = yaml.safe_load(people_job(tmp_path, tmp_path / "people.csv").read_text())
         del learns["local_run"]
         learns |= {"train": {"method": "fm", "rounds": 1}, "round": {"min_batch": 5}}
+        columns = [{"name": "age", "number": [0, 100], "bins": 10}]
+        learns |= {"statistics": {"epsilon": 9, "columns": columns}}
+        learns["privacy"] |= {"delta": 1e-3, "noise": "shared"}
+        learns["aggregation"] = {"name": "fedavg", "secure": True}
         site.completed(site.client.submit_yaml(yaml.safe_dump(learns).encode()))
-        again = edgeveil.ask(cloud=site.client, count="income", **how, **public)
+        site.wait_released()
+        asked = {"histogram": ("age", 10), "mean": "age", "count": "income"}
+        again = edgeveil.ask(cloud=site.client, **asked, **how, **public)
         assert abs(again["count", "income"]["value"] - len(rows)) < 40
+        (age,) = again.drift["columns"]
+        assert (again.drift["since"], age["drifted"]) == ("the release of people", False)
+        assert abs(age["mean_shift"]) < 2 * age["mean_shift_plus_minus"]
+        # Twenty years later, and with a cloud and devices that were started anew.
+        site.stop_all()
+        older = [[str(min(100, int(age) + 20)), *others] for age, *others in rows]
+        write_people(tmp_path / "people.csv", older)
+        site.start_all()
+        later = edgeveil.ask(cloud=site.client, **asked, **how, **public)
+        (age,) = later.drift["columns"]
+        assert age["drifted"] and 15 < age["mean_shift"] < 25
+        token = site.site.token_file.read_text().strip()
+        assert 'edgeveil_drifted_columns{job="ask' in page(f"{site.spec.url}/metrics", token)[1]
         ledger = next(site.spec.folder.rglob(LEDGER_FILE))
         jobs = read_ledger(ledger).accounts["people"].values()
         priced = [price(one.events, 1e-3) for one in jobs]
-        assert sum(one.training.epsilon > 0 for one in priced) == 4
-        assert sum(one.inference.epsilon > 0 for one in priced) == 3  # the questions alone
+        assert [one.training.epsilon > 0 for one in priced] == [True] * 5
+        assert [one.inference.epsilon > 0 for one in priced] == [True] * 5  # of each question
+        both, asked = (priced[2].training.epsilon, priced[2].inference.epsilon)
+        assert asked < 9.01 < both

@@ -29,6 +29,7 @@ from edgeveil.parts.round import EVALUATIONS, TRAIN
 from edgeveil.privacy.guarantee import down, guarantee_lines, up
 from edgeveil.privacy.policy import Quote
 from edgeveil.statistics.answer_text import head_text, rows
+from edgeveil.statistics.drift import lines as drift_lines
 from edgeveil.units import byte_text, seconds_text
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class RunEvents:
     privacy: dict[str, Any] | None = None
     early_stopping: dict[str, Any] | None = None
     statistics: dict[str, Any] | None = None
+    drift: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
         """Process the next event; events of unknown types are only stored."""
@@ -70,7 +72,8 @@ class RunEvents:
         kind, data = event["type"], event["data"]
         if kind == "exchange_committed":
             row = round_row(data)
-            self.statistics = data.get("statistics", self.statistics)
+            if found := data.get("statistics"):
+                self.statistics, self.drift = found, data.get("drift")
             kept = {TRAIN: self.rounds, **dict.fromkeys(EVALUATIONS, self.evaluations)}
             kept.get(data["phase"], self.phases).append(row)
             if data["phase"] in EVALUATIONS and self.rounds and row.get("figures"):
@@ -304,6 +307,7 @@ def build(
                 "note": UNPROTECTED if ideal and not published else "",
             },
             **({"statistics": record.statistics} if record.statistics else {}),
+            **({"drift": record.drift} if record.drift else {}),
             "privacy": (facts["status"] == "completed" and record.privacy) or dict(privacy),
             "simulated": simulated,
             "encryption": "off" if simulated else "on",
@@ -341,12 +345,13 @@ def summary(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         own += "; not held out, as early stopping was judged by the same records"
     figures, (led, value) = final.get("figures"), leading(final)
     found = [("note", result["note"])]
+    if not result.get("statistics") or result.get("evaluations"):
+        found.append((f"final {led}", leading_text(led, value, figures) + own))
     if statistics := result.get("statistics"):
         found.append(("asked", head_text(statistics)))
         found += [(f"{column}: {name}", text) for column, name, text in rows(statistics)]
         found += [("note", text) for text in statistics.get("remarks", ())]
-    else:
-        found.append((f"final {led}", leading_text(led, value, figures) + own))
+        found += [("drift", text) for text in drift_lines(result.get("drift", {}))]
     if federated := final.get("federated"):
         found.append(("federated", federated_text(federated)))
     if clusters := final.get("cluster_scores") or _last(rounds, "cluster_scores"):

@@ -79,6 +79,10 @@
       found.push(line("Training, ε if all others collude", p.lifetime_collusion_epsilon, alone, left.lifetime_collusion_epsilon));
     }
     found.push(line("Inference, ε", p.max_inference_epsilon, inference ? inference.epsilon : 0, left && left.max_inference_epsilon));
+    if (left && left.statistics_epsilon !== undefined) {
+      const asked = p.statistics_epsilon - left.statistics_epsilon;
+      found.push(line("Statistics, ε", p.statistics_epsilon, asked, left.statistics_epsilon));
+    }
     return found;
   }
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.data.records import Records, flat_rows
+from edgeveil.data.records import Records
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.noise_only import zero_head
 from edgeveil.parts.round import (
@@ -35,15 +35,13 @@ from edgeveil.privacy.gaussian_mechanism import counts_event, gaussian
 from edgeveil.privacy.policy import ASK
 from edgeveil.privacy.sampler import RandomBytes, os_random
 from edgeveil.statistics.answers import Sums, answered
-from edgeveil.statistics.blocks import BlockVector, vectors
+from edgeveil.statistics.blocks import MOST, BlockVector, vectors
 from edgeveil.statistics.heavy_hitters import LEVELS, HeavyHitters
 from edgeveil.statistics.questions import Questions
 from edgeveil.subnormals import flushed
 
 MOST_CELLS = 1 << 18  # of an exchange: 2 MiB
 SUMS, UPLOADS = "sums", "uploads"
-ROOM = 4  # most records of a device that count, in nominal_records
-_MOST = 1 << 61  # of a cell, so that its noise fits an int64
 _ROOM_SIGMAS = 12  # bound on the noise, as Q(12) < 2^-108
 
 
@@ -110,10 +108,8 @@ class Asking:
 
     def room(self, round: PlannedRound) -> int:
         """Return the bound on a cell of one device, in steps."""
-        most = 1 if self.context.unit == "device" else ROOM * self.context.nominal_records
-        return min(
-            most * self.vector(round).largest << noise_of(self.event(round)).grid_bits, _MOST
-        )
+        own = noise_of(self.event(round))
+        return self.vector(round).room(own, self.context.nominal_records)
 
 
 class StatisticsDevice:
@@ -138,16 +134,9 @@ class StatisticsDevice:
         return Answer({SUMS: noised}, (event,))
 
     def steps(
-        self, vector: BlockVector, records: Records, event: GaussianEvent, room: int = _MOST
+        self, vector: BlockVector, records: Records, event: GaussianEvent, room: int = MOST
     ) -> NDArray[np.int64]:
-        """Return the sums in steps within ±`room`; a person's, or the device's, are means."""
-        records = records.at(records.y >= 0)  # others are broken rows
-        owners, bits, x = records.owners(event.unit), event.grid_bits, flat_rows(records.x)
-        if owners is None:
-            whole = room >> bits  # cut first: the shift of a large sum would overflow
-            return np.clip(vector.of(x), -whole, whole) << bits
-        total = vector.means(x, owners, bits)
-        return np.clip(total, -room, room)
+        return vector.steps(records, event, room)
 
 
 class StatisticsCloud(CloudMethod):

@@ -236,7 +236,7 @@ def test_what_is_known_waits_for_no_answer_and_what_was_forgotten_is_read_anew(p
     """Else a reading would be part of an answer, whose time no trial has tried."""
     one = remote(process, tmp_path, records(tmp_path / "own.npz"))
     other = remote(process, tmp_path, tmp_path / "own.npz", "1" * 16)
-    shares = [0.1 + 0.01 * number for number in range(one.site.policy.max_jobs + 1)]
+    shares = [0.1 + 0.01 * number for number in range(2 * one.site.policy.max_jobs + 1)]
     for device in (one, other):
         assert all(device.read_ahead(share) for share in shares)
     found = one.try_job(taught(), trains=True)

@@ -8,12 +8,16 @@ from edgeveil.config.policy import Policy
 from edgeveil.errors import PrivacyError, ProtocolError, UsageError
 from edgeveil.jobs import compile_job
 from edgeveil.parts.features.onnx import sha256_hex
+from edgeveil.parts.methods.statistics import StatisticsParameters
 from edgeveil.parts.models import python_model
 from edgeveil.plugins import code_digest
+from edgeveil.privacy.ledger import Ledger, read_ledger
+from edgeveil.privacy.policy import price
 from edgeveil.protocol.device import InstallJob
 from edgeveil.protocol.device_round import SealedAnswer
 from edgeveil.protocol.sealed import JobPackage
-from edgeveil_edge.consent import judge, refusals
+from edgeveil_edge.consent import judge, limits_of, refusals
+from edgeveil_edge.spending import left
 from tests.kits.backbone_files import small_backbone
 
 QUOTE = PLAN.quote()
@@ -268,3 +272,52 @@ def test_what_comes_with_the_job_must_be_what_it_names(tmp_path, sent):
         box.host.perform(InstallJob(announcement(BACKED_PLAN, box.keys()), package))
     assert caught.value.reason == "wrong_backbone"
     assert box.store.load().jobs == {}
+
+
+def test_an_owner_names_the_columns_and_the_price_of_questions(tmp_path):
+    asks = {"epsilon": 1.0, "columns": ({"name": "age", "number": (0.0, 100.0)},)}
+    schema = {
+        "origin": "public",
+        "label": {"column": "y", "classes": ("a", "b", "c")},
+        "columns": ({"name": tuple("pqrs"), "number": (0.0, 1.0)},),
+    }
+    data = {"source": "bench", "nominal_records": 20, "schema": schema}
+    plan = compile_job(job(data=data, statistics=asks))
+    free = {"min_devices": 3, "allowed_methods": ("fm", "statistics")}
+    for policy, key in (
+        ({"allowed_methods": ("fm",)}, "allowed_methods"),
+        ({"allowed_columns": tuple("pqrsy")}, "allowed_columns"),
+        ({"statistics_columns": ("p*",)}, "statistics_columns"),
+    ):
+        found = [e.where for e in refusals(Policy(**{**free, **policy}), plan, trains=True)]
+        assert found == [f"policy.{key}"]
+    allowed = Policy(**free, allowed_columns=("age", *"pqrsy"), statistics_columns=("a*",))
+    assert not [*refusals(allowed, plan, trains=True)]
+
+
+def test_questions_have_a_budget_of_their_own(tmp_path):
+    asks = {"epsilon": 1.0, "columns": ({"name": "age", "number": (0.0, 100.0)},)}
+    data = {"source": "people", "nominal_records": 20}
+    train = {"method": "statistics", "columns": asks["columns"]}
+    schema = StatisticsParameters(**train).records_schema.model_dump()
+    own = {**data, "schema": schema, "evaluation_share": 0.0}
+    alone = compile_job(job(data=own, train=train, features=(), unsupervised={"every_rounds": 0}))
+    single = price(alone.events(), 1e-5).training.epsilon
+    ledger = Ledger(tmp_path / "ledger.sqlite", "people")
+    wide = {"max_epsilon_per_job": 100.0, "lifetime_epsilon": 100.0}
+    limits = limits_of(Policy(**wide, statistics_epsilon=1.5 * single))
+    for name in ("a", "b"):
+        ledger.open_job(alone.request(name), limits)
+        ledger.commit(name, 1, alone.events(), b"")
+    assert _left(ledger, tmp_path, statistics_epsilon=1.5 * single) < 0.5 * single
+    refused = 0
+    with pytest.raises(PrivacyError, match="statistics_epsilon"):
+        for refused in range(9):
+            ledger.open_job(alone.request(f"c{refused}"), limits)
+    assert refused < 4
+    ledger.open_job(PLAN.request("d"), limits)
+
+
+def _left(ledger, folder, **policy):
+    account = read_ledger(folder / "ledger.sqlite").accounts["people"]
+    return left(account, Policy(**policy))["statistics_epsilon"]

@@ -55,7 +55,7 @@ def show_command(args: argparse.Namespace) -> int:
 
     found = Statistics.of_events(events)
     lines = [*_shown(cloud, entry, attempts), *([str(found)] if found else ())]
-    asked = {"statistics": found.content} if found else {}
+    asked = {"statistics": found.content, "drift": found.drift} if found else {}
     return answer(args, lines, {"job": entry, "attempts": attempts, **asked})
 
 

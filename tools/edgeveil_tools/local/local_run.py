@@ -290,7 +290,7 @@ def owners_policy(job: Job, run: LocalRun) -> Policy:
         accept_unprotected=True,
         accept_unshuffled=True,
         allow_record_counts=True,
-        allowed_methods=(job.train.method,),
+        allowed_methods=(job.train.method, *(["statistics"] if job.statistics else [])),
         allowed_backbones=tuple(carried_digests(job)),
         allowed_plugins=tuple(AllowedPlugin(**one._asdict()) for one in plugins.allowances(parts)),
         allowed_python_models=tuple(

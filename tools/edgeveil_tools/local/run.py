@@ -380,7 +380,7 @@ def run_local(
         display.lines(summary(result.content))
         display.note(f"Files in {out}: {', '.join(FILES)}")
         display.note(f"Report: {result.report}")
-        if "statistics" in result.content:
+        if "statistics" in result.content and not result.content["evaluations"]:
             display.note(f"Next: edgeveil draft --from-statistics {out} --label COLUMN")
             return 0
         own = local_job(path, overrides)[1].data.path

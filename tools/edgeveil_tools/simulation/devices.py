@@ -158,9 +158,10 @@ class SimulatedDevices:
             pool, shares = dealt_records(site.source.source, origin, site.devices, *of)
             return halves(pool.at(shares[number - 1]), key, share)
 
-        def load_canary(*_: Any) -> tuple[Records, Records]:
-            held = self._canaries.records(number)
-            return held, held.at(np.zeros(0, np.int64))
+        def load_canary(*how: Any) -> tuple[Records, Records]:
+            held, schema = self._canaries.records(number), how[-1]
+            none = held.at(np.zeros(0, np.int64))
+            return (none, none) if schema is not None and schema.raw else (held, none)
 
         if number not in self._devices:
             job, held = self._job, cast("LoadRecords", load)

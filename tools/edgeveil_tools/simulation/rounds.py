@@ -31,6 +31,7 @@ from edgeveil.protocol.messages import DECLINE_CAUSES, RoundId
 from edgeveil.protocol.proxy_rounds import ShuffleRound
 from edgeveil.protocol.sealed import dealt, encode_package
 from edgeveil.selection import in_turn
+from edgeveil.statistics.drift import drift
 from edgeveil.testing import KEY_BYTES, SimulationSeeds
 from edgeveil_cloud.broadcasts import TooFewDevices, TooManyDevices, round_package, select
 from edgeveil_cloud.commit_round import (
@@ -89,6 +90,7 @@ class SimulatedRounds:
         self._evaluation = Evaluation(local_records(site.source, job.data.schema_))
         self._draws = self._seeds.draws()
         self._graph = b""
+        self._asked: tuple[int, Mapping[str, Any]] | None = None  # first round with answers
         self._recorder = Recorder(site.record_dir) if site.record_dir else None
         held = Canaries(self._plan, self._seeds, canaries)
         self.auditor = Auditor(held) if canaries else None
@@ -191,6 +193,10 @@ class SimulatedRounds:
         facts = RoundFacts(1, uploads, counts, sent_bytes, batch.size_bytes, timeline)
         record, event = round_record(context, self._evaluation, self._graph, after, valid, facts)
         after = judged(plan, state, after, record)
+        if asked := event.get("statistics"):
+            number, before = self._asked = self._asked or (record.number, asked)
+            if before is not asked:
+                event["drift"] = drift(before, asked, f"round {number}")
         return after, event | shown(plan, after)
 
     def _answers(

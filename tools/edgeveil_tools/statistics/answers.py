@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from edgeveil.errors import UsageError, needs_extra
 from edgeveil.registry import nearest
 from edgeveil.statistics.answer_text import cells, columns_of, lines
+from edgeveil.statistics.drift import lines as drift_lines
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Statistics:
     ± holds the noise with 95 % confidence, not what another sample of records would change."""
 
     content: Mapping[str, Any]
+    drift: Mapping[str, Any] = field(default_factory=dict)
+    """By column how far these are from the release's own answers, if known."""
 
     def __getitem__(self, asked: tuple[str, ...]) -> dict[str, Any]:
         """Return the answer by statistic and columns: value, plus_minus, too_noisy and others.
@@ -50,8 +53,10 @@ class Statistics:
     @classmethod
     def of_events(cls, events: Sequence[Mapping[str, Any]]) -> Self | None:
         """Return the newest answers in a job's events; None without any."""
-        found = (event["data"].get("statistics") for event in reversed(events))
-        return next((cls(answers) for answers in found if answers), None)
+        for data in (event["data"] for event in reversed(events)):
+            if answers := data.get("statistics"):
+                return cls(answers, data.get("drift") or {})
+        return None
 
     @needs_extra("frames")
     def frame(self, library: Literal["pandas", "polars"] = "pandas") -> Any:
@@ -65,4 +70,4 @@ class Statistics:
         return pandas.DataFrame(self.rows())
 
     def __str__(self) -> str:
-        return "\n".join(lines(self.content))
+        return "\n".join([*lines(self.content), *drift_lines(self.drift)])

@@ -126,6 +126,9 @@ def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
     if data["phase"] == "evaluate":
         names = federated.keys() - {"round", "leading"}
         return _numbers({f"federated/{key}": federated[key] for key in names})
+    if data["phase"] == "ask":
+        columns = (data.get("drift") or {}).get("columns", ())
+        return _numbers({f"drift/{one['column']}": one["distance"] for one in columns})
     score = {"cluster_score": clusters.get("score")}
     if data["phase"] == "cluster":
         return _numbers({f"clusters/{key}": value for key, value in clusters.items()} | score)
