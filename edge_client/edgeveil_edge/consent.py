@@ -101,7 +101,7 @@ def _python_refusal(policy: Policy, function: str) -> str:
 def _columns_refusal(schema: DataSchema | None, allowed: Sequence[str], *, header: bool) -> str:
     if schema is None:
         read = {} if "*" in allowed else {"*": "all columns, because it has no schema"}
-    elif schema.columns is None:
+    elif schema.kind != "columns":
         return ""  # pictures have no columns
     else:
         named = schema.read_columns
