@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,49 @@ class Estimate:
     variance: float
 
 
+@dataclass
+class CountEstimate(Estimate):
+    """Counts of records by cell, of which those in groups were also counted together.
+
+    Counts of 0 or more are found from the groups' to the cells'. What is 0 bears no noise of the
+    others, which share its part equally."""
+
+    block: Counts
+
+    def covariance(self, a: Float64, b: Float64) -> float:
+        return self.variance * self.block.covariance(a, b)
+
+    @property
+    def all(self) -> float:
+        """The variance of the sum of all cells."""
+        every = np.ones(len(self.value))
+        return self.covariance(every, every)
+
+    def nearest(self, records: float) -> None:
+        """Change the counts to the nearest of 0 or more that add up to the records."""
+        starts = self.block.starts
+        totals = at_least_zero(np.add.reduceat(self.value, starts), records)
+        parts = zip(np.split(self.value, starts[1:]), totals, strict=True)
+        if self.block.group > 1:
+            totals = np.concatenate([at_least_zero(part, total) for part, total in parts])
+        self.value = totals
+
+    def known(self, of: Float64, records_variance: float) -> float:
+        """Return the variance of a weighted sum of counts that add up to the records."""
+        starts, active = self.block.starts, (self.value > 0).astype(np.float64)
+        if not (of * active).any():
+            return self.covariance(of, of)
+        sizes = np.diff(starts, append=len(of))
+        there = np.add.reduceat(active, starts)
+        mean = np.add.reduceat(of * active, starts) / np.maximum(there, 1)
+        inside = float(active @ np.square(of - np.repeat(mean, sizes)))
+        weight = (there > 0) * (sizes / (sizes + 1) if self.block.group > 1 else 1.0)
+        whole = float(weight @ mean) / float(weight.sum())
+        return self.variance * (inside + float(weight @ np.square(mean - whole))) + (
+            whole**2 * records_variance
+        )
+
+
 def answered(
     questions: Questions, exchanges: Sequence[Sums], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -79,8 +123,8 @@ def delta(
 class _Answers:
     def __init__(self, questions: Questions, exchanges: Sequence[Sums]) -> None:
         self.questions = questions
-        self.counts: dict[str, tuple[Counts, Estimate]] = {}
-        self.tables: list[tuple[Counts, Estimate]] = []
+        self.counts: dict[str, CountEstimate] = {}
+        self.tables: list[CountEstimate] = []
         self.moments: dict[str, tuple[Moments, Estimate]] = {}
         self.products: list[tuple[Product, Estimate]] = []
         self.values: dict[str, tuple[HeavyHitters, Estimate]] = {}
@@ -94,51 +138,51 @@ class _Answers:
                 elif isinstance(block, HeavyHitters):
                     if block.level == CANDIDATES:
                         self.values[block.column] = block, estimate
-                elif len(block.columns) == 1:
-                    self.counts[block.columns[0]] = block, estimate
                 else:
-                    self.tables.append((block, estimate))
+                    counts = CountEstimate(block.counts(sums), estimate.variance, block)
+                    if len(block.columns) == 1:
+                        self.counts[block.columns[0]] = counts
+                    else:
+                        self.tables.append(counts)
         self.records, self.records_variance = self._records()
-        for block, estimate in self.counts.values():
-            self._refine(block, estimate)
+        for counts in self.counts.values():
+            self._refine(counts)
         self.records = max(0.0, self.records)
-        for _, estimate in self.counts.values():
-            estimate.value = at_least_zero(estimate.value, self.records)
-        for block, estimate in self.tables:
-            self._fit(block, estimate)
+        for counts in self.counts.values():
+            counts.nearest(self.records)
+        for counts in self.tables:
+            self._fit(counts)
 
     def _records(self) -> tuple[float, float]:
         """Return the number of records from all blocks, by their precision, and its variance."""
-        every = [one for _, one in (*self.counts.values(), *self.tables)]
+        every = [(one.value.sum(), one.all) for one in (*self.counts.values(), *self.tables)]
         for block, one in self.values.values():
-            every.append(Estimate(block.counted(one.value), one.variance))
-        precision = [1 / (one.variance * len(one.value)) for one in every]
-        weighted = sum(p * one.value.sum() for p, one in zip(precision, every, strict=True))
-        return float(weighted) / sum(precision), 1 / sum(precision)
+            found = block.counted(one.value)
+            every.append((found.sum(), one.variance * len(found)))
+        precision = sum(1 / variance for _, variance in every)
+        return float(sum(total / variance for total, variance in every)) / precision, 1 / precision
 
-    def _refine(self, block: Counts, estimate: Estimate) -> None:
+    def _refine(self, counts: CountEstimate) -> None:
         """Let a column's counts take in its tables' margins, and add up to the records."""
-        name, cells = block.columns[0], len(estimate.value)
-        merged = _merged(block, estimate.value)
-        spread = cells / len(merged)  # cells of one merged count
-        precision = 1 / (estimate.variance * spread)
+        name, cells, sizes = counts.block.columns[0], len(counts.value), _sizes(counts.block)
+        merged = _merged(counts)
+        spread = counts.all / counts.variance / len(merged)  # of one merged count, about
+        precision = 1 / (counts.variance * spread)
         total, weight = merged * precision, precision
-        for table, of_table in self.tables:
-            if name in table.columns:
-                margin = _margin(table, of_table.value, name)
-                own = 1 / (of_table.variance * len(of_table.value) / len(margin))
+        for table in self.tables:
+            if name in table.block.columns:
+                margin = _margin(table, name)
+                own = 1 / (table.variance * len(table.value) / len(margin))
                 total, weight = total + margin * own, weight + own
-        estimate.variance = 1 / (weight * spread)
-        change = (total / weight - merged) / _sizes(block)
-        value = estimate.value + np.repeat(change, _sizes(block))
-        estimate.value = value + (self.records - value.sum()) / cells
+        counts.variance = 1 / (weight * spread)
+        value = counts.value + np.repeat((total / weight - merged) / sizes, sizes)
+        counts.value = value + (self.records - value.sum()) / cells
 
-    def _fit(self, block: Counts, estimate: Estimate) -> None:
+    def _fit(self, counts: CountEstimate) -> None:
         """Project a table to its columns' counts by least squares, then to counts of 0 or more."""
-        shape = tuple(one.size for one in block.codes)
-        table = estimate.value.reshape(shape)
-        of = [self.counts[name] for name in block.columns]
-        rows, columns = (_merged(counts, one.value) for counts, one in of)
+        shape = tuple(one.size for one in counts.block.codes)
+        table = counts.value.reshape(shape)
+        rows, columns = (_merged(self.counts[name]) for name in counts.block.columns)
         total = rows.sum() - table.sum()
         table = (
             table
@@ -153,7 +197,7 @@ class _Answers:
             table *= (columns / np.maximum(table.sum(axis=0), _LEAST))[None, :]
             if np.abs(table.sum(axis=1) - rows).sum() <= 1e-6 * self.records:
                 break
-        estimate.value = table.ravel()
+        counts.value = table.ravel()
 
     # --- answers ---
 
@@ -163,15 +207,15 @@ class _Answers:
                 yield from self._column(one)
             else:
                 yield from self._values(one)
-        for block, estimate in self.tables:
-            names = [_names(self.questions.by_name[name]) for name in block.columns]
+        for counts in self.tables:
+            names = [_names(self.questions.by_name[name]) for name in counts.block.columns]
             shape = [len(each) for each in names]
-            pm = NORMAL_95 * math.sqrt(estimate.variance)
+            pm = NORMAL_95 * math.sqrt(counts.variance)
             yield {
                 "statistic": "table",
-                "columns": list(block.columns),
+                "columns": list(counts.block.columns),
                 "names": names,
-                "value": [_digits(row) for row in estimate.value.reshape(shape)],
+                "value": [_digits(row) for row in counts.value.reshape(shape)],
                 "plus_minus": to_digits(pm),
                 "too_noisy": bool(pm > self.records / max(shape)),
             }
@@ -181,47 +225,55 @@ class _Answers:
     def remarks(self) -> Iterator[str]:
         """Yield what the noised counts tell of ranges and lists that do not fit."""
         for one in self.questions.columns:
-            block, estimate = self.counts.get(one.name, (None, None))
-            if block is None or estimate is None:
+            counts = self.counts.get(one.name)
+            if counts is None:
                 continue
-            present = float(estimate.value[:-1].sum())
-            beyond = estimate.value[[0, -2]] if one.number is not None else estimate.value[[-2]]
-            off = NORMAL_95 * math.sqrt(self._variance(estimate, len(beyond)))
-            if beyond.sum() <= max(_TOLD * present, 2 * off):
+            at = (0, -2) if one.number is not None else (-2,)
+            beyond, off = self._sum(counts, _cells(counts, *at))
+            present = float(counts.value[:-1].sum())
+            if beyond <= max(_TOLD * present, 2 * off):
                 continue
-            share = f"'{one.name}': about {beyond.sum() / present:.0%} of its values are"
+            share = f"'{one.name}': about {beyond / present:.0%} of its values are"
             if one.number is not None:
                 yield f"{share} outside {one.number[0]:g} to {one.number[1]:g}; widen the range"
             else:
                 yield f"{share} not in its list; name more, or ask for values"
 
     def _column(self, one: AskedColumn) -> Iterator[dict[str, Any]]:
-        block, estimate = self.counts[one.name]
-        cells, missing = estimate.value, float(estimate.value[-1])
-        present = float(cells[:-1].sum())
-        single = NORMAL_95 * math.sqrt(self._variance(estimate, 1))
-        yield self._said("count", one, present, single)
-        yield self._said("missing", one, missing, single)
+        counts = self.counts[one.name]
+        there = _cells(counts, *range(len(counts.value) - 1))
+        yield self._said("count", one, *self._sum(counts, there))
+        yield self._said("missing", one, *self._sum(counts, _cells(counts, -1)))
         if one.category is not None:
             names = _names(one)
+            off = [self._sum(counts, _cells(counts, at))[1] for at in range(len(names))]
             yield {
                 "statistic": "categories",
                 "column": one.name,
                 "names": names,
-                "value": _digits(cells),
-                "plus_minus": [to_digits(single)] * len(names),
-                "too_noisy": bool(single > self.records / 2),
+                "value": _digits(counts.value),
+                "plus_minus": _digits(off),
+                "too_noisy": bool(max(off) > self.records / 2),
             }
             return
-        clipped = float(cells[0] + cells[-2])
-        both = NORMAL_95 * math.sqrt(self._variance(estimate, 2))
-        yield self._said("clipped", one, clipped, both)
+        yield self._said("clipped", one, *self._sum(counts, _cells(counts, 0, -2)))
         if one.name in self.moments:
-            yield from self._moments(one, present, self._variance(estimate, 1))
+            yield from self._moments(one, *self._sum(counts, there))
         if "histogram" in one.ask:
-            yield self._histogram(one, block, estimate, present)
+            yield self._histogram(one, counts, there)
         if "quantiles" in one.ask:
-            yield self._quantiles(one, block, estimate, present)
+            yield self._quantiles(one, counts, there)
+
+    def _sum(self, counts: CountEstimate, cells: Float64) -> tuple[float, float]:
+        """Return a weighted sum of a column's counts, and its ±."""
+        variance = counts.known(cells, self.records_variance)
+        return float(counts.value @ cells), NORMAL_95 * math.sqrt(max(0.0, variance))
+
+    def _share(self, counts: CountEstimate, cells: Float64, of: Float64) -> tuple[float, float]:
+        """Return some cells' share of others that include them, and its ±."""
+        whole = max(float(counts.value @ of), 1.0)
+        share = min(1.0, float(counts.value @ cells) / whole)
+        return share, self._sum(counts, cells - share * of)[1] / whole
 
     def _values(self, one: AskedColumn) -> Iterator[dict[str, Any]]:
         block, estimate = self.values[one.name]
@@ -240,19 +292,10 @@ class _Answers:
             "too_noisy": bool(pm > max(self.records, 1.0) / 2),
         }
 
-    def _variance(self, estimate: Estimate, cells: int) -> float:
-        """Return the variance of the sum of some cells that add up to the records with others."""
-        of = len(estimate.value)
-        return (
-            estimate.variance * cells * (1 - cells / of) + self.records_variance * (cells / of) ** 2
-        )
-
-    def _moments(
-        self, one: AskedColumn, present: float, variance: float
-    ) -> Iterator[dict[str, Any]]:
+    def _moments(self, one: AskedColumn, present: float, off: float) -> Iterator[dict[str, Any]]:
         block, estimate = self.moments[one.name]
-        half, middle = block.number.half, block.number.middle
-        if present <= NORMAL_95 * math.sqrt(variance):
+        half, middle, variance = block.number.half, block.number.middle, (off / NORMAL_95) ** 2
+        if present <= off:
             for what in [name for name in ("mean", "deviation") if name in one.ask]:
                 yield {"statistic": what, "column": one.name, **_UNKNOWN}
             return
@@ -277,37 +320,35 @@ class _Answers:
                 "too_noisy": bool(off > max(root, 0.05)),
             }
 
-    def _histogram(
-        self, one: AskedColumn, block: Counts, estimate: Estimate, present: float
-    ) -> dict[str, Any]:
-        bins = _merged(block, estimate.value)[1:-2]
-        shares = bins / max(present, 1.0)
-        own, whole = self._variance(estimate, block.fine), self._variance(estimate, 1)
-        off = NORMAL_95 * np.sqrt(own + np.square(shares) * whole) / max(present, 1.0)
+    def _histogram(self, one: AskedColumn, counts: CountEstimate, there: Float64) -> dict[str, Any]:
+        ends = np.cumsum([0, *_sizes(counts.block)])[1:-2]  # of the bins
+        found = [
+            self._share(counts, _cells(counts, *range(*ends_of)), there)
+            for ends_of in pairwise(ends)
+        ]
+        shares, off = zip(*found, strict=True)
         return {
             "statistic": "histogram",
             "column": one.name,
             "edges": [float(edge) for edge in one.edges],
             "value": _digits(shares),
             "plus_minus": _digits(off),
-            "too_noisy": bool(off.mean() > 1 / max(2, len(bins))),
+            "too_noisy": bool(np.mean(off) > 1 / max(2, len(off))),
         }
 
-    def _quantiles(
-        self, one: AskedColumn, block: Counts, estimate: Estimate, present: float
-    ) -> dict[str, Any]:
-        edges = np.array(block.codes[0].edges)
-        below = np.cumsum(estimate.value[: len(edges)]) / max(present, 1.0)
-        below = np.minimum(below, 1.0)
-        cells = np.arange(1, len(edges) + 1)
-        variance = np.array([self._variance(estimate, int(at)) for at in cells])
-        off = NORMAL_95 * np.sqrt(variance) / max(present, 1.0)
-        found = [quantile(below, edges, rank) for rank in RANKS]
-        errors = [float(np.interp(value, edges, off)) for value in found]
-        spans = [
-            (quantile(below, edges, rank + error) - quantile(below, edges, rank - error)) / 2
-            for rank, error in zip(RANKS, errors, strict=True)
-        ]
+    def _quantiles(self, one: AskedColumn, counts: CountEstimate, there: Float64) -> dict[str, Any]:
+        edges = np.array(counts.block.codes[0].edges)
+        present = max(float(counts.value @ there), 1.0)
+        below = np.minimum(np.cumsum(counts.value[: len(edges)]) / present, 1.0)
+        found, errors, spans = list[float](), list[float](), list[float]()
+        for rank in RANKS:
+            found.append(quantile(below, edges, rank))
+            at = int(np.searchsorted(below, rank)) + 1
+            noise = self._share(counts, _cells(counts, *range(at)), there)[1]
+            chance, shape = _within(below, rank, present)
+            errors.append(math.hypot(noise, chance) + shape)
+            ends = [quantile(below, edges, rank + off) for off in (errors[-1], -errors[-1])]
+            spans.append((ends[0] - ends[1]) / 2)
         return {
             "statistic": "quantiles",
             "column": one.name,
@@ -322,10 +363,11 @@ class _Answers:
         plain = {"statistic": "correlation", "columns": list(block.columns)}
         values, variances = list(estimate.value), [estimate.variance] * 2
         for name in block.columns:
-            counts = self.counts[name][1]
-            moments = self.moments[name][1]
-            values += [*moments.value, float(counts.value[:-1].sum())]
-            variances += [moments.variance, moments.variance, self._variance(counts, 1)]
+            counts, moments = self.counts[name], self.moments[name][1]
+            there = _cells(counts, *range(len(counts.value) - 1))
+            present, own = self._sum(counts, there)
+            values += [*moments.value, present]
+            variances += [moments.variance, moments.variance, (own / NORMAL_95) ** 2]
         both = 2 * values[1]
         few = both <= 2 * NORMAL_95 * math.sqrt(estimate.variance) or min(values[4::3]) <= 0
         if few or min(_spread(np.array(values[at : at + 3])) for at in (2, 5)) <= 0:
@@ -362,15 +404,43 @@ def at_least_zero(values: Float64, total: float) -> Float64:
 
 
 def quantile(below: Float64, edges: Float64, rank: float) -> float:
-    """Return the value of a rank; `below` are the shares under each edge."""
+    """Return the value of a rank; `below` are the shares under each edge.
+
+    Within a cell the density is taken as linear, with the lesser of both neighbours' slopes."""
     at = int(np.searchsorted(below, rank, side="left"))
     if at == 0:
         return float(edges[0])
     if at >= len(edges):
         return float(edges[-1])
-    low, high = below[at - 1], below[at]
-    part = (rank - low) / (high - low) if high > low else 1.0
+    share, slope, _ = _slopes(below, at)
+    # share·t + slope·(t² - t)/2 is the rank within the cell, t from 0 to 1.
+    linear, rest = share - slope / 2, rank - float(below[at - 1])
+    root = math.sqrt(max(0.0, linear**2 + 2 * slope * rest))
+    part = min(1.0, 2 * rest / (linear + root)) if linear + root > 0 else 1.0
     return float(edges[at - 1] + part * (edges[at] - edges[at - 1]))
+
+
+def _slopes(below: Float64, at: int) -> tuple[float, float, float]:
+    """Return a cell's share, and the lesser and the greater slope to its neighbours' shares.
+
+    The lesser is 0 if the slopes have two signs."""
+    ends = below[[max(at - 2, 0), at - 1, at, min(at + 1, len(below) - 1)]]
+    before, share, after = np.diff(ends).tolist()
+    if at < 2 or at + 1 >= len(below):  # beyond the range nothing is known
+        before, after = (share if at < 2 else before), (share if at + 1 >= len(below) else after)
+    lesser, greater = sorted((share - before, after - share), key=abs)
+    return share, lesser if lesser * greater > 0 else 0.0, greater
+
+
+def _within(below: Float64, rank: float, present: float) -> tuple[float, float]:
+    """Return how far a rank may be off within its cell: by chance (95 %), and by the slopes."""
+    at = int(np.searchsorted(below, rank))
+    if not 0 < at < len(below):
+        return 0.0, 0.0
+    share, slope, greater = _slopes(below, at)
+    part = (rank - float(below[at - 1])) / share if share > 0 else 0.0
+    spread = part * (1 - part)
+    return NORMAL_95 * math.sqrt(share * spread / present), abs(greater - slope) * spread
 
 
 def _sizes(block: Counts) -> NDArray[np.int64]:
@@ -381,14 +451,21 @@ def _sizes(block: Counts) -> NDArray[np.int64]:
     return np.array([1, *[block.fine] * ((size - 3) // block.fine), 1, 1], np.int64)
 
 
-def _merged(block: Counts, value: Float64) -> Float64:
-    starts = np.concatenate([[0], np.cumsum(_sizes(block))[:-1]])
-    return np.asarray(np.add.reduceat(value, starts))
+def _merged(counts: CountEstimate) -> Float64:
+    starts = np.concatenate([[0], np.cumsum(_sizes(counts.block))[:-1]])
+    return np.asarray(np.add.reduceat(counts.value, starts))
 
 
-def _margin(table: Counts, value: Float64, name: str) -> Float64:
-    cells = value.reshape([one.size for one in table.codes])
-    return np.asarray(cells.sum(axis=1 - table.columns.index(name)))
+def _margin(table: CountEstimate, name: str) -> Float64:
+    cells = table.value.reshape([one.size for one in table.block.codes])
+    return np.asarray(cells.sum(axis=1 - table.block.columns.index(name)))
+
+
+def _cells(counts: CountEstimate, *at: int) -> Float64:
+    """Return 1 for some cells, 0 for others."""
+    found = np.zeros(len(counts.value))
+    found[list(at)] = 1.0
+    return found
 
 
 def _names(one: AskedColumn) -> list[str]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,18 +67,35 @@ class Codes:
 
 @dataclass(frozen=True)
 class Counts:
-    """Records by the cell of one column, or of two: every record is in exactly one cell."""
+    """Records by the cell of one column, or of two: every record is in exactly one cell.
+
+    If `group` > 1 so many cells in turn are counted together too, and a record once more: sums over
+    many cells then take fewer counts (a tree of two levels, as of Hay et al. 2010)."""
 
     columns: tuple[str, ...]
     codes: tuple[Codes, ...]
     scale: float = 1.0
     fine: int = 1  # cells for each bin of the histogram
+    group: int = 1
     whole = 1
-    bound = 1.0
+
+    @property
+    def bound(self) -> float:
+        return 1.0 if self.group == 1 else 2.0
+
+    @property
+    def size(self) -> int:
+        """The cells without the groups."""
+        return math.prod(one.size for one in self.codes)
+
+    @property
+    def starts(self) -> Int64:
+        """The first cell of each group."""
+        return np.arange(0, self.size, self.group)
 
     @property
     def cells(self) -> int:
-        return math.prod(one.size for one in self.codes)
+        return self.size + (len(self.starts) if self.group > 1 else 0)
 
     def of(self, x: Rows) -> Int64:
         at = self.parts(x)[0].ravel()
@@ -88,7 +105,27 @@ class Counts:
         at = np.zeros(len(x), np.int64)
         for one in self.codes:
             at = at * one.size + one.of(x)
-        return at[:, None], np.ones((len(x), 1), np.int64)
+        groups = [self.size + at // self.group] if self.group > 1 else []
+        cells = np.stack([at, *groups], axis=1)
+        return cells, np.ones(cells.shape, np.int64)
+
+    def counts(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the counts (size,) nearest to the sums of cells and of groups."""
+        found, groups = sums[: self.size], sums[self.size :]
+        if not len(groups):
+            return found
+        sizes = np.diff(self.starts, append=self.size)
+        off = (groups - np.add.reduceat(found, self.starts)) / (sizes + 1)
+        return np.asarray(found + np.repeat(off, sizes))
+
+    def covariance(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+        """Return that of two weighted sums of `counts`, for noise of 1 in each cell."""
+        found = float(a @ b)
+        if self.group > 1:
+            sizes = np.diff(self.starts, append=self.size)
+            sums = (np.add.reduceat(one, self.starts) for one in (a, b))
+            found -= float(np.prod(list(sums), axis=0) @ (1 / (sizes + 1)))
+        return found
 
 
 @dataclass(frozen=True)
@@ -372,9 +409,29 @@ def _counts_of(one: AskedColumn, questions: Questions) -> Counts:
         for part in range(fine)
     )
     codes = Codes(questions.places[one.name], len(edges) + 3, (*edges, one.edges[-1]))
-    # Noise of a quantile's rank, at most √cells/2; of a bin, √fine.
-    scale = max(math.sqrt(fine), math.sqrt(codes.size) / 2 if fine > 1 else 0.0)
-    return Counts((one.name,), (codes,), scale, fine)
+    if fine == 1:
+        return Counts((one.name,), (codes,))
+    return Counts((one.name,), (codes,), *_strategy(codes.size, fine))
+
+
+@lru_cache(maxsize=64)
+def _strategy(size: int, fine: int) -> tuple[float, int, int]:
+    """Return the scale of an answer, `fine`, and the `group` whose answers have the least noise.
+
+    The worst of ranks (sums of the first k cells) and bins (`fine` cells) for noise of 1 in each
+    cell, the number of records known; times the bound on squares, so that all are as dear."""
+
+    def worst(group: int) -> float:
+        k, shrunk = np.arange(1, size + 1), 1 / (group + 1) if group > 1 else 0.0
+        rest = k % group
+        if group == 1:
+            return float(max((k - k * k / size).max(), fine))
+        ranks = k // group * group * shrunk + rest - shrunk * (rest**2 + k * k / size)
+        return float(max(ranks.max(), fine))
+
+    groups = sorted({round(2 ** (at / 2)) for at in range(2 * size.bit_length())})
+    best = min(groups, key=lambda group: worst(group) * (1 if group == 1 else 2))
+    return math.sqrt(worst(best)), fine, best
 
 
 def _codes(one: AskedColumn, questions: Questions) -> Codes:
