@@ -71,7 +71,6 @@ from edgeveil.protocol.sealed import padded
 from edgeveil.selection import rounded_up
 
 SOFTMAX = "softmax"
-_NO_DATA_SET = "(statistics)"
 _NO_EPSILON = 1.0  # placeholder in a job without noise, see `adds_noise`
 
 
@@ -169,10 +168,10 @@ class Plan:
         return {} if schema is None else schema_metadata(schema)
 
     @property
-    def released_to(self) -> str:
-        """Return the data set whose devices use the model; of a job that learns nothing none."""
+    def releases(self) -> bool:
+        """Whether the job learns a model; raw records are only counted."""
         schema = self.job.data.schema_
-        return _NO_DATA_SET if schema is not None and schema.raw else self.job.data.source
+        return schema is None or not schema.raw
 
     def check_backbones(self) -> None:
         """Raise DataError unless the job's backbones and frozen weights are present and valid."""
