@@ -184,7 +184,9 @@ class _Answers:
             block, estimate = self.counts.get(one.name, (None, None))
             if block is None or estimate is None:
                 continue
-            present = float(estimate.value[:-1].sum())
+            present, missing = float(estimate.value[:-1].sum()), float(estimate.value[-1])
+            if missing > max(present, 2 * NORMAL_95 * math.sqrt(self._variance(estimate, 1))):
+                yield f"'{one.name}': most of its values are missing, or not of its kind"
             beyond = estimate.value[[0, -2]] if one.number is not None else estimate.value[[-2]]
             off = NORMAL_95 * math.sqrt(self._variance(estimate, len(beyond)))
             if beyond.sum() <= max(_TOLD * present, 2 * off):

@@ -17,6 +17,7 @@ from edgeveil.statistics.answer_text import (
     cells,
     count_text,
     measured,
+    number_text,
     price_text,
 )
 from edgeveil.statistics.answers import MISSING, OTHER
@@ -69,7 +70,9 @@ def _lines(
     whole: Mapping[str, Any], job: Job, columns: Mapping[str, Answers], label: str
 ) -> Iterator[str]:
     asked, shares = cost_shares(job)
-    costs = {name: f"cost {100 * share:.2g} %" for name, share in shares.items()}
+    costs = {
+        name: f"cost {number_text(float(f'{100 * share:.2g}'))} %" for name, share in shares.items()
+    }
     yield f"# From answers of job {job.job}: {price_text(whole)}. This block costs"
     yield "# nothing further; a column's cost is its share of the answers' squared sensitivity."
     yield "data:"
@@ -83,7 +86,8 @@ def _lines(
     yield f"      column: {yaml_text(label)}   # {costs[label]}"
     counts, found = _counts(columns[label]), _found(columns[label])
     if found:
-        yield f"      # {' and '.join(count_text(counts[name]) for name in found[:10])} records"
+        records = " and ".join(count_text(counts[name]) for name in found[:10])
+        yield f"      # {records} records; {_why(columns[label], found)}"
         yield from wrapped("      classes: ", found)
         total = sum(counts[name].value for name in found)
         weights = [f"{total / (len(found) * counts[name].value):.3g}" for name in found]
@@ -92,6 +96,8 @@ def _lines(
     elif ends := asked[label].number:
         low, high, why = _range(columns[label], ends)
         yield f"      number: {ends_text((low, high))}   # {why}"
+    else:
+        yield "      # no whole value exceeds the noise: name its classes"
     schema = job.data.schema_
     if schema is not None and schema.missing:
         yield from wrapped("    missing: ", schema.missing)
@@ -100,10 +106,7 @@ def _lines(
         if name == label:
             continue
         if found := _found(of):
-            counts = _counts(of)
-            other = f", {count_text(counts['(other)'])} others" if "(other)" in counts else ""
-            why = f"{len(found)} of {len([*_named(of)])} exceed the noise{other}"
-            yield f"    - name: {yaml_text(name)}   # {why}; {costs[name]}"
+            yield f"    - name: {yaml_text(name)}   # {_why(of, found)}; {costs[name]}"
             yield from wrapped("      category: ", found)
         elif asked[name].characters or "exact" not in of.get("values", {"exact": ()}):
             yield f"    - {{name: {yaml_text(name)}, text: {{}}}}   # its words; {costs[name]}"
@@ -128,6 +131,12 @@ def _found(of: Answers) -> list[str]:
     """Return the categories, and values that are whole texts, whose counts exceed their ±."""
     whole = of["values"].get("exact", ()) if "values" in of else _counts(of)
     return [cell.name for cell in _named(of) if cell.value > cell.plus_minus and cell.name in whole]
+
+
+def _why(of: Answers, found: Sequence[str]) -> str:
+    counts = _counts(of)
+    other = f", {count_text(counts[OTHER])} others" if OTHER in counts else ""
+    return f"{len(found)} of {len([*_named(of)])} exceed the noise{other}"
 
 
 def _range(of: Answers, ends: tuple[float, float]) -> tuple[float, float, str]:

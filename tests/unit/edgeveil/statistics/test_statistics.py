@@ -260,6 +260,10 @@ def test_a_range_or_list_that_misses_most_is_told_and_noise_alone_says_nothing()
     cloud, state = played(narrow, records)
     age, sex = cloud.shown(state)["statistics"]["remarks"]
     assert "'age'" in age and "90%" in age and "'sex'" in sex and "100%" in sex
+    records.x[:, [0, 2]] = np.nan
+    cloud, state = played(narrow, records)
+    age, sex = cloud.shown(state)["statistics"]["remarks"]
+    assert "'age': most" in age and "'sex': most" in sex
     cloud, state = played(narrow, records.at(np.zeros(len(records), np.bool_)))
     whole = cloud.shown(state)["statistics"]
     assert by(whole["answers"], "mean", column="age")["too_noisy"]
