@@ -135,7 +135,7 @@ def command(args: argparse.Namespace) -> int:
         for column, ends in ranges
     }
     questions |= {"categories": {name: one.split(",") for name, one in lists}, "where": args.where}
-    how = {"epsilon": args.epsilon, "delta": args.delta, "devices": args.devices}
+    how = {name: given[name] for name in ("epsilon", "delta", "devices")}
     how |= {"nominal_records": args.records}
     if args.file is None:
         job, _ = job_to_ask(None, questions, source=args.source, **how)
@@ -228,15 +228,11 @@ def job_to_ask(
     listed = {text for one in columns for text in one.get("category", ())}
     schema = {"missing": [text for text in MISSING if text not in listed]} if looks else {}
     if not run.get("header", True):
-        schema["header"] = list(looks)  # made up
+        schema |= {"header": [*looks]}  # made up
     named = source or Path(run.get("path", "memory")).stem[:64]
     job = {
         "job": _JOB.sub("_", f"ask_{named.lower()}")[:64],
-        "data": {
-            "source": named,
-            "nominal_records": nominal_records,
-            **({"schema": schema} if schema else {}),
-        },
+        "data": {"source": named, "nominal_records": nominal_records, "schema": schema},
         "statistics": block,
         "privacy": {"epsilon": epsilon, "delta": delta, "noise": noise},
         "aggregation": {"name": "fedavg", "secure": noise == "shared"},
@@ -278,9 +274,6 @@ def _columns(
     questions: Mapping[str, Any], looks: Mapping[str, Look]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return `statistics.columns`, and the names of those whose range or list was read."""
-    for column in (*(questions.get("ranges") or ()), *(questions.get("categories") or ())):
-        if looks and column not in looks:
-            raise UsageError("is no column", where=column, fix=nearest(column, [*looks]))
     asked: dict[str, dict[str, Any]] = {}
     for name in OF_NUMBERS:
         for one in _list(questions.get(name) or ()):
@@ -302,11 +295,11 @@ def _columns(
     made, read = [], []
     for one in conditions:
         asked.setdefault(one.column, {"ask": []})
-    in_order = [*(name for name in looks if name in asked), *asked]
-    for column, found in ((name, asked[name]) for name in dict.fromkeys(in_order)):
+    for column in (*asked, *ranges, *lists):
         if looks and column not in looks:
             raise UsageError("is no column", where=column, fix=nearest(column, [*looks]))
-        look = looks.get(column)
+    for column in [name for name in looks if name in asked] or asked:
+        found, look = asked[column], looks.get(column)
         if column in ranges:
             form: dict[str, Any] = {"number": [float(end) for end in ranges[column]]}
         elif column in lists:
