@@ -38,7 +38,7 @@ from edgeveil_lab.audit.mechanism_attacks import (
 from edgeveil_lab.audit.statistics import gaussian_threshold
 
 MECHANISM, HONEST = "statistics", 4
-MOST = 10_000  # runs of an attack on one statistic
+MOST = 5_000  # runs of an attack on one statistic
 Rows = Sequence[tuple[str, ...]]
 _AGE = {"name": "age", "number": [0, 100], "bins": 4}
 _SEX = {"name": "sex", "category": ["f", "m"]}
