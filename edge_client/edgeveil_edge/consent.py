@@ -93,7 +93,7 @@ def _columns_refusal(data: JobData, allowed: Sequence[str], *, header: bool) -> 
     schema = data.schema_
     if schema is None:
         read = {} if "*" in allowed else {"*": "all columns, because it has no schema"}
-    elif schema.columns is None:
+    elif schema.kind != "columns":
         return ""  # pictures have no columns
     else:
         named = schema.read_columns

@@ -160,6 +160,7 @@ _BLOBS = {"least_bytes": 1 << 20, "expires_s": 3600}
 RETIRED: dict[str, dict[str, object]] = {  # a type matches all its values
     "job": {
         "local_run.engine": "auto",
+        "statistics.columns.*.characters": False,
         **{f"{block}.batch_norm": "averaged" for block in ("train", "model")},  # never a key
         "update.*.clip_rate": 0.2,
         "update.*.bit_share": 0.05,
@@ -206,6 +207,7 @@ RETIRED["fleet"] = {
 _DROP = "drop the key"
 _INSTEAD = {
     "batch_norm": "drop the key, or use train.method: fedbn, which keeps it on each device",
+    "characters": "write part: characters",
     "labels": "drop the key, or use upload: sums, which learns clusters of records",
     "engine": "drop the key, and name a Ray cluster in ray_address",
     "require_power": "write charging: true",

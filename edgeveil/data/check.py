@@ -10,7 +10,7 @@ import numpy as np
 from edgeveil.data.anomaly import anomalous, learned_from
 from edgeveil.data.encoding import ColumnTally, Encoded
 from edgeveil.data.records import Records, flat_rows
-from edgeveil.data.schema import Column, DataSchema
+from edgeveil.data.schema import DATE_PARTS, Column, DataSchema
 from edgeveil.data.text import LETTERS
 
 
@@ -77,8 +77,9 @@ _NEARLY_ALL = 0.9
 
 def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
     """Return deviations of a table from its schema, for the owner's console alone."""
-    columns = {name: one for one in schema.columns or () for name in one.names}
-    lines = [line for one in found.columns for line in _column_problems(one, columns[one.name])]
+    columns = [one for one in schema.columns or () for _ in one.names]
+    pairs = zip(found.columns, columns, strict=False)  # none of pictures
+    lines = [line for one, column in pairs for line in _column_problems(one, column)]
     lines += found.remarks
     if found.unknown_labels:
         are = f"none of the classes {', '.join(schema.label.names[:8])}"
@@ -95,7 +96,7 @@ def schema_problems(schema: DataSchema, found: Encoded) -> list[str]:
 
 def _column_problems(one: ColumnTally, column: Column) -> Iterator[str]:
     given, (low, high) = one.rows - one.missing, column.number or column.years or (0, 0)
-    what = "dates" if column.date else "numbers"
+    what = "dates" if column.date or column.part in DATE_PARTS else "numbers"
     outside = one.unreadable + one.clipped + one.unknown
     nearly = outside >= _NEARLY_ALL * max(given, 1)
     clipped, units = f"lie outside {low:g} to {high:g}: clipped", "check the units"

@@ -23,7 +23,7 @@ from edgeveil.config.data import TableForm
 from edgeveil.crypto.labels import RECORD_STORED, context
 from edgeveil.data.anomaly import ANOMALOUS, UNKNOWN, UNLABELLED
 from edgeveil.data.records import MAX_BYTES, Records, require_room
-from edgeveil.data.schema import PIXEL_RANGE, Column, DataSchema
+from edgeveil.data.schema import DATE_PARTS, PICTURE_PARTS, PIXEL_RANGE, Column, DataSchema
 from edgeveil.data.split import RecordLimit
 from edgeveil.data.table_form import date_in, number_reader
 from edgeveil.data.text import (
@@ -299,8 +299,10 @@ class _ColumnReader:
         self._unknown = len(category)
         self._index = {text: at for at, text in enumerate(category)}
         self._form, self._number = form, number_reader(form)
-        if column.characters:
+        if column.part == "characters":
             self._number = lambda cell: float(len(cell))
+        elif column.part is not None:
+            self._number = self._date_part
         self._cells = array("d")  # numbers, indices of categories, or packed dates
         self._gaps = self._unreadable = 0
 
@@ -315,6 +317,11 @@ class _ColumnReader:
             value = math.nan if gap else read(cell)
             self._unreadable += not gap and math.isnan(value)
         self._cells.append(value)
+
+    def _date_part(self, cell: str) -> float:
+        found = dict(zip(DATE_PARTS, date_in(cell, self._form) or (), strict=False))
+        value = found.get(self._column.part or "", math.nan)
+        return math.nan if self._column.part == "hour" and value == _HOURS else float(value)
 
     def _packed_date(self, cell: str) -> float:
         found = date_in(cell, self._form)
@@ -483,6 +490,25 @@ def digest_rows(digests: bytes | bytearray) -> NDArray[np.float32]:
     """Return concatenated digests as (n, 32), one byte per value, for `Records.stored`."""
     rows = np.frombuffer(bytes(digests), np.uint8).reshape(-1, _DIGEST_BYTES)
     return rows.astype(np.float32)
+
+
+def asked_pictures(
+    schema: DataSchema,
+    parts: NDArray[Any],
+    classes: Callable[[dict[str, int]], Iterable[int]],
+) -> NDArray[np.float32]:
+    """Return what a `raw` schema asks of pictures (n, columns), as a table's values are.
+
+    `parts` (n, 4) are PICTURE_PARTS, NaN for an unreadable picture; `classes` returns each
+    picture's class by the number of its name, NO_CLASS for another."""
+    x = np.empty((len(parts), schema.width), np.float32)
+    for at, column in enumerate(schema.columns or ()):
+        if column.part in PICTURE_PARTS:
+            x[:, at] = parts[:, PICTURE_PARTS.index(column.part)]
+            continue
+        numbers = {name: number for number, name in enumerate(column.category or ())}
+        x[:, at] = [len(numbers) if one == NO_CLASS else one for one in classes(numbers)]
+    return x
 
 
 def pictures(schema: DataSchema, x: NDArray[np.float32], where: str) -> NDArray[np.float32]:

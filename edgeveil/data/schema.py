@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -31,6 +31,10 @@ LabelNames = Annotated[tuple[Text, ...], Field(max_length=256)]
 
 Origin = Literal["public", "own_records"]
 DatePart = Literal["year", "month", "weekday", "hour"]
+PicturePart = Literal["height", "width", "channels", "brightness"]
+Part = Literal[DatePart, PicturePart, "characters", "class"]
+DATE_PARTS: tuple[str, ...] = get_args(DatePart)
+PICTURE_PARTS: tuple[str, ...] = get_args(PicturePart)
 PIXEL_RANGE = (0.0, 255.0)
 
 
@@ -70,8 +74,8 @@ class Column(Block):
     """Of a `raw` schema: a text as its first bytes of UTF-8."""
     words: int | None = Field(default=None, ge=1, le=16, exclude_if=_empty)
     """With `first_bytes`: so many first words of the text in its place, each once."""
-    characters: bool = Field(default=False, exclude_if=lambda value: not value)
-    """Of a `raw` schema, for a number: the length of the text in characters."""
+    part: Part | None = Field(default=None, exclude_if=_empty)
+    """Of a `raw` schema: what is read of a text, a date or a picture."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,7 +180,8 @@ class DataSchema(Block):
     def kind(self) -> Literal["columns", "image", "audio"]:
         if self.audio is not None:
             return "audio"
-        return "columns" if self.columns is not None else "image"
+        of_pictures = any(one.part in (*PICTURE_PARTS, "class") for one in self.columns or ())
+        return "image" if self.columns is None or (self.raw and of_pictures) else "columns"
 
     @property
     def files(self) -> str:
@@ -277,7 +282,7 @@ def impossible(schema: DataSchema, at: str) -> Iterator[Mix]:
         yield Mix((f"{at}.columns", f"{at}.image", at), f"{text}; write one of them")
     if not schema.raw:
         yield from _labels(schema.label, at)
-    if schema.columns is not None:
+    if schema.columns is not None and schema.kind == "columns":
         yield from _table(schema, schema.columns, at)
     else:
         if schema.person is not None:
@@ -320,7 +325,8 @@ def _labels(label: Label, at: str) -> Iterator[Mix]:
 def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator[Mix]:
     named = [name for one in columns for name in one.names]
     label = schema.label.column
-    yield from _twice(named, "name each column once", f"{at}.columns")
+    if not schema.raw:  # whose columns may be parts of one
+        yield from _twice(named, "name each column once", f"{at}.columns")
     if schema.windows is not None:
         for key, text in faults(schema.windows, [*named, *(() if label is None else (label,))]):
             yield Mix((f"{at}.windows.{key}", f"{at}.windows"), text)
@@ -333,7 +339,7 @@ def _table(schema: DataSchema, columns: tuple[Column, ...], at: str) -> Iterator
     yield from _person(schema, [*named, label], at)
     for index, column in enumerate(columns):
         yield from _column(column, schema.missing, f"{at}.columns.{index}")
-        asked = [key for key in ("first_bytes", "words", "characters") if getattr(column, key)]
+        asked = [key for key in ("first_bytes", "words", "part") if getattr(column, key)]
         if asked and not schema.raw:
             text = "is what a job with a block statistics reads, not an input; leave it out"
             yield Mix((f"{at}.columns.{index}.{asked[0]}",), text)

@@ -210,7 +210,7 @@ def _without_classes(job: Job) -> Iterator[Mix]:
 
 
 def _records(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
-    shape = job.data.input_shape
+    shape, fleet = job.data.input_shape, None if job.data.schema_ else fleet  # else by the schema
     if math.prod(shape) > RECORD_VALUES:
         yield Mix(("data.input_shape",), f"has more than {RECORD_VALUES} values; make it smaller")
     elif fleet is not None and fleet.source in SOURCES and (known := SOURCES[fleet.source]).shape:

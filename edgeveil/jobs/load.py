@@ -51,8 +51,8 @@ def job_tree(text: str | bytes, where: str) -> Tree:
         text = f"this is {what}, not a job; pass it to `{command}`"
         raise problems_error(where, [Problem((), tree.line(()), text)])
     expand(tree)
-    _ask(tree)
     found = drop_retired("job", tree.value)
+    _ask(tree)
     for path, block, keys in settled(tree.value):
         found += drop_keys(path, block, keys)
     tree.problems += [Problem(at, tree.line(at), problem) for at, problem in found]

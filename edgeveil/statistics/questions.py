@@ -8,10 +8,20 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from edgeveil.config.base import Block, Mix, as_tuples
-from edgeveil.data.schema import Column, ColumnName, DataSchema, Finite, Label, Range, Texts
+from edgeveil.data.schema import (
+    PICTURE_PARTS,
+    Column,
+    ColumnName,
+    DataSchema,
+    Finite,
+    Label,
+    Part,
+    Range,
+    Texts,
+)
 from edgeveil.errors import DataError
 from edgeveil.statistics.heavy_hitters import LEVELS
 
@@ -33,27 +43,56 @@ class Values(Block):
     lower case. A record counts so many times, and the noise grows with it."""
 
 
-class AskedColumn(Block):
-    """A column of a table, and what to ask of it."""
+_OF_DATES = {"month": (1, 12), "weekday": (0, 6), "hour": (0, 23)}
+RANGES = {**_OF_DATES, "channels": (1, 3), "brightness": (0, 255)}  # of parts with their own range
 
-    name: ColumnName = Field(examples=["age"])
-    """The column's name."""
+
+class AskedColumn(Block):
+    """A column of a table, or a part of it or of pictures, and what to ask of it."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    column: ColumnName = Field(alias="name", examples=["age"])
+    """The column's name; any name for pictures."""
+    part: Part | None = Field(
+        default=None, examples=["hour"], exclude_if=lambda value: value is None
+    )
+    """Of a text: its length in `characters`; of a date: `year`, `month`, `weekday` from Monday 0,
+    `hour`; of pictures: `height`, `width`, `channels` (1 or 3), `brightness`, the mean grey level,
+    as numbers, and `class`, with `category`. Elsewhere it is called `name:part`."""
     number: Range | None = Field(default=None, examples=[[0, 100]])
-    """Public range of a number; values outside are counted, and clipped in mean and deviation."""
+    """Public range of a number; values outside are counted, and clipped in mean and deviation.
+    Default: none, but 1 to 12 for a month, 0 to 6, 0 to 23, 1 to 3, and 0 to 255 for brightness."""
     bins: (
         Annotated[int, Field(ge=1, le=1024)] | Annotated[tuple[Finite, ...], Field(max_length=1024)]
     ) = DEFAULT_BINS
-    """Bins of the histogram: their number, or their public inner edges."""
+    """Bins of the histogram: their number, or their public inner edges; default: 20, or one for
+    each month, weekday, hour and number of channels."""
     ask: tuple[Asked, ...] = Field(default=("mean", "deviation", "histogram", "quantiles"))
     """For a number, besides its counts of records, of missing and of clipped values."""
-    characters: bool = Field(default=False, exclude_if=lambda value: not value)
-    """Ask a text for its length in characters, as a number."""
     category: Texts | None = Field(
         default=None, min_length=1, max_length=4096, examples=[["red", "green"]]
     )
     """Public list of a text's values; all others are counted together."""
     values: Values | None = Field(default=None, examples=[{}])
     """For a text: find its frequent values, without a list."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_range(cls, given: Any) -> Any:
+        """Fill in range and bins of a part that has a range by itself."""
+        part = str(given.get("part")) if isinstance(given, dict) else ""
+        if part not in RANGES or given.get("number") is not None:
+            return given
+        low, high = RANGES[part]
+        inner = tuple(low + 0.5 + at for at in range(high - low))
+        bins = {"bins": inner} if part != "brightness" else {}
+        return {**bins, **given, "number": (low, high)}
+
+    @property
+    def name(self) -> str:
+        """Name in tables, filters and answers."""
+        return self.column if self.part is None else f"{self.column}:{self.part}"
 
     @property
     def edges(self) -> tuple[float, ...]:
@@ -74,12 +113,12 @@ class AskedColumn(Block):
     def read_as(self) -> Column:
         if self.values is not None:
             values = self.values
-            return Column(name=self.name, first_bytes=values.length, words=values.words)
+            return Column(name=self.column, first_bytes=values.length, words=values.words)
         return Column(
-            name=self.name,
+            name=self.column,
             number=self.number,
             category=self.category,
-            characters=self.characters,
+            part=self.part,
         )
 
 
@@ -151,7 +190,10 @@ class Questions(Block):
     def faults(self) -> Iterator[tuple[str, str]]:
         """Yield (key, reason) of what cannot be asked."""
         if len(self.by_name) < len(self.columns):
-            yield "columns", "name each column once"
+            yield "columns", "name each column, or each part of one, once"
+        pictures = [one.part in (*PICTURE_PARTS, "class") for one in self.columns]
+        if any(pictures) and not all(pictures):
+            yield "columns", "are parts of pictures or columns of a table; ask the others apart"
         for at, one in enumerate(self.columns):
             yield from ((f"columns.{at}.{key}", text) for key, text in _column_faults(one))
         for key, pairs in (("tables", self.tables), ("correlations", self.correlations)):
@@ -198,9 +240,10 @@ def _column_faults(one: AskedColumn) -> Iterator[tuple[str, str]]:
         there = f"{' and '.join(given) or 'none'} {'are' if given else 'is'} given"
         yield (given or ["number"])[0], f"a column is one of number, category, values; {there}"
         return
+    if one.part is not None and given != ["category" if one.part == "class" else "number"]:
+        fix = "category: [cat, dog]" if one.part == "class" else "number: [0, 500]"
+        yield "part", f"'{one.part}' is read as its own kind of value; write for example {fix}"
     if one.number is None:
-        if one.characters:
-            yield "characters", "are a number; add its range, for example number: [0, 500]"
         return
     low, high = one.number
     if low >= high:

@@ -140,6 +140,25 @@ MUTANTS = {
         "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
         of=("statistics",),
     ),
+    "statistics-brightness-of-other-pictures": Mutant(
+        "edgeveil.parts.sources.arrays:array_parts",
+        "one.astype(np.float64) -> (one - x.mean()).astype(np.float64)",
+        "tests/unit/edgeveil/statistics/test_parts.py::test_an_array_adds_no_more_than_is_said_and_its_parts_are_its_own",
+        of=("statistics",),
+    ),
+    "statistics-unreadable-date-as-the-one-before": Mutant(
+        "edgeveil.data.encoding:_ColumnReader._date_part",
+        "found.get(self._column.part or '', math.nan)"
+        " -> found.get(self._column.part or '', self._cells[-1] if self._cells else math.nan)",
+        "tests/unit/edgeveil/statistics/test_parts.py::test_a_record_with_a_date_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
+    "statistics-broken-picture-as-large-as-others-are-many": Mutant(
+        "edgeveil.parts.sources.images:encode_files",
+        "np.full(shape, np.nan, np.float32) -> np.full(shape, len(files), np.float32)",
+        "tests/unit/edgeveil/statistics/test_parts.py::test_a_picture_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
     "statistics-exchanges-paid-once": Mutant(
         "edgeveil.parts.methods.statistics:Asking.events",
         "sum(bound**2 for bound in bounds) -> max(bounds) ** 2",

@@ -23,7 +23,7 @@ from edgeveil.data.table_form import date_in, number_reader
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.audio import AUDIO_ENDINGS, AUDIO_FORMATS
 from edgeveil.parts.sources.guess import MOSTLY, Guess, guess, mostly, without_units
-from edgeveil.parts.sources.images import FORMATS, class_folders, files_below
+from edgeveil.parts.sources.images import FORMATS, class_folders, files_below, has_colours
 from edgeveil.parts.sources.tables import csv_rows, jsonl_rows, parquet_rows
 
 OF_NUMBER = "in place of classes"  # a draft's remark on a numeric label
@@ -34,7 +34,7 @@ _WIDER = 10.0  # times the range of most values: worth a note
 LIST = 64  # different texts that make a category; more make a name or a remark
 _USUAL = 100  # records of a device
 _WIDTH = 100
-_SIDE = 64  # of a drafted picture
+SIDE = 64  # of a drafted picture
 _WORDS = 3  # of a free text, on average
 _ROW_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 _WITH_UNIT = re.compile(r"[$€£¥] ?[+-]?[\d.,]*\d|[+-]?[\d.,]*\d\s*[^\d\s.,:/-][^\d\s]{0,9}")
@@ -280,14 +280,14 @@ def _of_pictures(folder: Path, devices: int | None, notes: list[str]) -> Iterato
     for file in files_below(folder):
         with suppress(Exception), Image.open(file, formats=FORMATS) as image:
             sizes[image.height, image.width] += 1
-            coloured |= image.mode not in ("1", "L", "LA", "I", "I;16")
+            coloured |= has_colours(image)
     if not sizes:
         raise DataError("holds no pictures", where=str(folder), fix="put them into class folders")
     notes += _left_out(folder, sizes.total(), "pictures")
     height, width = sizes.most_common(1)[0][0]
-    if (longest := max(height, width)) > _SIDE:
-        height, width = (max(1, round(side * _SIDE / longest)) for side in (height, width))
-        notes.append(f"size: {longest} pixels a side are too many to learn from, {_SIDE} are usual")
+    if (longest := max(height, width)) > SIDE:
+        height, width = (max(1, round(side * SIDE / longest)) for side in (height, width))
+        notes.append(f"size: {longest} pixels a side are too many to learn from, {SIDE} are usual")
     yield from _head(folder, sizes.total(), devices)
     yield from wrapped("    label: {classes: ", classes, end="}")
     remark = f"   # {len(sizes)} sizes: all are scaled to this one" * (len(sizes) > 1)

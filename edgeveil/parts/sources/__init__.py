@@ -10,6 +10,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError
 from edgeveil.parts.part import PartTable
+from edgeveil.parts.sources.arrays import picture_records
 from edgeveil.parts.sources.guess import guess
 from edgeveil.parts.sources.source import FileSet
 from edgeveil.parts.sources.source import Origin as Origin
@@ -43,7 +44,11 @@ def load_records(source: str, origin: Origin | None = None) -> Records:
         require_schema(part, chosen.schema)
     try:
         before = _state(source, chosen)
-        records = part.read(chosen)
+        if chosen.schema is not None and not part.by_schema:
+            plain = part.read(replace(chosen, schema=None))
+            records = picture_records(plain.x, plain.y, chosen.schema, source)
+        else:
+            records = part.read(chosen)
         after = _state(source, chosen)
     except OSError as error:
         raise DataError(
@@ -82,7 +87,7 @@ def guessed_header(
 def require_schema(part: SourcePart, schema: DataSchema) -> None:
     """Raise DataError if the source cannot be read by this kind of schema."""
     kind = schema.kind
-    if part.by_schema in (kind, "any"):
+    if part.by_schema in (kind, "any") or (schema.raw and kind == "image" and not part.by_schema):
         return
     readers = " or ".join(name for name in SOURCES if SOURCES[name].by_schema == kind)
     what = f"'{part.name}' is not read by a schema with '{kind}'"

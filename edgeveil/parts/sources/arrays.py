@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.encoding import NO_CLASS, pictures
+from edgeveil.data.encoding import NO_CLASS, asked_pictures, pictures
 from edgeveil.data.records import (
     MAX_BYTES,
     OPAQUE,
@@ -34,6 +34,7 @@ from edgeveil.parts.sources.source import Origin, SourcePart
 # zipfile raises RuntimeError for an encrypted member or an unknown compression.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError, RuntimeError)
 
+_GREY = {1: (1.0,), 3: (0.299, 0.587, 0.114)}  # by channels, as Pillow's (ITU-R 601)
 _HEADER_BYTES = 10_000
 # By version: bytes of the header's length, and the reader of the header.
 _READERS = {
@@ -56,7 +57,30 @@ def read_npz(origin: Origin) -> Records:
 def picture_records(x: NDArray[Any], y: NDArray[Any], schema: DataSchema, where: str) -> Records:
     """Return pictures x (n, ...) and names or numbers y (n,) by a schema; raises DataError."""
     plain = as_records(x, _by_name(y, schema.label.numbers), where)
+    if schema.raw:
+        asked = asked_pictures(schema, array_parts(plain.x), lambda numbers: _by_name(y, numbers))
+        return Records(asked, np.zeros(len(asked), np.int64), flat_rows(plain.x))
     return Records(pictures(schema, plain.x, where), plain.y, flat_rows(plain.x))
+
+
+def array_parts(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return PICTURE_PARTS (n, 4) of arrays (n, h, w), with channels first or last, or of squares.
+
+    Of another shape only the brightness is known."""
+    shape, side = x.shape[1:], math.isqrt(x.shape[1])
+    if shape == (side * side,):
+        shape = (side, side)
+    elif len(shape) == 3 and shape[2] in _GREY and shape[0] not in _GREY:
+        x, shape = np.moveaxis(x, -1, 1), (shape[2], *shape[:2])
+    grey = _GREY.get(shape[0] if len(shape) == 3 else 1, (1.0,))
+    known = len(shape) == 2 or (len(shape) == 3 and shape[0] in _GREY)
+    channels, height, width = (1, *shape)[-3:] if known else [math.nan] * 3
+    found, each = np.empty((len(x), 4)), x[:1].size // len(grey) or 1
+    for row, one in zip(found, flat_rows(x), strict=True):  # apart: no sum depends on other records
+        planes = one.astype(np.float64).reshape(len(grey), -1)
+        levels = [weight * plane.sum() / each for weight, plane in zip(grey, planes, strict=True)]
+        row[:] = height, width, channels, sum(levels)
+    return found
 
 
 def _by_name(y: NDArray[Any], numbers: dict[str, int]) -> NDArray[np.int64]:

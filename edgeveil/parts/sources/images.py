@@ -13,9 +13,9 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.encoding import digest_rows, stored_digest
+from edgeveil.data.encoding import NO_CLASS, asked_pictures, digest_rows, stored_digest
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
-from edgeveil.data.schema import DataSchema, PictureForm
+from edgeveil.data.schema import PICTURE_PARTS, DataSchema, PictureForm
 from edgeveil.errors import DataError
 from edgeveil.parts.sources.source import Origin, SourcePart, require_folder, require_library
 
@@ -57,6 +57,13 @@ def _read(origin: Origin) -> tuple[Records, list[str]]:
         if origin.limit is not None:
             kept = origin.limit.kept(places)
             listed, places = [listed[index] for index in kept], places[kept]
+    if origin.schema is not None and origin.schema.raw:
+        parts = encode_files([file for file, _ in listed], None, origin.max_bytes)
+        named = [file.parent.name for file, _ in listed]
+        x = asked_pictures(
+            origin.schema, parts, lambda of: (of.get(one, NO_CLASS) for one in named)
+        )
+        return Records(x, np.zeros(len(x), np.int64), places), []
     height, width = form.size
     shape = (3, height, width) if form.colours == "rgb" else (height, width)
     require_room((len(listed), *shape), 4, origin.max_bytes, str(origin.path))
@@ -89,30 +96,46 @@ def listed_files(
     ]
 
 
-def _into(record: NDArray[np.float32], file: Path | IO[bytes], form: Images) -> str:
+def _into(record: NDArray[np.float32], file: Path | IO[bytes], form: Images | None) -> str:
     from PIL import Image
 
-    height, width = form.size
     try:
         with Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 return f"{image.width} by {image.height} pixels, at most {MAX_PIXELS} are read"
-            record[:] = _values(image, form.colours, (width, height))
+            record[:] = _parts(image) if form is None else _values(image, form)
     except Exception as error:  # a decoder may raise anything; no picture may stop the device
         return f"cannot be read ({type(error).__name__})"
     return ""
 
 
-def _values(image: Any, colours: str, size: tuple[int, int]) -> NDArray[np.float32]:
+def has_colours(image: Any) -> bool:
+    return image.mode not in ("1", "L", "LA", "La", "F") and not image.mode.startswith("I")
+
+
+def _parts(image: Any) -> tuple[float, ...]:
+    """Return PICTURE_PARTS of a picture, after it is read as a whole."""
+    grey = _recoloured(image, "grey")
+    brightness = np.asarray(grey).mean(dtype=np.float64)
+    return image.height, image.width, 3 if has_colours(image) else 1, float(brightness)
+
+
+def _recoloured(image: Any, colours: str) -> Any:
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits a pixel, which conversion would cut off at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    plain = image.convert("RGB" if colours == "rgb" else "L")
-    if plain.size != size:
-        plain = plain.resize(size, Image.Resampling.BILINEAR)
+    return image.convert("RGB" if colours == "rgb" else "L")
+
+
+def _values(image: Any, form: Images) -> NDArray[np.float32]:
+    from PIL import Image
+
+    plain, (height, width) = _recoloured(image, form.colours), form.size
+    if plain.size != (width, height):
+        plain = plain.resize((width, height), Image.Resampling.BILINEAR)
     values = np.asarray(plain, np.float32)
-    return np.moveaxis(values, -1, 0) if colours == "rgb" else values
+    return np.moveaxis(values, -1, 0) if form.colours == "rgb" else values
 
 
 def _form_of(schema: DataSchema) -> Images:
@@ -141,13 +164,16 @@ def stored_pictures(contents: Sequence[bytes | None]) -> NDArray[np.float32]:
 
 
 def encode_files(
-    files: Sequence[Path | IO[bytes]], schema: DataSchema, max_bytes: int = MAX_BYTES
+    files: Sequence[Path | IO[bytes]], schema: DataSchema | None, max_bytes: int = MAX_BYTES
 ) -> NDArray[np.float32]:
-    """Return pictures as a schema's records, NaN for an unreadable one. Raises DataError."""
+    """Return pictures as a schema's records, or their PICTURE_PARTS (n, 4).
+
+    NaN for an unreadable picture. Raises DataError."""
     require_library("PIL", "images")
-    form = _form_of(schema)
-    require_room((len(files), *schema.input_shape), 4, max_bytes, "the pictures")
-    x = np.full((len(files), *schema.input_shape), np.nan, np.float32)
+    form = None if schema is None else _form_of(schema)
+    shape = (len(files), *((len(PICTURE_PARTS),) if schema is None else schema.input_shape))
+    require_room(shape, 4, max_bytes, "the pictures")
+    x = np.full(shape, np.nan, np.float32)
     for record, file in zip(x, files, strict=True):
         _into(record, file, form)
     return x

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeveil.data.encoding import Encoded, RowEncoder, cell_text
+from edgeveil.data.encoding import NO_CLASS, Encoded, RowEncoder, asked_pictures, cell_text
 from edgeveil.data.records import MAX_BYTES, Records, as_records, require_room
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, needs_extra
@@ -140,7 +140,7 @@ def read_opened(
                 data, schema, Origin(label_column=label_column), where, labelled=labelled
             )
         data = of_numbers(data, where, label_column, labelled=bool(labelled))
-    elif schema is not None and schema.columns is not None:
+    elif schema is not None and schema.kind == "columns":
         what = "has no names, and data.schema reads columns by name"
         raise DataError(what, where=where, fix="pass a DataFrame or dicts")
     if data.y is None and labelled:
@@ -178,7 +178,7 @@ def encode_table(
 
     Raises DataError for its columns and its size, never for a record."""
     require_room((len(data), len(data.names)), 8, origin.max_bytes, where)
-    if schema.image is not None:
+    if schema.kind == "image":
         return _of_pictures(data, schema, origin, where)
     called = {data.label: schema.label.column or data.label}
     names = [called.get(name, name) for name in data.names]
@@ -230,7 +230,12 @@ def _of_pictures(data: Frame, schema: DataSchema, origin: Origin, where: str) ->
     if origin.limit is not None:
         kept = origin.limit.kept(places)
         contents, places, y = [contents[at] for at in kept], places[kept], y[kept]
-    x = encode_files([io.BytesIO(one or b"") for one in contents], schema, origin.max_bytes)
+        texts = [texts[at] for at in kept]
+    asked = None if schema.raw else schema
+    x = encode_files([io.BytesIO(one or b"") for one in contents], asked, origin.max_bytes)
+    if schema.raw:
+        named, y = [*map(str.strip, texts)], np.zeros_like(y)
+        x = asked_pictures(schema, x, lambda of: (of.get(one, NO_CLASS) for one in named))
     return Encoded(Records(x, y, places), unknown_labels=int((y < 0).sum()))
 
 

@@ -5,6 +5,7 @@ import json
 import random
 import re
 
+import numpy as np
 import pytest
 import yaml
 
@@ -188,12 +189,12 @@ def test_a_schema_from_answers_leaves_out_noise_and_escapes_names():
         {"name": "workclass", "category": ["private", "public"]},
         {"name": "country", "values": {}},
         {"name": "note", "values": {"words": 2}},
-        {"name": "letter", "number": [0, 1000], "characters": True, "ask": []},
+        {"name": "letter", "part": "characters", "number": [0, 1000], "ask": []},
     ]
     whole = copy.deepcopy(ANSWERS)
     words = {"statistic": "values", "column": "note", "names": ["well"], "value": [500.0]}
     whole["answers"].append({**words, "plus_minus": 30.0, "threshold": 90.0})
-    whole["answers"].append({**whole["answers"][0], "column": "letter"})
+    whole["answers"].append({**whole["answers"][0], "column": "letter:characters"})
     histogram = next(one for one in whole["answers"] if one["statistic"] == "histogram")
     histogram["plus_minus"] = [0.001] * 4
     text = drafted(whole, asked_of(columns), "workclass")
@@ -266,3 +267,86 @@ def test_an_estimate_foresees_the_error_of_each_answer(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "20 devices of 2 records" in text
     assert re.search(r"^pulse +mean +too noisy to say$", text, re.MULTILINE)
+
+
+def test_a_folder_of_pictures_is_asked_drafted_from_and_learned(tmp_path, capsys):
+    image = pytest.importorskip("PIL.Image")
+    chance, folder = np.random.default_rng(6), tmp_path / "eyes"
+    for at in range(240):
+        ill, large = at % 3 == 0, at % 8 == 0
+        shape = (40, 60, 3) if large else (20, 30, 3)
+        file = folder / ("ill" if ill else "well") / f"{at}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = chance.integers(0, 21, shape).astype(np.uint8)
+        half = shape[1] // 2
+        pixels[:, slice(half) if ill else slice(half, None)] += 200
+        image.fromarray(pixels).save(file)
+    (folder / "ill" / "broken.png").write_bytes(b"no picture")
+    asked, drafted_to = tmp_path / "asked", tmp_path / "eyes.yaml"
+    how = ["--epsilon", "9", "--delta", "1e-3", "--devices", "3", "--records", "80"]
+    how += ["--out", str(asked)]
+    public = ["--range", "picture:height=0,100", "--range", "picture:width=0,100"]
+    lists = ["--category", "picture:class=ill,well,dead"]
+    assert main(["ask", str(folder), *how, *public, *lists, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "were read" not in printed.err
+    answers = {(one["statistic"], one["column"]): one for one in json.loads(printed.out)["answers"]}
+    of_class = answers["categories", "picture:class"]
+    assert np.allclose(of_class["value"][:3], [81, 160, 0], atol=2 * of_class["plus_minus"][0])
+    grey = answers["mean", "picture:brightness"]
+    assert abs(grey["value"] - 110) < 2 * grey["plus_minus"] + 1
+    draft = ["draft", "--from-statistics", str(asked), "--out", str(drafted_to), "--label"]
+    assert main([*draft, "picture:height"]) == 2
+    assert main([*draft, "picture:class"]) == 0
+    text = drafted_to.read_text()
+    assert len(re.findall(r"[#;] cost \d", text)) == 2
+    schema = yaml.safe_load(text)["data"]["schema"]
+    assert schema["label"] == {"classes": ["ill", "well"]}
+    assert schema["image"] == {"size": [20, 30], "channels": 3}
+    assert list(impossible(DataSchema.model_validate_json(json.dumps(schema)), "")) == []
+    run = {"source": "images", "path": str(folder)}
+    job = {
+        "job": "eyes",
+        **yaml.safe_load(text),
+        "features": [{"name": "identity"}],
+        "train": {"method": "fm", "rounds": 3},
+        "privacy": {"epsilon": 8, "noise": "shared"},
+        "aggregation": {"name": "fedavg", "secure": True},
+        "round": {"min_batch": 3},
+        "local_run": {"devices": 3, "simulate": True, "workers": 0, "data": run},
+    }
+    found = edgeveil.simulate(job_of(job), report=False, out=tmp_path / "run")
+    assert found.accuracy > 0.9
+
+
+def test_arrays_have_parts_of_pictures_too():
+    x, y = np.full((60, 3, 4, 6), 9.0), np.arange(60) % 2
+    with pytest.warns(UserWarning, match="picture:height, picture:width, picture:class"):
+        found = edgeveil.ask((x, y), devices=3, epsilon=9, delta=1e-3)
+    for part, value in (("height", 4), ("width", 6), ("channels", 3), ("brightness", 9)):
+        mean = found["mean", f"picture:{part}"]
+        assert abs(mean["value"] - value) < 2 * mean["plus_minus"] + 0.1
+
+
+def test_a_column_of_dates_is_asked_by_its_parts_and_drafted_as_one():
+    days = [f"{2018 + at % 5}-{1 + at % 12:02}-{1 + at % 28:02}" for at in range(900)]
+    data = {"came": [f"{day} {at % 24}:10" for at, day in enumerate(days)], "born": days}
+    data["state"] = [["ill", "well"][at % 7 == 0] for at in range(900)]
+    job, read = job_to_ask(data, {"table": ("came:hour", "state")})
+    assert [one.name for one in job.train.columns] == ["state", "came:hour"] and "hour" not in read
+    job, read = job_to_ask(data, {"categories": {"state": ["ill", "well"]}})
+    names = [f"came:{part}" for part in ("year", "month", "weekday", "hour")]
+    born = [f"born:{part}" for part in ("year", "month", "weekday")]
+    assert [one.name for one in job.train.columns] == ["state", *names, *born]
+    assert read.startswith("came:year, born:year, nominal_records were read")
+    ranges = {"came:year": (2000, 2040), "born:year": (2000, 2040)}
+    lists = {"state": ["ill", "well"]}
+    asked = edgeveil.ask(
+        data, ranges=ranges, categories=lists, epsilon=9, delta=1e-3, devices=3, seed=2
+    )
+    job, _ = job_to_ask(data, {"ranges": ranges, "categories": lists})
+    schema = yaml.safe_load(drafted(asked.content, job, "state"))["data"]["schema"]
+    came, born = schema["columns"]
+    assert came["date"] == ["year", "month", "weekday", "hour"] and born["date"] == came["date"][:3]
+    assert came["years"] == born["years"] == [2018, 2024]
+    assert list(impossible(DataSchema.model_validate_json(json.dumps(schema)), "")) == []

@@ -70,7 +70,8 @@ CASES: dict[str, tuple[Mapping[str, Any], Rows, Rows]] = {  # question, added an
     ),
     "values that nobody listed": (_text(values={"length": 2}), [("yes",)], [("no",)]),
     "words": (_text(values={"length": 2, "words": 2}), [("no, yes",)], [("no no",)]),
-    "text lengths": (_text(number=[0, 9], characters=True), [("y" * 20,)], [("no",)]),
+    "text lengths": (_text(number=[0, 9], part="characters"), [("y" * 20,)], [("no",)]),
+    "a part of a date": (_text(part="month", ask=["histogram"]), [("2026-12-01",)], [("never",)]),
     "a filter": ({**PAIR, "where": "age >= 60 and sex = m"}, ADDED, OTHERS),
 }
 
@@ -102,7 +103,9 @@ def statistics_attack(
         unit=unit,
     )
     device, cloud = StatisticsDevice(parameters, context), StatisticsCloud(parameters, context)
-    encoder = RowEncoder(parameters.records_schema, [*parameters.by_name], "audit")
+    encoder = RowEncoder(
+        parameters.records_schema, [one.column for one in parameters.columns], "audit"
+    )
     for row in [*others, *added]:
         encoder.add(row)
     whose = np.repeat([0, 1], [len(others), len(added)])[:, None].astype(np.float32)

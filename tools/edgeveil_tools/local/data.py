@@ -12,7 +12,7 @@ from edgeveil.config.data import MAX_SIDE, DataFiles, DataSource, Images, TableF
 from edgeveil.data.anomaly import NORMAL, learned_from
 from edgeveil.data.check import check_records, schema_problems
 from edgeveil.data.records import Records
-from edgeveil.data.schema import DataSchema
+from edgeveil.data.schema import DATE_PARTS, DataSchema
 from edgeveil.errors import DataError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.aggregation import build_rule
@@ -189,7 +189,7 @@ def form_problems(data: DataSource, schema: DataSchema | None) -> list[str]:
         return [f"data.source: {data.path} is {found.source}"]
     stated, columns = data.form or TableForm(), (schema and schema.columns) or ()
     differing = {key: value for key, value in found.form if value != getattr(stated, key)}
-    if not any(column.date for column in columns):
+    if not any(column.date or column.part in DATE_PARTS for column in columns):
         differing.pop("dates", None)
     block = ", ".join(f"{key}: {json.dumps(value)}" for key, value in differing.items())
     why = f"{data.path} seems to need {{{block}}}: {'; '.join(found.notes)}"

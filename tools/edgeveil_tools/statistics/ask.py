@@ -6,18 +6,28 @@ import argparse
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from edgeveil.config.data import TableForm
+from edgeveil.data.records import as_records
+from edgeveil.data.schema import DATE_PARTS, PICTURE_PARTS, Part
+from edgeveil.data.table_form import date_in
 from edgeveil.errors import JobFailed, UsageError, needs_extra
 from edgeveil.logs import printable
+from edgeveil.parts.sources.arrays import array_parts
 from edgeveil.parts.sources.guess import guess
+from edgeveil.parts.sources.images import ENDINGS, encode_files, listed_files
 from edgeveil.parts.sources.memory import Frame, opened
 from edgeveil.registry import nearest
+from edgeveil.statistics.questions import RANGES
 from edgeveil.statistics.questions import Questions as Asked
 from edgeveil_tools.describe import LIST, MISSING, Look, look_at, looks_of
 from edgeveil_tools.local.job import job_of
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
 
 OF_NUMBERS = ("mean", "deviation", "histogram", "quantiles")
 OTHERS = ("count", "values", "table", "correlation")
+PARTS = get_args(Part)
 DEVICES = 100
 _JOB = re.compile(r"[^a-z0-9_-]+")
 Names = str | Sequence[str]
@@ -226,9 +237,11 @@ def job_to_ask(
     block = {"columns": columns, "where": questions.get("where")}
     block |= {f"{name}s": _pairs(questions.get(name) or ()) for name in ("table", "correlation")}
     listed = {text for one in columns for text in one.get("category", ())}
-    schema = {"missing": [text for text in MISSING if text not in listed]} if looks else {}
+    schema: dict[str, Any] = {}
+    if looks and "picture:height" not in looks:
+        schema["missing"] = [text for text in MISSING if text not in listed]
     if not run.get("header", True):
-        schema |= {"header": [*looks]}  # made up
+        schema |= {"header": [name for name in looks if _part(name, looks)[1] is None]}  # made up
     named = source or Path(run.get("path", "memory")).stem[:64]
     job = {
         "job": _JOB.sub("_", f"ask_{named.lower()}")[:64],
@@ -249,25 +262,61 @@ def _looked(data: Any) -> tuple[dict[str, Look], dict[str, Any], int]:
     """Return the columns of records by name, `local_run.data`, and the number of records."""
     if data is None:
         return {}, {}, 0
-    if isinstance(data, str | Path):
+    if isinstance(data, str | Path) and Path(data).is_dir():
+        path = Path(data).absolute()
+        listed = [file for file, _ in listed_files(path, (), ENDINGS)]
+        if not listed:
+            fix = "name a file, or a folder with a folder of pictures for each class"
+            raise UsageError("holds no pictures", where=str(path), fix=fix)
+        looks = _of_pictures(encode_files(listed, None), [file.parent.name for file in listed])
+        run: dict[str, Any] = {"source": "images", "path": str(path)}
+    elif isinstance(data, str | Path):
         path = Path(data).absolute()
         found = guess(path)
         form = found.form.model_dump(mode="json", exclude_defaults=True)
-        run: dict[str, Any] = {"source": found.source, "path": str(path)}
+        run = {"source": found.source, "path": str(path)}
         if found.source == "csv":
             run |= {"header": found.header, **({"form": form} if form else {})}
         looks = looks_of(path, found)
     else:
-        table = opened(data)
-        if not isinstance(table, Frame):
-            fix = "pass a DataFrame, dicts or a file"
-            raise UsageError("has no names of columns", where="data", fix=fix)
-        named = zip(table.names, table.columns, strict=True)
-        texts = {name: [*map(str.strip, table.text(name, column))] for name, column in named}
-        looks = [look_at(name, cells, TableForm()) for name, cells in texts.items()]
-        run = {"source": "memory"}
+        table, run = opened(data), {"source": "memory"}
+        if isinstance(table, Frame):
+            named = zip(table.names, table.columns, strict=True)
+            texts = {name: [*map(str.strip, table.text(name, column))] for name, column in named}
+            looks = [look_at(name, cells, TableForm()) for name, cells in texts.items()]
+        else:
+            y = np.zeros(len(table)) if table.y is None else table.y
+            looks = _of_pictures(array_parts(as_records(table.x, y, "data").x), [*map(str, y)])
     records = max((one.records for one in looks), default=0)
+    looks += [part for one in looks if one.texts and one.dated for part in _of_dates(one)]
     return {one.name: one for one in looks}, run, records
+
+
+def _of_dates(look: Look) -> Iterator[Look]:
+    """Yield the parts of a column of dates, as columns."""
+    found = [date for text in look.texts.elements() if (date := date_in(text, look.form))]
+    for part, values in zip(DATE_PARTS, zip(*found, strict=True), strict=True):
+        texts = Counter(str(one) for one in values if (part, one) != ("hour", 24))
+        yield replace(look, name=f"{look.name}:{part}", texts=texts, form=TableForm())
+
+
+def _of_pictures(parts: NDArray[Any], classes: Sequence[str]) -> list[Look]:
+    """Return the parts of pictures, as columns."""
+    cells = {
+        part: map(str, one[~np.isnan(one)].tolist())
+        for part, one in zip(PICTURE_PARTS, parts.T, strict=True)
+    }
+    texts = {"": (), **cells, "class": classes}
+    return [
+        Look(f"picture:{part}".rstrip(":"), Counter(of), frozenset(), TableForm(), len(parts))
+        for part, of in texts.items()
+    ]
+
+
+def _part(column: str, looks: Mapping[str, Look]) -> tuple[str, str | None]:
+    """Return the name and the part of a column `name:part`."""
+    name, _, part = column.rpartition(":")
+    return (name, part) if part in PARTS and (name in looks or not looks) else (column, None)
 
 
 def _columns(
@@ -290,22 +339,28 @@ def _columns(
     lists, ranges = questions.get("categories") or {}, questions.get("ranges") or {}
     unlisted = _list(questions.get("values") or ())
     if not any(questions.get(name) for name in (*OF_NUMBERS, *OTHERS)):
-        there = (name for name, look in looks.items() if look.texts)
+        whole = {_part(name, looks)[0] for name in looks if _part(name, looks)[1]}
+        there = [name for name, look in looks.items() if look.texts and name not in whole]
         asked = {name: {} for name in (there if looks else (*ranges, *lists))}
     made, read = [], []
     for one in conditions:
         asked.setdefault(one.column, {"ask": []})
     for column in (*asked, *ranges, *lists):
-        if looks and column not in looks:
+        if looks and column not in looks and _part(column, looks)[1] is None:
             raise UsageError("is no column", where=column, fix=nearest(column, [*looks]))
-    for column in [name for name in looks if name in asked] or asked:
-        found, look = asked[column], looks.get(column)
+    for column in dict.fromkeys([*(name for name in looks if name in asked), *asked]):
+        found, look, (name, part) = asked[column], looks.get(column), _part(column, looks)
         if column in ranges:
             form: dict[str, Any] = {"number": [float(end) for end in ranges[column]]}
         elif column in lists:
             form = {"category": [str(one) for one in lists[column]]}
+        elif part in RANGES:
+            form = {}
         elif column in unlisted or (
-            look is not None and not look.numeric and (len(look.texts) > LIST or look.prose)
+            part is None
+            and look is not None
+            and not look.numeric
+            and (len(look.texts) > LIST or look.prose)
         ):
             form = {"values": {"words": 3} if look is not None and look.prose else {}}
         elif look is None:
@@ -313,11 +368,12 @@ def _columns(
             raise UsageError("has no public range or list", where=column, fix=fix)
         else:
             read.append(column)
-            form = {"number": [*look.span]} if look.numeric else {"category": sorted(look.texts)}
-        if "number" not in form and (of_number := found.pop("ask", ())):
+            of_number = look.numeric and part != "class"
+            form = {"number": [*look.span]} if of_number else {"category": sorted(look.texts)}
+        if "number" not in form and part not in RANGES and (of_number := found.pop("ask", ())):
             what = f"is no number, and {of_number[0]} is of numbers"
             raise UsageError(what, where=column, fix="ask its count")
-        made.append({"name": column, **form, **found})
+        made.append({"name": name, **({"part": part} if part else {}), **form, **found})
     if not made:
         raise UsageError("asks about no column", where="edgeveil ask", fix="name one: --mean age")
     return made, read

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgeveil.data.schema import DATE_PARTS
 from edgeveil.errors import JobFailed, UsageError
 from edgeveil.jobs import Job, load_job
 from edgeveil.parts.methods.statistics import StatisticsParameters
@@ -20,11 +21,11 @@ from edgeveil.statistics.answer_text import (
     number_text,
     price_text,
 )
-from edgeveil.statistics.answers import MISSING, OTHER
+from edgeveil.statistics.answers import MISSING, OTHER, RANKS
 from edgeveil.statistics.blocks import vectors
 from edgeveil.statistics.questions import AskedColumn
 from edgeveil_tools.cli.common import answer
-from edgeveil_tools.describe import ends_text, wrapped, yaml_text
+from edgeveil_tools.describe import SIDE, ends_text, wrapped, yaml_text
 from edgeveil_tools.result import Result, write_whole, writing
 
 TAIL = 0.005  # share of the values that a range may leave out at each end
@@ -70,9 +71,9 @@ def _lines(
     whole: Mapping[str, Any], job: Job, columns: Mapping[str, Answers], label: str
 ) -> Iterator[str]:
     asked, shares = cost_shares(job)
-    costs = {
-        name: f"cost {number_text(float(f'{100 * share:.2g}'))} %" for name, share in shares.items()
-    }
+    if asked[label].part not in (None, "class"):
+        fix = "name a column, or picture:class"
+        raise UsageError("is a part of a column", where=f"--label {label}", fix=fix)
     yield f"# From answers of job {job.job}: {price_text(whole)}. This block costs"
     yield "# nothing further; a column's cost is its share of the answers' squared sensitivity."
     yield "data:"
@@ -83,7 +84,8 @@ def _lines(
     yield "  schema:"
     yield "    origin: public   # from noised answers alone"
     yield "    label:"
-    yield f"      column: {yaml_text(label)}   # {costs[label]}"
+    pictures = asked[label].part == "class"
+    yield f"      {'' if pictures else f'column: {yaml_text(label)}   '}# {_cost([label], shares)}"
     counts, found = _counts(columns[label]), _found(columns[label])
     if found:
         records = " and ".join(count_text(counts[name]) for name in found[:10])
@@ -98,24 +100,63 @@ def _lines(
         yield f"      number: {ends_text((low, high))}   # {why}"
     else:
         yield "      # no whole value exceeds the noise: name its classes"
+    if pictures:
+        yield from _picture(columns, asked, shares)
+        return
     schema = job.data.schema_
     if schema is not None and schema.missing:
         yield from wrapped("    missing: ", schema.missing)
     yield "    columns:"
-    for name, of in columns.items():
-        if name == label:
+    for column in dict.fromkeys(asked[name].column for name in columns):
+        if asked[label].column == column:
             continue
-        if found := _found(of):
-            yield f"    - name: {yaml_text(name)}   # {_why(of, found)}; {costs[name]}"
+        parts = {asked[name].part: name for name in columns if asked[name].column == column}
+        cost, name = _cost(parts.values(), shares), parts.get(None, next(iter(parts.values())))
+        of = columns[name]
+        if dated := [part for part in DATE_PARTS if part in parts]:
+            form, why = f"{{name: {yaml_text(column)}, date: [{', '.join(dated)}]", "its parts"
+            if "year" in parts and (ends := asked[parts["year"]].number):
+                low, high, why = _range(columns[parts["year"]], ends)
+                form += f", years: [{low:.0f}, {max(math.ceil(high), low + 1):.0f}]"
+            yield f"    - {form}}}   # {why}; {cost}"
+        elif found := _found(of):
+            yield f"    - name: {yaml_text(name)}   # {_why(of, found)}; {cost}"
             yield from wrapped("      category: ", found)
-        elif asked[name].characters or "exact" not in of.get("values", {"exact": ()}):
-            yield f"    - {{name: {yaml_text(name)}, text: {{}}}}   # its words; {costs[name]}"
+        elif "characters" in parts or "exact" not in of.get("values", {"exact": ()}):
+            yield f"    - {{name: {yaml_text(column)}, text: {{}}}}   # its words; {cost}"
         elif ends := asked[name].number:
             low, high, why = _range(of, ends)
             form = f"{{name: {yaml_text(name)}, number: {ends_text((low, high))}}}"
-            yield f"    - {form}   # {why}; {costs[name]}"
+            yield f"    - {form}   # {why}; {cost}"
         else:
             yield f"    # {yaml_text(name)} is left out: no value exceeds the noise"
+
+
+def _cost(names: Iterable[str], shares: Mapping[str, float]) -> str:
+    share = float(f"{100 * sum(shares[name] for name in names):.2g}")
+    return f"cost {number_text(share)} %"
+
+
+def _picture(
+    columns: Mapping[str, Answers], asked: Mapping[str, AskedColumn], shares: Mapping[str, float]
+) -> Iterator[str]:
+    """Yield the form of pictures, by the medians of their height, width and channels."""
+    parts = {asked[name].part: name for name in columns if asked[name].number is not None}
+    known = [columns[name].get("quantiles", {"too_noisy": True}) for name in parts.values()]
+    medians = {
+        part: int(one["value"][RANKS.index(0.5)])  # a whole number is at its cell's lower end
+        for part, one in zip(parts, known, strict=True)
+        if not one["too_noisy"]
+    }
+    if not {"height", "width"} <= medians.keys():
+        yield "    # write image: {size: [32, 32]}: no quantiles of height and width are known"
+        return
+    height, width = medians["height"], medians["width"]
+    scale = min(1.0, SIDE / max(height, width, 1))
+    channels = 3 if medians.get("channels", 1) > 1 else 1
+    size = ", ".join(str(max(1, round(side * scale))) for side in (height, width))
+    why = f"medians are {height} and {width}; {_cost(parts.values(), shares)}"
+    yield f"    image: {{size: [{size}], channels: {channels}}}   # {why}"
 
 
 def _counts(of: Answers) -> dict[str, NoisedCount]:

@@ -398,15 +398,18 @@ def test_a_bad_broadcast_is_refused_whatever_the_records():
 
 
 def test_the_length_of_a_text_is_a_number():
-    job = JOB.replace("category: [f, m]", "number: [0, 500], characters: true")
+    job = JOB.replace("category: [f, m]", "part: characters, number: [0, 500]")
     x = encoded([("Łódź ", "a"), ("12", "a"), ("", "a")], job).x
     assert x[:2, 0].tolist() == [4, 2]
     assert np.isnan(x[2, 0])
-    with pytest.raises(ConfigError, match="add its range"):
-        parse_job(JOB.replace("category: [f, m]", "category: [f], characters: true"))
+    for wrong in ("part: characters, category: [f]", "number: [0, 500], characters: true"):
+        with pytest.raises(ConfigError, match=r"number: \[0, 500\]|part: characters"):
+            parse_job(JOB.replace("category: [f, m]", wrong))
 
 
-@pytest.mark.parametrize("key", ["number: [0, 1], characters: true", "first_bytes: 4"])
+@pytest.mark.parametrize(
+    "key", ["number: [0, 1], part: characters", "first_bytes: 4", "number: [0, 1], part: height"]
+)
 def test_a_job_that_learns_reads_none_of_these(key):
     schema = "{origin: public, label: {column: y, classes: [a, b]}, columns: [{name: a, KEY}]}"
     job = f"""

@@ -298,6 +298,7 @@ STATISTICS = {
     "values that nobody listed": twice(blocks.HeavyHitters),
     "words": (blocks.HeavyHitters, "bound", 1.0),
     "text lengths": NOT_CLIPPED,
+    "a part of a date": COUNTED_TWICE,
     "a filter": COUNTED_TWICE,
     "all at once": WEIGHTS_LEFT_OUT,
     "all at once, shared noise": WEIGHTS_LEFT_OUT,
