@@ -1,5 +1,7 @@
 """Parts of texts, dates and pictures: what is read of each record, and what one record adds."""
 
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +9,12 @@ from hypothesis import strategies as st
 
 from edgeveil.data.encoding import RowEncoder
 from edgeveil.data.records import Records
+from edgeveil.errors import ConfigError
+from edgeveil.jobs import parse_job
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.statistics import SUMS
 from edgeveil.parts.sources import Origin, images, load_records
+from edgeveil.parts.sources.memory import opened, read_opened
 from edgeveil.privacy.events import noise_of
 from edgeveil.statistics.blocks import dearest, vectors
 from tests.kits.method_context import context
@@ -251,11 +256,22 @@ WRONG = [
 
 @pytest.mark.parametrize(("columns", "why"), WRONG)
 def test_parts_that_cannot_be_read_are_refused(columns, why):
-    from edgeveil.errors import ConfigError
-    from edgeveil.jobs import parse_job
 
     text = "job: a\ndata: {source: s, nominal_records: 9}\nprivacy: {epsilon: 1, delta: 1.0e-6}\n"
     with pytest.raises(ConfigError, match=why) as refused:
         parse_job(f"{text}statistics: {{columns: [{columns}]}}")
     assert "statistics.columns" in str(refused.value)
     parse_job(f"{text}statistics: {{columns: [{{name: a, part: hour}}, {{name: a, part: month}}]}}")
+
+
+def test_pictures_in_a_table_are_read_by_their_bytes():
+    pa = pytest.importorskip("pyarrow")
+    png = io.BytesIO()
+    Image.new("L", (3, 2), 9).save(png, "PNG")
+    stored = [{"bytes": one, "path": None} for one in (png.getvalue(), b"none", None)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"eye": pa.array(stored, kind), "state": ["ill", "new", "well"]})
+    found = read_opened(opened(table), asked(PICTURES).records_schema).records
+    nan = [np.nan] * 4
+    assert np.array_equal(found.x, [[2, 3, 1, 9, 0], [*nan, 2], [*nan, 1]], equal_nan=True)
+    assert found.y.tolist() == [0, 0, 0]
