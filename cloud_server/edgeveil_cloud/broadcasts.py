@@ -326,6 +326,8 @@ class Sealer:
         from edgeveil.parts.models.heads import bake
 
         plan = self._jobs.plan(entry)
+        if not plan.releases:
+            return CellBroadcasts({})
         state, last = self._jobs.state(entry), self._store.last_commit(entry.id)
         weights = self._evaluation.weights(plan, released(plan, state))
         figures = last.record.scores if last and is_newest(plan, state) else None
@@ -337,7 +339,7 @@ class Sealer:
         del packed
         cohorts = self._enrolled(cells)
         rollouts, enrolled = self._store.rollouts, _all_of(cohorts)
-        asked, source = plan.job.release, plan.released_to
+        asked, source = plan.job.release, plan.job.data.source
         count = max(asked.canary_floor, rounded_up(len(enrolled), asked.canary_share))
         chosen = self._choose(enrolled, count) if count < len(enrolled) else []
         rollouts.begin(entry.id, source, chosen, self._store.now_s() + self._work.valid_s)
@@ -358,7 +360,7 @@ class Sealer:
         """Seal for the canary or for all; the package's bytes never change between sealings."""
         plan, opening = self._jobs.plan(entry), OpeningKey.generate()
         rollout = next(one for one in self._store.rollouts.all() if one.job == entry.id)
-        source = plan.released_to
+        source = plan.job.data.source
         package = ReleasePackage(entry.name, onnx, source, rollout.expires_s)
         manifest, data, membership = self._sealed(
             entry,

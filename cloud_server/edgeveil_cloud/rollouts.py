@@ -111,7 +111,7 @@ class RolloutDriver:
         if self._store.release(job) is None or entry.status != "completed":
             raise StoreError(f"job '{job}' has no release: it is {entry.status}")
         if not self.shown(job):  # released by a version without rollouts
-            source = self._jobs.plan(entry).released_to
+            source = self._jobs.plan(entry).job.data.source
             expires_s = self._store.now_s() + self._validity.valid_s
             self._store.rollouts.begin(job, source, [], expires_s)
         self._move(job, "all", "promoted by the operator")

@@ -184,4 +184,4 @@ def release_refusal(
             ledger.check(plan.request(job_id, trains=site.role == "train"), limits_of(site.policy))
     except EdgeVeilError as error:
         return f"its job is declined here: {error}"
-    return "its job learned no model" if plan.released_to != site.data.name else ""
+    return "" if plan.releases else "its job learned no model"

@@ -157,7 +157,8 @@ def _schema(job: Job, fleet: KnownFleet | None) -> Iterator[Mix]:
     columns = None if schema is None or not schema.raw else schema.columns or ()
     if columns != (asked and asked.columns):
         text = "has the columns that statistics name, raw, and only then; write a block statistics"
-        yield Mix(("data.schema.columns", "data.schema", "train.method"), f"{text} and no columns")
+        keys = ("data.schema.columns", "data.schema", "train.method", "train.columns")
+        yield Mix(keys, f"{text} and no columns")
         return
     if asked is not None:
         yield from _questions(job)

@@ -82,7 +82,6 @@ from edgeveil.selection import rounded_up
 from edgeveil.statistics.blocks import vectors
 
 SOFTMAX = "softmax"
-_NO_DATA_SET = "(statistics)"
 _NO_EPSILON = 1.0  # placeholder in a job without noise, see `adds_noise`
 
 
@@ -180,9 +179,9 @@ class Plan:
         return {} if schema is None else schema_metadata(schema)
 
     @property
-    def released_to(self) -> str:
-        """Return the data set whose devices use the model; of a job that learns nothing none."""
-        return _NO_DATA_SET if self.job.data.asks else self.job.data.source
+    def releases(self) -> bool:
+        """Whether the job learns a model; raw records are only counted."""
+        return not self.job.data.asks
 
     def check_backbones(self) -> None:
         """Raise DataError unless the job's backbones and frozen weights are present and valid."""

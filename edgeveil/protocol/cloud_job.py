@@ -69,7 +69,7 @@ class SealRound:
 
 @dataclass(frozen=True)
 class SealRelease:
-    """Work: seal the final model, to a canary or to all. Returns as `SealJob`."""
+    """Work: seal the final model, to a canary or to all. Returns as `SealJob`; {} without one."""
 
     job_id: bytes
     cells: tuple[str, ...] = ONE_CELL
@@ -866,7 +866,7 @@ class JobRun:
             case Obstacle(reason=reason):
                 return self._pause(reason)
             case CellBroadcasts(by_cell=by_cell):
-                return self._sealed(by_cell)
+                return self._sealed(by_cell) if by_cell else self._end("completed", "")
             case RoundCommit(commit=commit, data=data, last=last):
                 return self._committed(commit, data, last)
             case AskChecks(checks=checks):

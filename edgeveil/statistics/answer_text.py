@@ -54,9 +54,9 @@ def price_text(whole: Mapping[str, Any]) -> str:
 
 def head_text(whole: Mapping[str, Any]) -> str:
     """Return who was asked, and at which price, in one line."""
-    found = f"about {measured(whole['records'], whole['records_plus_minus'])} records"
+    found = count_text(NoisedCount("", whole["records"], whole["records_plus_minus"]))
     asked = f" where {printable(whole['where'])}" if whole.get("where") else ""
-    return f"{found}{asked} on {whole['uploads']} devices, {price_text(whole)}"
+    return f"{found} records{asked} on {whole['uploads']} devices, {price_text(whole)}"
 
 
 def rows(whole: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -228,9 +228,12 @@ class _Answers:
             counts = self.counts.get(one.name)
             if counts is None:
                 continue
+            missing, off = self._sum(counts, _cells(counts, -1))
+            present = float(counts.value[:-1].sum())
+            if missing > max(present, 2 * off):
+                yield f"'{one.name}': most of its values are missing, or not of its kind"
             at = (0, -2) if one.number is not None else (-2,)
             beyond, off = self._sum(counts, _cells(counts, *at))
-            present = float(counts.value[:-1].sum())
             if beyond <= max(_TOLD * present, 2 * off):
                 continue
             share = f"'{one.name}': about {beyond / present:.0%} of its values are"

@@ -8,6 +8,7 @@ import yaml
 import edgeveil
 from edgeveil.config.data import DataSource
 from edgeveil.config.policy import Policy
+from edgeveil.errors import EdgeVeilError
 from edgeveil.privacy.ledger import LEDGER_FILE, read_ledger
 from edgeveil.privacy.policy import price
 from edgeveil_tools.cli import main
@@ -41,6 +42,9 @@ def test_a_cloud_s_devices_answer_and_a_schema_follows(tmp_path, capsys):
         cloud = ["--cloud", site.spec.url, "--token-file", str(site.site.token_file)]
         assert main(["ask", *words, "--count", "work", *cloud, "--json"]) == 0
         job = json.loads(capsys.readouterr().out)["job"]
+        assert site.client.job(job)["status"] == "completed" and not site.client.releases()
+        with pytest.raises(EdgeVeilError):
+            site.client.model(job)
         assert main(["job", "show", job, *cloud]) == 0
         assert "histogram   0 ▁" in capsys.readouterr().out
         assert main(["draft", "--from-statistics", job, "--label", "work", *cloud]) == 0

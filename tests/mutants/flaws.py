@@ -171,6 +171,43 @@ MUTANTS = {
         "tests/unit/edgeveil/statistics/test_statistics.py::test_a_device_or_person_adds_no_more_than_its_event_says",
         of=("statistics",),
     ),
+    "statistics-missing-in-a-bin-too": Mutant(
+        "edgeveil.statistics.blocks:Counts.of",
+        "np.bincount(at, minlength=self.cells) -> "
+        "np.bincount(np.append(at, at[at == self.cells - 1] - 1), minlength=self.cells)",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
+    "statistics-squares-not-centred": Mutant(
+        "edgeveil.statistics.blocks:Moments.parts",
+        "np.square(z) - 0.5 -> np.square(z)",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
+    "statistics-squares-for-the-price-of-a-mean": Mutant(
+        "edgeveil.statistics.blocks:Moments.bound",
+        "1.25 if self.squares else 1.0 -> 1.0",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
+        of=("statistics",),
+    ),
+    "statistics-records-of-a-product-for-nothing": Mutant(
+        "edgeveil.statistics.blocks:Product.bound",
+        "1.25 -> 1.0",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_a_record_at_the_ends_of_its_ranges_adds_as_much_as_is_said",
+        of=("statistics",),
+    ),
+    "statistics-filter-left-out": Mutant(
+        "edgeveil.statistics.blocks:BlockVector.of",
+        "self._asked(x) -> slice(None)",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_a_filter_leaves_out_what_does_not_meet_it",
+        of=("statistics",),
+    ),
+    "statistics-filter-left-out-of-means": Mutant(
+        "edgeveil.statistics.blocks:BlockVector.means",
+        "self._asked(x) -> np.ones(len(x), np.bool_)",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_a_persons_part_is_the_mean_of_its_records",
+        of=("statistics",),
+    ),
     "statistics-half-noise": Mutant(
         "edgeveil.parts.methods.statistics:StatisticsDevice.answer",
         "gaussian(steps, noise_of(event), random_bytes)"
@@ -1218,6 +1255,22 @@ MUTANTS = {
         "edgeveil.statistics.heavy_hitters:HeavyHitters.about",
         "ordered.all() -> True",
         "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_another_broadcast_is_refused_before_a_record_is_read",
+    ),
+    "heavy-hitters-record-among-others-too": Mutant(
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.of",
+        "np.append(found, [np.count_nonzero(present), missing])"
+        " -> np.append(found, [np.count_nonzero(there.any(axis=1)), missing])",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_one_record_adds_no_more_than_is_priced",
+    ),
+    "heavy-hitters-words-without-their-record": Mutant(
+        "edgeveil.statistics.heavy_hitters:HeavyHitters.bound",
+        "most + 1 if self.words and self.level == CANDIDATES else most -> most",
+        "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_a_record_of_several_words_adds_no_more_than_is_priced",
+    ),
+    "statistics-released-as-a-model": Mutant(
+        "edgeveil.jobs.plan:Plan.releases",
+        "schema is None or not schema.raw -> True",
+        "tests/unit/edgeveil_edge/test_device_host.py::test_a_job_of_statistics_leaves_the_model_in_use_as_it_is",
     ),
     # --- audit in one run ---
     "one-run-audit-without-delta": Mutant(

@@ -27,7 +27,7 @@ from edgeveil.parts.sources.images import FORMATS, class_folders, files_below, h
 from edgeveil.parts.sources.tables import csv_rows, jsonl_rows, parquet_rows
 
 OF_NUMBER = "in place of classes"  # a draft's remark on a numeric label
-_MISSING = ("?", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "-")
+MISSING = ("?", "NA", "N/A", "n/a", "NaN", "nan", "null", "None", "-")
 _LABELS = ("label", "class", "target", "y", "outcome", "diagnosis", "income")
 _FEW = 10  # different texts of a label
 _WIDER = 10.0  # times the range of most values: worth a note
@@ -228,7 +228,7 @@ def _of_table(
 
 def look_at(name: str, cells: Sequence[str], form: TableForm) -> Look:
     texts = Counter(cells)
-    gaps = frozenset(text for text in _MISSING if text in texts)
+    gaps = frozenset(text for text in MISSING if text in texts)
     for text in ("", *gaps):
         texts.pop(text, None)
     return Look(name, texts, gaps, form, len(cells))

@@ -64,10 +64,12 @@ def test_the_holder_of_records_is_not_asked_about():
 
 
 def test_what_is_read_from_records_is_warned_of_and_what_is_given_is_not():
-    with pytest.warns(UserWarning, match="pulse were read from the records"):
+    with pytest.warns(UserWarning, match="pulse, nominal_records were read from the records"):
         edgeveil.ask(people(60), mean=["age", "pulse"], ranges={"age": (0, 100)}, devices=3)
-    _, read = job_to_ask(people(60), {"mean": ["age", "pulse"], **PUBLIC})
-    assert read == ""
+    asked = {"mean": ["age", "pulse"], **PUBLIC}
+    job, read = job_to_ask(people(60), asked, nominal_records=20)
+    unlike, _ = job_to_ask({**people(60), "ward": ["?"] * 60}, asked, nominal_records=20)
+    assert read == "" and job.digest() == unlike.digest()  # texts of a missing value are public
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,7 @@ def test_what_is_read_from_records_is_warned_of_and_what_is_given_is_not():
         ({"mean": "agee"}, "agee.*is no column.*'age'"),
         ({"mean": "sex", **PUBLIC}, "sex.*is no number"),
         ({"histogram": ("sex", 3), **PUBLIC}, "sex.*is no number"),
+        ({"mean": "age", "ranges": {"agee": (0, 100)}}, "agee.*is no column.*'age'"),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_refused(questions, why):
@@ -110,12 +113,14 @@ def test_a_filtered_column_is_read_and_a_file_without_names_gets_some(tmp_path):
     rows = [f"{age},{pulse}" for age, pulse in zip(people()["age"], people()["pulse"], strict=True)]
     (tmp_path / "bare.csv").write_text("\n".join(rows) + "\n")
     job, read = job_to_ask(tmp_path / "bare.csv", {})
-    assert job.data.schema_.header == ("v1", "v2") and read.startswith("v1, v2 were read")
+    assert job.data.schema_.header == ("v1", "v2") and read.startswith(
+        "v1, v2, nominal_records were read"
+    )
 
 
 def test_the_command_prints_answers_and_a_schema_follows_from_them(table, tmp_path, capsys):
     out = str(tmp_path / "out")
-    how = ["--epsilon", "9", "--delta", "1e-3", "--devices", "6", "--out", out]
+    how = ["--epsilon", "9", "--delta", "1e-3", "--devices", "6", "--records", "100", "--out", out]
     lists = ["--category", "sex=f,m", "--category", "ward=w0,w1,w2,w3,w4,w5,w9"]
     ranges = ["--range", "age=0,100", "--histogram", "age=10", "--count", "sex,ward"]
     assert main(["ask", str(table), *ranges, *lists, *how, "--json"]) == 0
@@ -141,7 +146,7 @@ def test_a_job_with_ranges_of_records_is_submitted_and_drafted_from_only_after_r
     out = tmp_path / "out"
     how = ["--epsilon", "9", "--delta", "1e-3", "--devices", "6", "--out", str(out)]
     assert main(["ask", str(table), "--mean", "age", *how]) == 0
-    assert "age were read" in capsys.readouterr().err
+    assert "age, nominal_records were read" in capsys.readouterr().err
     text = (out / "job.yaml").read_text()
     with pytest.raises(ConfigError, match="review each"):
         parse_plan(text)
@@ -161,12 +166,14 @@ def test_a_job_with_ranges_of_records_is_submitted_and_drafted_from_only_after_r
         ["--table", "age"],
         ["--histogram", "age=many"],
         ["--range", "age=9,3"],
+        ["--range", "age=0,9", "--histogram", "age=0"],
         ["--where", "age is old", "--count", "age"],
     ],
 )
 def test_words_that_make_no_question_are_usage_errors(table, words, capsys):
     assert main(["ask", str(table), *words]) in (2, 4)
-    assert "Traceback" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and "data.schema" not in said
 
 
 def asked_of(columns):
@@ -276,7 +283,8 @@ def test_a_folder_of_pictures_is_asked_drafted_from_and_learned(tmp_path, capsys
         image.fromarray(pixels).save(file)
     (folder / "ill" / "broken.png").write_bytes(b"no picture")
     asked, drafted_to = tmp_path / "asked", tmp_path / "eyes.yaml"
-    how = ["--epsilon", "9", "--delta", "1e-3", "--devices", "3", "--out", str(asked)]
+    how = ["--epsilon", "9", "--delta", "1e-3", "--devices", "3", "--records", "80"]
+    how += ["--out", str(asked)]
     public = ["--range", "picture:height=0,100", "--range", "picture:width=0,100"]
     lists = ["--category", "picture:class=ill,well,dead"]
     assert main(["ask", str(folder), *how, *public, *lists, "--json"]) == 0
@@ -330,7 +338,7 @@ def test_a_column_of_dates_is_asked_by_its_parts_and_drafted_as_one():
     names = [f"came:{part}" for part in ("year", "month", "weekday", "hour")]
     born = [f"born:{part}" for part in ("year", "month", "weekday")]
     assert [one.name for one in job.train.columns] == ["state", *names, *born]
-    assert read.startswith("came:year, born:year were read")
+    assert read.startswith("came:year, born:year, nominal_records were read")
     ranges = {"came:year": (2000, 2040), "born:year": (2000, 2040)}
     lists = {"state": ["ill", "well"]}
     asked = edgeveil.ask(

@@ -141,7 +141,8 @@ class FleetProcesses(LocalFleet):
         job = client.submit_yaml(submitted(self.job), read_artifacts(self.job).values())
         self._follow(client, job)
         self.log.require_completed(job)
-        self.keep_models(*(client.model(job, kind) for kind in ("onnx", "safetensors")))
+        if self.log.plan.releases:
+            self.keep_models(*(client.model(job, kind) for kind in ("onnx", "safetensors")))
         self._look()
         self.train_reference()
 

@@ -378,7 +378,8 @@ def run_local(
         print(json.dumps(plain, allow_nan=False), flush=True)
     if not brief:
         display.lines(summary(result.content))
-        display.note(f"Files in {out}: {', '.join(FILES)}")
+        written = (name for name in FILES if (out / name).is_file())
+        display.note(f"Files in {out}: {', '.join(written)}")
         display.note(f"Report: {result.report}")
         if "statistics" in result.content and not result.content["evaluations"]:
             display.note(f"Next: edgeveil draft --from-statistics {out} --label COLUMN")

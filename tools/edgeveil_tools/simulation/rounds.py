@@ -96,7 +96,7 @@ class SimulatedRounds:
         self.auditor = Auditor(held) if canaries else None
 
     def play(self) -> tuple[bytes, bytes] | None:
-        """Return the model as (ONNX, safetensors); None if the job did not complete."""
+        """Return the model as (ONNX, safetensors); None if the job learned or completed none."""
         plan = self._plan
         self._evaluation.check(plan)
         self._graph, devices = plan.graph(), self._site.devices
@@ -129,12 +129,15 @@ class SimulatedRounds:
             self._notify("exchange_committed", event)
             if is_over(plan, state):
                 break
-        weights = self._evaluation.weights(plan, released(plan, state))
-        figures = federated if is_newest(plan, state) else None
-        onnx = bake(self._graph, weights, model_card(plan, figures, round.index))
-        self._notify("broadcast", {"kind": "release", "selected": devices, "round": "release"})
+        model = None
+        if plan.releases:
+            weights = self._evaluation.weights(plan, released(plan, state))
+            figures = federated if is_newest(plan, state) else None
+            onnx = bake(self._graph, weights, model_card(plan, figures, round.index))
+            model = onnx, weights_file(plan, weights)
+            self._notify("broadcast", {"kind": "release", "selected": devices, "round": "release"})
         self._notify("job_completed", summary_of(plan, round.index, accuracy, state))
-        return onnx, weights_file(plan, weights)
+        return model
 
     def _end(self, how: str, reason: str, asked: int, accuracy: float | None) -> None:
         self._notify(f"job_{how}", {"reason": reason, **summary_of(self._plan, asked, accuracy)})

@@ -29,9 +29,9 @@ from edgeveil.parts.sources.memory import Frame, opened
 from edgeveil.registry import nearest
 from edgeveil.statistics.questions import RANGES
 from edgeveil.statistics.questions import Questions as Asked
-from edgeveil_tools.describe import LIST, Look, look_at, looks_of
+from edgeveil_tools.describe import LIST, MISSING, Look, look_at, looks_of
 from edgeveil_tools.local.job import job_of
-from edgeveil_tools.result import SIMULATED, write_whole
+from edgeveil_tools.result import SIMULATED, Result, write_whole
 from edgeveil_tools.statistics.answers import Statistics
 
 if TYPE_CHECKING:
@@ -92,26 +92,24 @@ def ask(
         noise: `shared` among the devices in secure sums, or `local`: each device adds all.
         fleet: holder of each record, as of `simulate`.
         devices: devices that hold the records of `data`, default 100; of a cloud, its least number.
-        nominal_records: public number of records of a device; default: from `data`.
+        nominal_records: public number of records of a device.
         seed: of partition and simulated noise.
         cloud: running cloud.
         source: with `cloud`: `data.name` of the devices to ask.
         questions: mean, deviation, quantiles, count, values (that nobody listed): columns;
             histogram: columns or (column, bins); table, correlation: pairs of columns; without any
             of these: everything about every column. where: a filter such as `age >= 60`. ranges:
-            public (low, high) by number; categories: public lists by text; those that are missing
-            are read from `data` with a warning, since ε does not cover them.
+            public (low, high) by number; categories: public lists by text; those that are missing,
+            and `nominal_records`, are read from `data` with a warning: ε does not cover them.
 
     Raises:
         UsageError, ConfigError: a question cannot be asked.
         JobFailed: the job ended without answers.
     """
-    from edgeveil_tools.local.run import simulate
-
     if unknown := questions.keys() - QuestionArguments.__annotations__.keys():
         raise TypeError(f"ask() got an unexpected keyword argument '{min(unknown)}'")
     how: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "noise": noise, "devices": devices}
-    how["nominal_records"] = nominal_records
+    how |= {"nominal_records": nominal_records}
     if cloud is not None:
         if data is not None or fleet is not None:
             raise UsageError(
@@ -123,10 +121,8 @@ def ask(
     if read:
         warnings.warn(read, UserWarning, stacklevel=3)
     records = {} if isinstance(data, str | Path) else {"data": data, "fleet": fleet}
-    found = simulate(job, report=False, reference=False, seed=seed, **records)
-    if read:
-        _mark(found.folder / "job.yaml")
-    return Statistics(found.content["statistics"])
+    result = _simulated(job, read, report=False, seed=seed, **records)
+    return Statistics(result.content["statistics"])
 
 
 def command(args: argparse.Namespace) -> int:
@@ -150,7 +146,7 @@ def command(args: argparse.Namespace) -> int:
         for column, ends in ranges
     }
     questions |= {"categories": {name: one.split(",") for name, one in lists}, "where": args.where}
-    how = {"epsilon": args.epsilon, "delta": args.delta, "devices": args.devices}
+    how = {name: given[name] for name in ("epsilon", "delta", "devices")}
     how |= {"nominal_records": args.records}
     if args.file is None:
         job, _ = job_to_ask(None, questions, source=args.source, **how)
@@ -159,24 +155,26 @@ def command(args: argparse.Namespace) -> int:
         print(f"edgeveil: {name}: waiting for the answers", file=sys.stderr, flush=True)
         found = of_cloud(cloud, name)
         return answer(args, [str(found)], {"job": name, **found.content})
-    from edgeveil_tools.local.run import simulate
-
     job, read = job_to_ask(args.file, questions, **how)
     for note in filter(None, (SIMULATED, read)):
         print(printable(f"edgeveil: {note}"), file=sys.stderr)
-    result = simulate(job, reference=False, out=args.out)
-    if read:
-        _mark(result.folder / "job.yaml")
+    result = _simulated(job, read, out=args.out)
     found = Statistics(result.content["statistics"])
     lines = [str(found), f"Report: {result.report}"]
     return answer(args, lines, {**found.content, "folder": str(result.folder)})
 
 
-def _mark(job_file: Path) -> None:
-    """Mark a job with ranges or lists of records, so that no cloud and no draft takes it."""
-    plain = yaml.safe_load(job_file.read_bytes())
-    plain["data"]["schema"]["origin"] = "own_records"
-    write_whole(job_file, yaml.safe_dump(plain, sort_keys=False).encode())
+def _simulated(job: LocalJob, read: str, **options: Any) -> Result:
+    """Simulate a job; if anything was `read`, mark it so that no cloud and no draft takes it."""
+    from edgeveil_tools.local.run import simulate
+
+    result = simulate(job, reference=False, **options)
+    if read:
+        plain = yaml.safe_load((result.folder / "job.yaml").read_bytes())
+        plain["data"]["schema"]["origin"] = "own_records"
+        text = yaml.safe_dump(plain, sort_keys=False)
+        write_whole(result.folder / "job.yaml", text.encode())
+    return result
 
 
 def _bins(text: str) -> str | tuple[str, int]:
@@ -220,7 +218,7 @@ def job_to_ask(
     delta: float = 1e-6,
     noise: str = "shared",
 ) -> tuple[LocalJob, str]:
-    """Return the job that asks, and which ranges and lists were read from the records, or "".
+    """Return the job that asks, and what of it was read from the records, or "".
 
     Raises UsageError or DataError for questions about columns that are not there."""
     if data is None and not (source and nominal_records):
@@ -233,25 +231,21 @@ def job_to_ask(
     elif fleet is not None:
         many = len({*map(str, fleet)})
     columns, read = _columns(questions, looks)
-    block: dict[str, Any] = {"columns": columns}
-    for key, name in (("tables", "table"), ("correlations", "correlation")):
-        if pairs := _pairs(questions.get(name) or ()):
-            block[key] = pairs
-    if where := questions.get("where"):
-        block["where"] = where
+    if nominal_records is None:
+        nominal_records = max(1, -(-records // many))
+        read.append("nominal_records")
+    block = {"columns": columns, "where": questions.get("where")}
+    block |= {f"{name}s": _pairs(questions.get(name) or ()) for name in ("table", "correlation")}
+    listed = {text for one in columns for text in one.get("category", ())}
     schema: dict[str, Any] = {}
-    if gaps := sorted({text for look in looks.values() for text in look.gaps}):
-        schema["missing"] = gaps
+    if looks and "picture:height" not in looks:
+        schema["missing"] = [text for text in MISSING if text not in listed]
     if not run.get("header", True):
-        schema["header"] = [name for name in looks if _part(name, looks)[1] is None]  # made up
+        schema |= {"header": [name for name in looks if _part(name, looks)[1] is None]}  # made up
     named = source or Path(run.get("path", "memory")).stem[:64]
     job = {
         "job": _JOB.sub("_", f"ask_{named.lower()}")[:64],
-        "data": {
-            "source": named,
-            "nominal_records": nominal_records or max(1, -(-records // many)),
-            **({"schema": schema} if schema else {}),
-        },
+        "data": {"source": named, "nominal_records": nominal_records, "schema": schema},
         "statistics": block,
         "privacy": {"epsilon": epsilon, "delta": delta, "noise": noise},
         "aggregation": {"name": "fedavg", "secure": noise == "shared"},
@@ -351,12 +345,11 @@ def _columns(
     made, read = [], []
     for one in conditions:
         asked.setdefault(one.column, {"ask": []})
-    in_order = [*(name for name in looks if name in asked), *asked]
-    for column, found in ((name, asked[name]) for name in dict.fromkeys(in_order)):
-        name, part = _part(column, looks)
-        if looks and column not in looks and part is None:
+    for column in (*asked, *ranges, *lists):
+        if looks and column not in looks and _part(column, looks)[1] is None:
             raise UsageError("is no column", where=column, fix=nearest(column, [*looks]))
-        look = looks.get(column)
+    for column in dict.fromkeys([*(name for name in looks if name in asked), *asked]):
+        found, look, (name, part) = asked[column], looks.get(column), _part(column, looks)
         if column in ranges:
             form: dict[str, Any] = {"number": [float(end) for end in ranges[column]]}
         elif column in lists:

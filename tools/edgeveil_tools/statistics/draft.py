@@ -18,6 +18,7 @@ from edgeveil.statistics.answer_text import (
     cells,
     count_text,
     measured,
+    number_text,
     price_text,
 )
 from edgeveil.statistics.answers import MISSING, OTHER, RANKS
@@ -87,7 +88,8 @@ def _lines(
     yield f"      {'' if pictures else f'column: {yaml_text(label)}   '}# {_cost([label], shares)}"
     counts, found = _counts(columns[label]), _found(columns[label])
     if found:
-        yield f"      # {' and '.join(count_text(counts[name]) for name in found[:10])} records"
+        records = " and ".join(count_text(counts[name]) for name in found[:10])
+        yield f"      # {records} records; {_why(columns[label], found)}"
         yield from wrapped("      classes: ", found)
         total = sum(counts[name].value for name in found)
         weights = [f"{total / (len(found) * counts[name].value):.3g}" for name in found]
@@ -96,6 +98,8 @@ def _lines(
     elif ends := asked[label].number:
         low, high, why = _range(columns[label], ends)
         yield f"      number: {ends_text((low, high))}   # {why}"
+    else:
+        yield "      # no whole value exceeds the noise: name its classes"
     if pictures:
         yield from _picture(columns, asked, shares)
         return
@@ -116,10 +120,7 @@ def _lines(
                 form += f", years: [{low:.0f}, {max(math.ceil(high), low + 1):.0f}]"
             yield f"    - {form}}}   # {why}; {cost}"
         elif found := _found(of):
-            counts = _counts(of)
-            other = f", {count_text(counts['(other)'])} others" if "(other)" in counts else ""
-            why = f"{len(found)} of {len([*_named(of)])} exceed the noise{other}"
-            yield f"    - name: {yaml_text(name)}   # {why}; {cost}"
+            yield f"    - name: {yaml_text(name)}   # {_why(of, found)}; {cost}"
             yield from wrapped("      category: ", found)
         elif "characters" in parts or "exact" not in of.get("values", {"exact": ()}):
             yield f"    - {{name: {yaml_text(column)}, text: {{}}}}   # its words; {cost}"
@@ -132,7 +133,8 @@ def _lines(
 
 
 def _cost(names: Iterable[str], shares: Mapping[str, float]) -> str:
-    return f"cost {100 * sum(shares[name] for name in names):.2g} %"
+    share = float(f"{100 * sum(shares[name] for name in names):.2g}")
+    return f"cost {number_text(share)} %"
 
 
 def _picture(
@@ -170,6 +172,12 @@ def _found(of: Answers) -> list[str]:
     """Return the categories, and values that are whole texts, whose counts exceed their ±."""
     whole = of["values"].get("exact", ()) if "values" in of else _counts(of)
     return [cell.name for cell in _named(of) if cell.value > cell.plus_minus and cell.name in whole]
+
+
+def _why(of: Answers, found: Sequence[str]) -> str:
+    counts = _counts(of)
+    other = f", {count_text(counts[OTHER])} others" if OTHER in counts else ""
+    return f"{len(found)} of {len([*_named(of)])} exceed the noise{other}"
 
 
 def _range(of: Answers, ends: tuple[float, float]) -> tuple[float, float, str]:

@@ -108,7 +108,7 @@
       const actions = (row) => !cloud.maySubmit ? [] : [
         row.status === "paused" ? el("button", { class: "main", on: { click: () => act("resume", "the job is resumed") } }, "Resume") : null,
         cloud.group(row) === "ended" ? null : el("button", { on: { click: cancel } }, "Cancel …"),
-        row.status === "completed" ? [
+        row.status === "completed" && row.method !== "statistics" ? [
           el("a", { class: "button", href: `${path}/model.onnx`, download: true }, "Download the model (ONNX)"),
           el("a", { class: "button", href: `${path}/model.safetensors`, download: true }, "Download the weights")] : null,
       ];

@@ -70,6 +70,13 @@ def test_a_job_can_be_cancelled_in_every_state(before):
         assert cb.done(machine, task, fx.WorkFailed("late")) == []
 
 
+def test_a_job_that_learns_no_model_completes_without_a_release():
+    machine = _at_state(cj.CloudState.SEALING_RELEASE)
+    out = cb.done(machine, cj.SealRelease(kit.JOB), cj.CellBroadcasts({}))
+    assert kit.stored(out)[-1].status == "completed" and cb.state(machine) is cj.CloudState.IDLE
+    assert kit.bodies(out, m.Close)[0].status == "completed" and not kit.headers(out)
+
+
 FAULTS = [  # causes of five who declined, and in which of its rounds they end the job
     ((0, 0, 0, 5), 1, True),  # nothing is lost
     ((0, 4, 1, 0), 1, False),  # they have time later

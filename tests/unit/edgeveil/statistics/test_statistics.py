@@ -260,6 +260,10 @@ def test_a_range_or_list_that_misses_most_is_told_and_noise_alone_says_nothing()
     cloud, state = played(narrow, records)
     age, sex = cloud.shown(state)["statistics"]["remarks"]
     assert "'age'" in age and "90%" in age and "'sex'" in sex and "100%" in sex
+    records.x[:, [0, 2]] = np.nan
+    cloud, state = played(narrow, records)
+    age, sex = cloud.shown(state)["statistics"]["remarks"]
+    assert "'age': most" in age and "'sex': most" in sex
     cloud, state = played(narrow, records.at(np.zeros(len(records), np.bool_)))
     whole = cloud.shown(state)["statistics"]
     assert by(whole["answers"], "mean", column="age")["too_noisy"]
@@ -399,4 +403,4 @@ def test_a_simulated_fleet_answers(tmp_path, changes, people, unit):
     off = whole["records_plus_minus"] + 0.05 * people  # a tenth is held back by a hash
     assert abs(whole["records"] - people) < off
     mean = by(whole["answers"], "mean", column="age")
-    assert abs(mean["value"] - 50) < 5 and found.accuracy is None
+    assert abs(mean["value"] - 50) < 5 and found.accuracy is None and not found.model.exists()

@@ -32,7 +32,7 @@ from edgeveil_lab.audit import update_attacks
 from edgeveil_lab.audit.command import guards
 from edgeveil_lab.audit.evaluation_attack import evaluation_attack
 from edgeveil_lab.audit.fm_attacks import CONTEXT, PARAMETERS, NeighbouringJob, gaussian_job
-from edgeveil_lab.audit.statistics_attack import statistics_attack
+from edgeveil_lab.audit.statistics_attack import statistics_attacks
 from edgeveil_lab.audit.update_attacks import dp_sgd_attack, many_steps_attack, single_step_attack
 from edgeveil_tools.cli import main
 from tests.kits.mechanisms import MECHANISMS
@@ -270,11 +270,55 @@ def test_a_method_that_spends_more_than_it_says_is_found():
     assert failing(attack) >= {"round 1", "round 2"}
 
 
-def test_weights_left_out_of_the_sensitivity_of_statistics_are_found(monkeypatch):
-    assert failing(statistics_attack("sound", 300)) == set()
-    forgotten = property(lambda self: len(self.blocks) << 24)
-    monkeypatch.setattr(blocks.BlockVector, "sensitivity_squared", forgotten)
-    assert failing(statistics_attack("flawed", 300)) >= {"both exchanges"}
+def twice(kind):
+    once = kind.of
+    return kind, "of", lambda self, x: 2 * once(self, x)
+
+
+def not_clipped(self, x):
+    return (x[:, self.place].astype(np.float64) - self.middle) / self.half
+
+
+COUNTED_TWICE, NOT_CLIPPED = twice(blocks.Counts), (blocks.Scaled, "of", not_clipped)
+EACH_RECORD = (blocks, "_mean", lambda sums, of, bits: sums << bits)
+WEIGHTS_LEFT_OUT = (
+    blocks.BlockVector,
+    "sensitivity_squared",
+    property(lambda self: len(self.blocks) << 24),
+)
+STATISTICS = {
+    "categories": COUNTED_TWICE,
+    "a missing value": COUNTED_TWICE,
+    "a histogram": COUNTED_TWICE,
+    "quantiles": COUNTED_TWICE,
+    "a mean": NOT_CLIPPED,
+    "a deviation": NOT_CLIPPED,
+    "a table": COUNTED_TWICE,
+    "a correlation": (blocks.Product, "bound", 0.0),
+    "values that nobody listed": twice(blocks.HeavyHitters),
+    "words": (blocks.HeavyHitters, "bound", 1.0),
+    "text lengths": NOT_CLIPPED,
+    "a part of a date": COUNTED_TWICE,
+    "a filter": COUNTED_TWICE,
+    "all at once": WEIGHTS_LEFT_OUT,
+    "all at once, shared noise": WEIGHTS_LEFT_OUT,
+    f"all at once, a person of {ma.MANY} records": EACH_RECORD,
+    f"all at once, a device of {ma.MANY} records": WEIGHTS_LEFT_OUT,
+}
+
+
+def test_every_statistic_is_attacked():
+    assert {attack.title for attack in statistics_attacks(1)} == set(STATISTICS)
+
+
+@pytest.mark.parametrize("title", STATISTICS)
+def test_a_record_that_moves_a_statistic_by_more_than_its_price_is_found(monkeypatch, title):
+    def found():
+        return failing(next(one for one in statistics_attacks(1000) if one.title == title))
+
+    assert found() == set()
+    monkeypatch.setattr(*STATISTICS[title])
+    assert found() >= {"all exchanges"}
 
 
 # --- the command ------------------------------------------------------------------------------
