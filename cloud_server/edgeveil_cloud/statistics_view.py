@@ -30,7 +30,9 @@ from edgeveil.statistics.answer_text import (
 MOST_BARS = 60  # more categories are in the table of counts
 
 
-def statistics_sections(whole: Mapping[str, Any], drift: Mapping[str, Any]) -> list[Json]:
+def statistics_sections(
+    whole: Mapping[str, Any], drift: Mapping[str, Any] | None = None
+) -> list[Json]:
     """Return sections for drift, for all single numbers, and for each column or pair of columns."""
     if not whole:
         return []
@@ -49,7 +51,7 @@ def statistics_sections(whole: Mapping[str, Any], drift: Mapping[str, Any]) -> l
     rows = [[column, *(row.get(name, "–") for name in names)] for column, row in single.items()]
     shown = [table("Answers", ["column", *names], rows)] if rows else []
     found = [section("statistics", "What is out there", shown, before=said)]
-    found += [_drift(drift)] if drift.get("columns") else []
+    found += [_drift(drift)] if drift and drift["columns"] else []
     for at, (column, parts) in enumerate(drawn.items()):
         found.append(section(f"statistics-{at + 1}", column, parts))
     return found

@@ -343,15 +343,16 @@ class _Answers:
         edges = np.array(counts.block.codes[0].edges)
         present = max(float(counts.value @ there), 1.0)
         below = np.minimum(np.cumsum(counts.value[: len(edges)]) / present, 1.0)
-        found, errors, spans = list[float](), list[float](), list[float]()
+        found, noise, errors, spans = list[float](), list[float](), list[float](), list[float]()
         for rank in RANKS:
             found.append(quantile(below, edges, rank))
             at = int(np.searchsorted(below, rank)) + 1
-            noise = self._share(counts, _cells(counts, *range(at)), there)[1]
-            chance, shape = _within(below, rank, present)
-            errors.append(math.hypot(noise, chance) + shape)
-            ends = [quantile(below, edges, rank + off) for off in (errors[-1], -errors[-1])]
-            spans.append((ends[0] - ends[1]) / 2)
+            noise.append(self._share(counts, _cells(counts, *range(at)), there)[1])
+            chance, shape, width = _within(below, edges, rank, present)
+            off = math.hypot(noise[-1], chance)
+            ends = quantile(below, edges, rank + off), quantile(below, edges, rank - off)
+            errors.append(off + shape)
+            spans.append((ends[0] - ends[1]) / 2 + width)
         return {
             "statistic": "quantiles",
             "column": one.name,
@@ -359,7 +360,7 @@ class _Answers:
             "value": _digits(found),
             "plus_minus": _digits(spans),
             "rank_plus_minus": to_digits(max(errors)),
-            "too_noisy": bool(max(errors) > 0.25),
+            "too_noisy": bool(max(noise) > 0.25),
         }
 
     def _correlation(self, block: Product, estimate: Estimate) -> dict[str, Any]:
@@ -435,15 +436,23 @@ def _slopes(below: Float64, at: int) -> tuple[float, float, float]:
     return share, lesser if lesser * greater > 0 else 0.0, greater
 
 
-def _within(below: Float64, rank: float, present: float) -> tuple[float, float]:
-    """Return how far a rank may be off within its cell: by chance (95 %), and by the slopes."""
+def _within(
+    below: Float64, edges: Float64, rank: float, present: float
+) -> tuple[float, float, float]:
+    """Return how far a rank may be off within its cell: by chance (95 %), and by its slopes.
+
+    Also how far the latter moves its value."""
     at = int(np.searchsorted(below, rank))
     if not 0 < at < len(below):
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     share, slope, greater = _slopes(below, at)
-    part = (rank - float(below[at - 1])) / share if share > 0 else 0.0
+    if share <= 0:
+        return 0.0, 0.0, 0.0
+    part = (rank - float(below[at - 1])) / share
     spread = part * (1 - part)
-    return NORMAL_95 * math.sqrt(share * spread / present), abs(greater - slope) * spread
+    shape = abs(greater - slope) * spread
+    width = shape / share * float(edges[at] - edges[at - 1])
+    return NORMAL_95 * math.sqrt(share * spread / present), shape, width
 
 
 def _sizes(block: Counts) -> NDArray[np.int64]:

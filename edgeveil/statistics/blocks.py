@@ -38,6 +38,7 @@ STEPS = 1 << 12  # fixed-point steps of 1 in moments and products
 UNIT = 1 << 14  # weight of a record where the noise matters by 1
 ROOM = 4  # most records of a device that count, in nominal_records
 MOST = 1 << 61  # of a cell, so that its noise fits an int64
+_TIE = 1e-3  # of equal strategies that of the better ranks
 _FINE = 3  # cells of a bin of the histogram if quantiles are asked
 
 
@@ -418,16 +419,16 @@ def _counts_of(one: AskedColumn, questions: Questions) -> Counts:
 def _strategy(size: int, fine: int) -> tuple[float, int, int]:
     """Return the scale of an answer, `fine`, and the `group` whose answers have the least noise.
 
-    The worst of ranks (sums of the first k cells) and bins (`fine` cells) for noise of 1 in each
-    cell, the number of records known; times the bound on squares, so that all are as dear."""
+    The worst of ranks (sums of the first k cells) and, as shares are small, twice of bins (`fine`
+    cells), for noise of 1 in each cell and a known number of records; times the bound on squares,
+    so that all are as dear."""
 
     def worst(group: int) -> float:
-        k, shrunk = np.arange(1, size + 1), 1 / (group + 1) if group > 1 else 0.0
+        k, less = np.arange(1, size + 1), 1 / (group + 1) if group > 1 else 0.0
         rest = k % group
-        if group == 1:
-            return float(max((k - k * k / size).max(), fine))
-        ranks = k // group * group * shrunk + rest - shrunk * (rest**2 + k * k / size)
-        return float(max(ranks.max(), fine))
+        ranks = (k - rest) * (less if group > 1 else 1.0) + rest - less * rest**2
+        ranks -= k * k / size * (less if group > 1 else 1.0)
+        return float(max(ranks.max(), 2 * fine) + _TIE * ranks.max())
 
     groups = sorted({round(2 ** (at / 2)) for at in range(2 * size.bit_length())})
     best = min(groups, key=lambda group: worst(group) * (1 if group == 1 else 2))

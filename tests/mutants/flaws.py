@@ -1267,9 +1267,34 @@ MUTANTS = {
         "most + 1 if self.words and self.level == CANDIDATES else most -> most",
         "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_a_record_of_several_words_adds_no_more_than_is_priced",
     ),
+    "statistics-groups-are-free": Mutant(
+        "edgeveil.statistics.blocks:Counts.bound",
+        "self.group == 1 -> True",
+        "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
+    ),
+    "statistics-groups-known-without-noise": Mutant(
+        "edgeveil.statistics.blocks:Counts.covariance",
+        "(1 / (sizes + 1)) -> (1 / sizes)",
+        "tests/unit/edgeveil/statistics/test_coverage.py::test_counts_from_cells_and_groups_are_those_of_least_squares",
+    ),
+    "questions-beside-training-of-one-half": Mutant(
+        "edgeveil.jobs.job:Job.reading",
+        "0.0 -> self.data.evaluation_share",
+        "tests/unit/edgeveil/jobs/test_statistics_beside.py::test_records_are_read_raw_to_ask_and_encoded_to_learn",
+    ),
+    "questions-beside-training-priced-once": Mutant(
+        "edgeveil.jobs.plan:Plan.question",
+        "max(1, self._times(ASK)) -> 1",
+        "tests/unit/edgeveil/jobs/test_statistics_beside.py::test_all_questions_cost_their_epsilon_in_both_accounts",
+    ),
+    "an-owners-budget-of-questions-ignored": Mutant(
+        "edgeveil.privacy.policy:asked_in",
+        "event.purpose == ASK -> False",
+        "tests/unit/edgeveil_edge/test_consent.py::test_questions_have_a_budget_of_their_own",
+    ),
     "statistics-released-as-a-model": Mutant(
         "edgeveil.jobs.plan:Plan.releases",
-        "schema is None or not schema.raw -> True",
+        "not self.job.data.asks -> True",
         "tests/unit/edgeveil_edge/test_device_host.py::test_a_job_of_statistics_leaves_the_model_in_use_as_it_is",
     ),
     # --- audit in one run ---

@@ -257,7 +257,8 @@ def test_an_estimate_foresees_the_error_of_each_answer(tmp_path, capsys):
     assert len(named) == len(list(found))
     for (name, column), one in named.items():
         off = found[name, column]["plus_minus"]
-        assert one["plus_minus"] == pytest.approx(off, rel=0.25)
+        rel = 0.6 if name == "clipped" else 0.25  # less if the noise leaves one end of two at 0
+        assert one["plus_minus"] == pytest.approx(off, rel=rel)
         assert one["value"] is None
     assert main(["check", str(path), "--estimate", "--devices", "2"]) == 2
     assert "a round needs 20 uploads" in capsys.readouterr().err
@@ -348,5 +349,6 @@ def test_a_column_of_dates_is_asked_by_its_parts_and_drafted_as_one():
     schema = yaml.safe_load(drafted(asked.content, job, "state"))["data"]["schema"]
     came, born = schema["columns"]
     assert came["date"] == ["year", "month", "weekday", "hour"] and born["date"] == came["date"][:3]
-    assert came["years"] == born["years"] == [2018, 2024]
+    for low, high in (came["years"], born["years"]):  # whole bins, and what noise hides
+        assert 2014 <= low <= 2018 and 2022 < high <= 2028
     assert list(impossible(DataSchema.model_validate_json(json.dumps(schema)), "")) == []
