@@ -1,19 +1,21 @@
 """The proxy's shuffle as privacy amplification, only where the clone bound's conditions hold.
 
-Conditions: every release is pure local DP of a device's whole data, with no state kept between
-uploads; no groups of masks, no buffered rounds. Printed assumptions: a batch has `round.min_batch`
-uploads of honest devices, without cover traffic; the cloud gets one batch per round.
+Conditions: every release is local DP of a device's whole data, pure or all Gaussian, with no state
+kept between uploads; no groups of masks, no buffered rounds. Printed assumptions: a batch has
+`round.min_batch` uploads of honest devices, without cover traffic; the cloud gets one batch per
+round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from edgeveil.jobs.plan import SOFTMAX, Plan
-from edgeveil.privacy.accountant import pure_epsilon
-from edgeveil.privacy.amplification import shuffled_epsilon
-from edgeveil.privacy.events import Event, LaplaceEvent, TwoValueEvent
+from edgeveil.privacy.accountant import epsilon as epsilon_of
+from edgeveil.privacy.accountant import epsilon_on_any_grid, pure_epsilon
+from edgeveil.privacy.amplification import approximate_epsilon, shuffled_epsilon
+from edgeveil.privacy.events import Event, GaussianEvent, LaplaceEvent, TwoValueEvent
 from edgeveil.privacy.guarantee import up, worth
 from edgeveil.privacy.policy import INFER, TRAIN
 
@@ -49,6 +51,8 @@ def shuffled(plan: Plan) -> tuple[ShuffleCredit, ...]:
     job = plan.job
     if job.proxy.shuffle == "none" or plan.sets > 1 or job.round.mode == "buffered":
         return ()
+    if job.statistics is not None:
+        return ()  # they read the same records as training, with noise of another kind
     prices = [(e, plan.device.price(e)) for e in plan.of_method]
     trained = [price for e, price in prices if e.number <= job.max_participations]
     if any(stage.remembers for stage in plan.context.stages):
@@ -66,16 +70,38 @@ def _credit(
     plan: Plan, purpose: str, releases: Sequence[tuple[Event, ...]], segments: int
 ) -> ShuffleCredit | None:
     events = [event for price in releases for event in price]
-    local_dp = all(
-        isinstance(e, TwoValueEvent | LaplaceEvent) and e.unit == "device" for e in events
-    )
-    if not releases or not local_dp:
+    if not events or any(event.unit != "device" for event in events):
         return None
-    each = float(max(pure_epsilon(price) for price in releases))
-    local, delta = float(sum(map(pure_epsilon, releases))), plan.job.privacy.delta
-    uploads, times = plan.job.round.min_batch, len(releases)
-    epsilon = shuffled_epsilon(each, uploads, times, delta)
+    delta, uploads, times = plan.job.privacy.delta, plan.job.round.min_batch, len(releases)
+    if all(isinstance(event, TwoValueEvent | LaplaceEvent) for event in events):
+        each = float(max(pure_epsilon(price) for price in releases))
+        local = float(sum(map(pure_epsilon, releases)))
+        epsilon = shuffled_epsilon(each, uploads, times, delta)
+    elif all(isinstance(event, GaussianEvent) for event in events):
+        local = epsilon_of(events, delta).epsilon
+        epsilon = approximate_epsilon(_in_place(releases), uploads, times, delta)
+    else:
+        return None
     if not 0 < epsilon < LEAST_GAIN * local:
         return None
     claimed = local / max(1, segments)
     return ShuffleCredit(purpose, epsilon, delta, uploads, times, local, segments, claimed)
+
+
+def _in_place(releases: Sequence[tuple[Event, ...]]) -> Callable[[float], float]:
+    """Return the ε by δ of the dearest release if a device's data is another's.
+
+    An event's neighbour has none of it, so the distance is twice its sensitivity."""
+    twice = [
+        [
+            replace(
+                event,
+                sensitivity_steps=2 * event.sensitivity_steps,
+                record_sensitivity_steps=2 * event.record_sensitivity_steps,
+            )
+            for event in price
+            if isinstance(event, GaussianEvent)
+        ]
+        for price in dict.fromkeys(releases)
+    ]
+    return lambda delta: max(epsilon_on_any_grid(tuple(price), delta) for price in twice)

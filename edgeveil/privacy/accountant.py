@@ -120,13 +120,13 @@ def epsilon(events: Iterable[Event], delta: float) -> Guarantee:
     if not shared:
         return found
     single = tuple(map(as_single, listed))
-    largest = max(_or_infinite(single, delta), found.epsilon)
+    largest = max(epsilon_on_any_grid(single, delta), found.epsilon)
     among = _among_others(single, delta)
     alone = replace(found, epsilon=largest, among_others=among, mu=None)
     return replace(found, colluding=alone, honest=max(event.honest for event in shared))
 
 
-def _or_infinite(events: tuple[Event, ...], delta: float) -> float:
+def epsilon_on_any_grid(events: tuple[Event, ...], delta: float) -> float:
     """Return ε; if the grid is too coarse, the looser bounds of log moments, valid on any grid."""
     known = [moments for event in events if (moments := log_moments(event)) is not None]
     try:
@@ -192,7 +192,7 @@ def _among_others(events: tuple[Event, ...], delta: float) -> float | None:
     changes = zip(for_records, events, strict=True)
     if all(_moves(one) == _moves(event) for one, event in changes):
         return None
-    return _or_infinite(for_records, delta)
+    return epsilon_on_any_grid(for_records, delta)
 
 
 def _moves(event: Event) -> tuple[int, bool]:

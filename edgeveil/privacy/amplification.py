@@ -7,14 +7,16 @@ Q = (A + 1 − Δ, C − A + Δ); C ~ Bin(n − 1, e^(−ε₀)), A ~ Bin(C, ½)
 is (ε, δ)-DP with δ = Σ_c P[C = c]·(P[X ≥ x] − e^ε·Q[X ≥ x]), X the first count and x where its
 likelihood ratio passes e^ε; the other direction is the same.
 
-All segments of a device are one message. The bound does not hold for record-level or Gaussian
-uploads, nor if the proxy colludes with the cloud.
+All segments of a device are one message. Of (ε₀, δ₀)-DP randomisers δ grows by
+(e^ε + 1)·(1 + e^(−ε₀)/2)·n·δ₀ (thm 3.8), so Gaussian uploads of whole devices gain in large fleets.
+The bound does not hold for record-level uploads, nor if the proxy colludes with the cloud.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ LARGEST_EPSILON = 60.0  # of one upload: above, clones are too rare at any numbe
 _TAIL = 1e-4  # share of δ for clone counts left out of the sum
 _ROUNDING = 1e-12  # relative, of the tails of binomial distributions in float64
 _STEPS = 60
+_MOST_EPSILON = 3.0  # of one round of Gaussian uploads, so that the growth of δ is known beforehand
 
 
 def clone_epsilon(local_epsilon: float, devices: int, delta: float) -> float:
@@ -78,6 +81,20 @@ def shuffled_epsilon(local_epsilon: float, devices: int, times: int, delta: floa
     one = clone_epsilon(local_epsilon, devices, delta / (2 * times))
     found, _ = composed(one, delta / (2 * times), times, delta / 2)
     return min(found, times * local_epsilon)
+
+
+def approximate_epsilon(
+    local: Callable[[float], float], devices: int, times: int, delta: float
+) -> float:
+    """Return ε at `delta` of `times` rounds if an upload has ε = `local`(δ₀), infinite beyond 3.
+
+    `local` is for two devices' data, one in place of the other."""
+    part = delta / (4 * times)  # of each round: for the clone bound, and for δ₀
+    growth = (1 + math.exp(_MOST_EPSILON)) * 1.5 * devices
+    one = clone_epsilon(local(part / growth), devices, part)
+    if one > _MOST_EPSILON:
+        return math.inf
+    return composed(one, 2 * part, times, delta / 2)[0]
 
 
 def _clones(

@@ -458,7 +458,7 @@ MUTANTS = {
         of=("dp_sgd_sums",),
     ),
     "sampled-alone-in-half-as-many-samples": Mutant(
-        "edgeveil.privacy.accountant:_or_infinite",
+        "edgeveil.privacy.accountant:epsilon_on_any_grid",
         "times(gaussian_moments(one.mu), most) -> times(gaussian_moments(one.mu), most // 2)",
         "tests/unit/edgeveil/privacy/test_privacy_sampled.py::test_a_part_with_hardly_any_noise_costs_no_more_than_the_samples_that_a_record_is_in",
     ),
@@ -1266,6 +1266,11 @@ MUTANTS = {
         "edgeveil.statistics.heavy_hitters:HeavyHitters.bound",
         "most + 1 if self.words and self.level == CANDIDATES else most -> most",
         "tests/unit/edgeveil/statistics/test_heavy_hitters.py::test_a_record_of_several_words_adds_no_more_than_is_priced",
+    ),
+    "shuffled-gaussians-of-one-neighbour": Mutant(
+        "edgeveil.jobs.shuffle_amplification:_in_place",
+        "2 * event.sensitivity_steps -> event.sensitivity_steps",
+        "tests/unit/edgeveil/jobs/test_shuffle_amplification.py::test_gaussian_uploads_of_whole_devices_gain_in_large_fleets",
     ),
     "statistics-groups-are-free": Mutant(
         "edgeveil.statistics.blocks:Counts.bound",

@@ -1,10 +1,16 @@
 """The shuffle's credit: given where the clone bound holds, and never where a condition fails."""
 
+import math
+
 import pytest
+import yaml
+from scipy.optimize import brentq
 
 from edgeveil.jobs import Job, compile_job
+from edgeveil.jobs.load import parse_plan
 from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.privacy.amplification import shuffled_epsilon
+from edgeveil.privacy.accountant import gaussian_delta
+from edgeveil.privacy.amplification import clone_epsilon, shuffled_epsilon
 
 TWO = {"name": "ldp_fl"}
 PLAIN = {
@@ -82,3 +88,39 @@ def test_one_sum_under_masks_keeps_the_credit_and_sums_of_groups_earn_none():
     groups = {"name": "median", "secure": True, "groups": 4}
     assert credits_of(unsupervised=asked, aggregation=groups) == {}
     assert credits_of(aggregation=groups) == {}
+
+
+ASKS = {
+    "job": "asked",
+    "data": {"source": "people", "nominal_records": 50},
+    "statistics": {"columns": [{"name": "age", "number": [0, 100]}]},
+    "privacy": {"epsilon": 1.0, "delta": 1e-6, "noise": "local", "unit": "device"},
+}
+
+
+def asked(devices, **changes):
+    return parse_plan(yaml.safe_dump({**ASKS, "round": {"min_batch": devices}, **changes}))
+
+
+def test_gaussian_uploads_of_whole_devices_gain_in_large_fleets():
+    found = {n: shuffled(asked(n)) for n in (1000, 10_000, 100_000)}
+    assert found[1000] == ()
+    for n in (10_000, 100_000):
+        (credit,), (event,) = found[n], asked(n).events()
+        assert credit.local_epsilon == pytest.approx(1, rel=1e-4)
+        # Of one device's data in another's place, at most half of δ being for δ₀, by ρ-zCDP.
+        spare = 1e-6 / 4 / (1.5 * n * (1 + math.exp(3)))
+        rho = (2 * event.mu) ** 2 / 2
+        local = rho + 2 * math.sqrt(rho * math.log(1 / spare))
+        pure = clone_epsilon(local, n, 1e-6 / 4)
+        assert 0.6 * pure < credit.epsilon <= pure
+        # Nothing can be told less well than by the exact sum of all uploads.
+        of_sum = brentq(lambda e: gaussian_delta(e, 2 * event.mu / math.sqrt(n)) - 1e-6, 1e-6, 9)
+        assert of_sum < credit.epsilon
+    assert shuffled(asked(10_000))[0].epsilon > 2 * shuffled(asked(100_000))[0].epsilon
+
+
+def test_a_record_s_price_or_questions_beside_training_earn_no_credit():
+    assert shuffled(asked(100_000, privacy={**ASKS["privacy"], "unit": "record"})) == ()
+    train = {"statistics": {"epsilon": 1, **ASKS["statistics"]}, "unsupervised": NONE}
+    assert credits_of(unsupervised=NONE) and credits_of(**train) == {}
