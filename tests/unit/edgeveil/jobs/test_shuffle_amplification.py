@@ -115,7 +115,8 @@ def test_gaussian_uploads_of_whole_devices_gain_in_large_fleets():
         pure = clone_epsilon(local, n, 1e-6 / 4)
         assert 0.6 * pure < credit.epsilon <= pure
         # Nothing can be told less well than by the exact sum of all uploads.
-        of_sum = brentq(lambda e: gaussian_delta(e, 2 * event.mu / math.sqrt(n)) - 1e-6, 1e-6, 9)
+        mu = 2 * event.mu / math.sqrt(n)
+        of_sum = brentq(lambda e, mu=mu: gaussian_delta(e, mu) - 1e-6, 1e-6, 9)
         assert of_sum < credit.epsilon
     assert shuffled(asked(10_000))[0].epsilon > 2 * shuffled(asked(100_000))[0].epsilon
 
