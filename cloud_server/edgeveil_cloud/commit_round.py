@@ -585,5 +585,5 @@ class RoundCommitter:
         least = floor if knows and min(knows) >= KNOWS_RECORDS else None
         described = describe_record(at, accepted, self._work.limits.part_bytes, least)
         last, columns = is_over(context.plan, state), (drift or {}).get("columns", ())
-        drifted = sum(one["drifted"] for one in columns) if drift else None
+        drifted = sum(one["drifted"] for one in columns) if columns else None
         return RoundCommit(*described, last=last, drifted=drifted)

@@ -35,8 +35,12 @@ class _Shares(NamedTuple):
 
 
 def drift(before: Mapping[str, Any], now: Mapping[str, Any], since: str) -> dict[str, Any]:
-    """Return `since` and, for each column in both answers with the same cells, its drift."""
-    old, new = _by_column(before), _by_column(now)
+    """Return `since` and, for each column in both answers with the same cells, its drift.
+
+    None of answers with another filter or unit, which are about other records or weigh them
+    otherwise."""
+    alike = all(before.get(key) == now.get(key) for key in ("where", "unit"))
+    old, new = (_by_column(before), _by_column(now)) if alike else ({}, {})
     both = [(name, _shares(old[name]), _shares(new[name])) for name in new if name in old]
     same = [(name, a, b) for name, a, b in both if a and b and a.cells == b.cells]
     columns = [_column(name, a, b, len(same)) | _shift(old[name], new[name]) for name, a, b in same]

@@ -218,10 +218,9 @@ def _checked_other(path: Path, *, alone: bool) -> CheckedFile:
 
 def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
     from edgeveil_tools.prospect import prospect, prospect_lines
+    from edgeveil_tools.statistics.estimate import estimate_lines, foreseen, foreseen_beside
 
     if one.plan is not None and one.plan.job.data.asks:
-        from edgeveil_tools.statistics.estimate import estimate_lines, foreseen
-
         run = load_local_job(one.path)[0].local_run
         least = one.plan.job.round.min_batch
         devices = args.devices or (least if run is None else run.devices)
@@ -240,8 +239,11 @@ def _estimate(one: CheckedFile, args: argparse.Namespace) -> bool:
 
     found = prospect(one.path, report, devices=args.devices, seeds=args.seeds)
     one.fields["estimate"] = {**vars(found), "gain": found.gain}
+    asked = None
+    if one.plan is not None and one.plan.job.statistics is not None:
+        one.fields["estimate"]["statistics"] = asked = foreseen_beside(one.plan, found.devices)
     if not args.json:
-        print("\n".join(prospect_lines(found)))
+        print("\n".join([*prospect_lines(found), *(estimate_lines(asked) if asked else ())]))
     return bool(found.failure)
 
 

@@ -124,6 +124,7 @@ def _on_drawn(job: Job, run: LocalRun, folder: Path) -> LocalJob:
     given = {name: getattr(job, name) for name in Job.model_fields}
     # The records are already encoded as by the schema.
     given["data"] = job.data.model_copy(update={"schema_": None})
+    given["statistics"] = None  # of raw records, which are not made up
     unread = dict.fromkeys(("labels_path", "label_column", "header", "form", "images"))
     files = {"source": "npz", "path": folder / "records.npz", "test_path": folder / "test.npz"}
     changes = {

@@ -6,6 +6,7 @@ records, of which a filter takes its share."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from edgeveil.parts.round import Array
 from edgeveil.privacy.events import noise_of
 from edgeveil.privacy.guarantee import guarantee_lines
 from edgeveil.statistics.answer_text import TOO_NOISY, columns_of, number_text, padded
+from edgeveil.statistics.answers import Sums, answered
 from edgeveil.statistics.blocks import made_up
 from edgeveil_cloud.round_report import summary_of
 
@@ -40,11 +42,28 @@ def foreseen(plan: Plan, devices: int) -> dict[str, Any]:
         mean = vector.of(x) * (units / len(x) / devices) * 2.0**bits
         state = cloud.absorb(state, round, {SUMS: mean}, devices)
     whole = cloud.shown(state)["statistics"]
+    privacy = summary_of(plan, len(plan.all_rounds), None)["privacy"]
+    return _without_values(plan, devices, len(plan.all_rounds), whole) | {"privacy": privacy}
+
+
+def foreseen_beside(plan: Plan, devices: int) -> dict[str, Any]:
+    """Return the same of each question beside training, without the job's price."""
+    vector, own = plan.question.vector, noise_of(plan.question.event)
+    x = made_up(vector.questions, _DRAWN, np.random.default_rng(20))
+    units = devices * (1 if own.unit == "device" else plan.job.data.nominal_records)
+    off = math.sqrt(devices * own.sigma_squared) * 2.0**-own.grid_bits
+    found = vector.of(x).astype(np.float64) * (units / len(x))
+    whole = answered(vector.questions, [Sums(vector, found, off, devices)], plan.question.facts)
+    return _without_values(plan, devices, 1, whole)
+
+
+def _without_values(
+    plan: Plan, devices: int, exchanges: int, whole: Mapping[str, Any]
+) -> dict[str, Any]:
     return {
         "devices": devices,
-        "nominal_records": nominal,
-        "exchanges": len(plan.all_rounds),
-        "privacy": summary_of(plan, len(plan.all_rounds), None)["privacy"],
+        "nominal_records": plan.job.data.nominal_records,
+        "exchanges": exchanges,
         "answers": [{**answer, "value": None} for answer in whole["answers"]],
     }
 
@@ -62,7 +81,7 @@ def estimate_lines(found: Mapping[str, Any]) -> Iterator[str]:
     rows += [(columns_of(one), str(one["statistic"]), _text(one)) for one in answers]
     yield from padded(rows)
     yield ""
-    for name, words in guarantee_lines(found["privacy"]):
+    for name, words in guarantee_lines(found["privacy"]) if "privacy" in found else ():
         yield f"{name:<16} {words}"
     if any(one["too_noisy"] for one in found["answers"]):
         yield "What helps: more devices (--devices N), fewer questions, wider bins, a larger ε."

@@ -1,5 +1,7 @@
 """Statistics beside training: their rounds, price, records and refusals, and a simulated fleet."""
 
+import json
+
 import numpy as np
 import pytest
 import yaml
@@ -14,6 +16,7 @@ from edgeveil.parts.round import ASK, TRAIN
 from edgeveil.privacy.accountant import epsilon
 from edgeveil.privacy.events import as_summed
 from edgeveil.privacy.policy import ASK as ASKED
+from edgeveil_tools.cli import main
 from tests.kits.people import SCHEMA, people, write_people
 
 JOB = {
@@ -123,3 +126,22 @@ def test_a_simulated_fleet_learns_and_answers(tmp_path, unit):
     assert [one["column"] for one in columns] == asked
     assert not any(one["drifted"] for one in columns)
     assert [row["phase"] for row in result.content["evaluations"]] == [ASK, ASK]
+
+
+def test_an_estimate_foresees_the_error_of_questions_beside_training(tmp_path, capsys):
+    write_people(tmp_path / "people.csv", people(1600))
+    plain = {**JOB, "data": {**JOB["data"], "nominal_records": HELD // 20}}
+    own = {"source": "csv", "path": "people.csv", "header": True}
+    plain["local_run"] = {"devices": 20, "workers": 0, "simulate": True, "data": own}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    found = edgeveil.simulate(path, reference=False, report=False).statistics
+    assert main(["check", str(path), "--estimate", "--seeds", "1", "--json"]) == 0
+    estimate = json.loads(capsys.readouterr().out)["files"][0]["estimate"]
+    assert not estimate["failure"]
+    singles = [one for one in estimate["statistics"]["answers"] if "column" in one]
+    assert {(one["statistic"], one["column"]) for one in singles} > {("mean", "age")}
+    for one in singles:
+        if one["statistic"] in ("count", "mean", "categories"):
+            off = found[one["statistic"], one["column"]]["plus_minus"]
+            assert one["plus_minus"] == pytest.approx(off, rel=0.25)

@@ -70,3 +70,13 @@ def test_other_cells_and_answers_too_noisy_are_not_compared():
     noisy["answers"][3] |= {"too_noisy": True}
     assert drift(old, other, "before")["columns"] == drift(old, noisy, "before")["columns"] == []
     assert [one["column"] for one in drift(old, answered(rng), "before")["columns"]] == ["c"]
+
+
+@pytest.mark.parametrize("other", [{"where": "age >= 60"}, {"unit": "device"}])
+def test_answers_about_other_records_or_units_are_not_compared(other):
+    rng, moved = np.random.default_rng(5), np.array([0.02, 0.1, 0.4, 0.4, 0.05, 0.03])
+    before, now = answered(rng), answered(rng, moved)
+    assert drift(before, now | other, "before")["columns"] == []
+    assert drift(before | other, now, "before")["columns"] == []
+    (found,) = drift(before | other, now | other, "before")["columns"]
+    assert found["drifted"]
