@@ -557,9 +557,10 @@ class RoundCommitter:
         used = [one for one in rollouts if one.data_set == source and one.stage == "all"]
         if released := max(used, key=lambda one: one.started_at, default=None):
             before = self._store.committed(released.job, "statistics", newest=True)
-            if before is not None:
-                since = f"the release of {self._store.job(released.job).name}"
-                return {"drift": drift(before["statistics"], answers, since)}
+            since = f"the release of {self._store.job(released.job).name}"
+            found = before and drift(before["statistics"], answers, since)
+            if found and found["columns"]:
+                return {"drift": found}
         before = self._store.committed(job, "statistics", newest=False)
         if before is None:
             return {}
