@@ -89,11 +89,11 @@ def line_of(path: Path, key: str) -> int:
 def job_schema(model: type[Job] = Job) -> Schema:
     """Return the JSON Schema (2020-12) of a job file with `model`, for editors."""
     schema = with_preset(model.model_json_schema())
-    alone = {"$ref": "#/$defs/StatisticsParameters", "description": "Ask in place of learning."}
-    beside = {"$ref": "#/$defs/StatisticsBlock", "description": "Ask beside learning."}
+    forms = [{"$ref": f"#/$defs/{one}"} for one in ("StatisticsParameters", "StatisticsBlock")]
+    asks = {"anyOf": forms, "description": "Statistics in place of `train`, or beside it."}
     return {
         **schema,
-        "properties": {**schema["properties"], STATISTICS: {"anyOf": [alone, beside]}},
+        "properties": {**schema["properties"], STATISTICS: asks},
         "required": [key for key in schema["required"] if key != "train"],
     }
 

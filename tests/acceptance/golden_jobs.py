@@ -72,7 +72,7 @@ def prepared(path: Path, scratch: Path) -> tuple[Path, list[str]] | str:
         (made,) = blocks(f"docs/walkthroughs/{page}.md", "python data")
         subprocess.run([sys.executable, "-c", made], cwd=scratch, check=True)
         return path, ["--data", str(scratch / data)]
-    if path.stem == "census":
+    if path.stem in ("census", "census_watched"):
         maker, table = ROOT / "docs" / "examples" / "census.py", str(scratch / "census.csv")
         subprocess.run([sys.executable, str(maker), table], check=True)
         return path, ["--data", table]
