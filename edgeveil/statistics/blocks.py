@@ -91,8 +91,10 @@ class Counts:
 
     @property
     def starts(self) -> Int64:
-        """The first cell of each group."""
-        return np.arange(0, self.size, self.group)
+        """The first cell of each group; the last cell, of missing values, is a group alone.
+
+        Beside empty cells, whose noise is cut at 0, its count would be too low."""
+        return np.append(np.arange(0, self.size - 1, self.group), self.size - 1)
 
     @property
     def cells(self) -> int:
@@ -106,8 +108,8 @@ class Counts:
         at = np.zeros(len(x), np.int64)
         for one in self.codes:
             at = at * one.size + one.of(x)
-        groups = [self.size + at // self.group] if self.group > 1 else []
-        cells = np.stack([at, *groups], axis=1)
+        groups = self.size - 1 + np.searchsorted(self.starts, at, side="right")
+        cells = np.stack([at, groups][: 1 if self.group == 1 else 2], axis=1)
         return cells, np.ones(cells.shape, np.int64)
 
     def counts(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:

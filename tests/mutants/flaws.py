@@ -1277,6 +1277,12 @@ MUTANTS = {
         "self.group == 1 -> True",
         "tests/unit/edgeveil/statistics/test_statistics.py::test_one_record_adds_no_more_than_is_said",
     ),
+    "statistics-missing-in-a-group-of-cells": Mutant(
+        "edgeveil.statistics.blocks:Counts.starts",
+        "np.append(np.arange(0, self.size - 1, self.group), self.size - 1)"
+        " -> np.arange(0, self.size, self.group)",
+        "tests/unit/edgeveil/statistics/test_coverage.py::test_missing_records_are_as_certain_beside_empty_cells_as_beside_full_ones",
+    ),
     "statistics-groups-known-without-noise": Mutant(
         "edgeveil.statistics.blocks:Counts.covariance",
         "(1 / (sizes + 1)) -> (1 / sizes)",

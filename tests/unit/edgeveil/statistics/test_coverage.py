@@ -104,7 +104,8 @@ def test_plus_minus_covers_the_truth_in_95_of_100_answers_of_each_kind(records, 
 def test_counts_from_cells_and_groups_are_those_of_least_squares(size, group):
     rng = np.random.default_rng(size)
     block = Counts(("a",), (Codes(0, size, tuple(range(size - 2))),), group=group)
-    groups = [np.arange(size) // group == at for at in range(-(-size // group))]
+    groups = [np.arange(size - 1) // group == at for at in range(-(-(size - 1) // group))]
+    groups = [*(np.append(one, False) for one in groups), np.arange(size) == size - 1]
     design = np.concatenate([np.eye(size), groups if group > 1 else np.zeros((0, size))])
     sums = rng.normal(size=len(design))
     best, *_ = np.linalg.lstsq(design, sums, rcond=None)
@@ -130,3 +131,20 @@ def test_ranks_of_many_bins_take_less_noise_by_groups():
     chosen = vector.blocks[0].group
     assert chosen > 1 and rank_noise(chosen) < rank_noise(1) / 6
     assert rank_noise(chosen) < 1.2 * min(map(rank_noise, range(10, 300, 10)))
+
+
+def test_missing_records_are_as_certain_beside_empty_cells_as_beside_full_ones():
+    asked = {"columns": ({"name": "a", "number": (0.0, 100.0)},)}
+    questions, rng = Questions.model_validate(asked), np.random.default_rng(3)
+    values = np.clip(rng.normal(30, 12, RECORDS), 0, 100)  # nobody is near the range's end
+    values[:1000] = np.nan
+    (vector,) = vectors(questions, 1)
+    exact = vector.of(values[:, None].astype(np.float32)).astype(np.float64)
+    deviation = math.sqrt(vector.sensitivity_squared) / mu_for(1.0, 1e-6)
+    covered = []
+    for _ in range(1000):
+        noised = exact + rng.normal(0, deviation, len(exact))
+        told = answered(questions, [Sums(vector, noised, deviation, 100)], {})["answers"]
+        found = next(one for one in told if one["statistic"] == "missing")
+        covered.append(abs(found["value"] - 1000) <= found["plus_minus"])
+    assert vector.blocks[0].group > 1 and 0.925 < np.mean(covered) < 0.98
