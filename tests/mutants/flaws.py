@@ -1277,6 +1277,11 @@ MUTANTS = {
         "2 * event.sensitivity_steps -> event.sensitivity_steps",
         "tests/unit/edgeveil/jobs/test_shuffle_amplification.py::test_gaussian_uploads_of_whole_devices_gain_in_large_fleets",
     ),
+    "shuffled-gaussians-grow-as-one-upload": Mutant(
+        "edgeveil.privacy.amplification:approximate_epsilon",
+        "(1 + math.exp(most)) * 1.5 * devices -> (1 + math.exp(most)) * 1.5",
+        "tests/unit/edgeveil/jobs/test_shuffle_amplification.py::test_gaussian_uploads_of_whole_devices_gain_in_large_fleets",
+    ),
     "statistics-groups-are-free": Mutant(
         "edgeveil.statistics.blocks:Counts.bound",
         "self.group == 1 -> True",
