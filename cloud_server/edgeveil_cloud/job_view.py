@@ -30,7 +30,7 @@ from edgeveil.evaluation.figures import (
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.plan import Plan
 from edgeveil.jobs.shuffle_amplification import shuffled
-from edgeveil.jobs.who_sees import CLUSTER_SUMS, EVALUATION_COUNTS, who_sees
+from edgeveil.jobs.who_sees import ANSWERS, CLUSTER_SUMS, EVALUATION_COUNTS, who_sees
 from edgeveil.pages.parts import (
     Json,
     Tone,
@@ -308,11 +308,8 @@ class _View:
             _guarantee_card(f"{which} guarantee", one, **how)
             for which, one in self._guarantees.items()
         ]
-        sections = (
-            self._accuracy,
-            self._figures,
-            self._federated,
-            lambda: run.held,
+        learned = (self._accuracy, self._figures, self._federated, lambda: run.held)
+        others = (
             self._epsilon,
             self._answers,
             self._clusters,
@@ -324,9 +321,6 @@ class _View:
             self._rounds,
             self._events,
         )
-        found = [made for one in sections if (made := one()) is not None]
-        asked = statistics_sections(self._history.statistics, self._history.drift)
-        found = [*asked, *found] if self._history.only_asks else [*found, *asked]
         return {
             "title": facts.name,
             "badge": {"text": facts.status, "tone": TONES.get(facts.status, "")},
@@ -334,7 +328,9 @@ class _View:
             "progress": self._progress(),
             "cards": [self._cards(), guarantees],
             "sections": [
-                *found,
+                *(made for one in learned if (made := one()) is not None),
+                *statistics_sections(self._history.statistics, self._history.drift),
+                *(made for one in others if (made := one()) is not None),
             ],
             "footer": " · ".join(f"{name} {text}" for name, text in run.versions.items())
             or facts.id,
@@ -720,11 +716,15 @@ class _View:
         training, inference = self._guarantees["training"], self._guarantees["inference"]
         sums = (EVALUATION_COUNTS, CLUSTER_SUMS)
         counted_too = any(row["what"] in sums for row in self._facts.seen)
+        asked = any(row["what"] == ANSWERS for row in self._facts.seen)
         found = [("Simulated", _SIMULATED)] if self._simulated else []
         planned = ", planned" if self._planned else ""
         found += [
             (f"Training: {training.text}{planned}", self._training_meaning(training)),
-            (f"Inference: {inference.text}{planned}", _inference_meaning(inference, counted_too)),
+            (
+                f"Inference: {inference.text}{planned}",
+                _inference_meaning(inference, counted_too, asked),
+            ),
         ]
         if self._run.audit:
             found.append(("Audit in this run", f"{self._run.audit}."))
@@ -930,19 +930,20 @@ _MEASURES = {
 }
 
 
-def _inference_meaning(inference: _Guarantee, counted_too: bool) -> str:
+def _inference_meaning(inference: _Guarantee, counted_too: bool, asked: bool) -> str:
     if not inference.proven:
         return "Devices uploaded inferences without a proven guarantee."
     if not inference.epsilon:
         return "No device uploaded an inference."
     uploads = "noised counts and sums of the model's results, and inferences"
     kind = uploads if counted_too else "noised softmax vectors"
+    kind = "answers to statistics, of all records" if asked else kind
     one = "one record" if inference.unit == "record" else "the whole evaluation set of one device"
     one += ", or one record of it" * ("record_epsilon" in inference.part)
     return (
         f"This covers all uploads about a device's evaluation records: {kind}. It holds for"
         f" {one}, added or removed{shared_text(inference.part)}. Training uses other records and"
-        " has its own ε."
+        " has its own ε" + (", in which the same answers count." if asked else ".")
     )
 
 

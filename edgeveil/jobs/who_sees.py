@@ -8,6 +8,7 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.round import TRAIN
 
 EVALUATION_COUNTS, CLUSTER_SUMS = "evaluation counts", "cluster sums"
+ANSWERS = "answers to statistics"
 _PROXY = "ciphertext of one size, who sent it and when"
 _SUMMED = f"{_PROXY}; the seeds of masks, without the masked values"
 
@@ -24,7 +25,8 @@ class Visibility:
 def who_sees(plan: Plan, cells: int = 1) -> tuple[Visibility, ...]:
     """Return the views of a job's training uploads, inferences and models, with `cells` cells."""
     train = next(one for one in plan.planned if one.phase == TRAIN)
-    noised, what = "noised" if plan.adds_noise else "unprotected", "training uploads"
+    noised = "noised" if plan.adds_noise else "unprotected"
+    what = "training uploads" if plan.releases else ANSWERS
     rows = [Visibility(what, f"each {noised} upload, {_order(plan, cells)}", _PROXY)]
     if plan.masked(train):
         rows = [Visibility(what, _sums(plan, noised, "sum", cells), _SUMMED)]
@@ -36,8 +38,11 @@ def who_sees(plan: Plan, cells: int = 1) -> tuple[Visibility, ...]:
     if plan.job.cluster_every:
         what = "noised by-cluster totals of evaluation records"
         rows.append(_evaluation(plan, cells, CLUSTER_SUMS, what))
-    models = Visibility("models sent to devices", "all: it creates them", "ciphertext")
-    return (*rows, models)
+    if plan.job.statistics is not None:
+        rows.append(_evaluation(plan, cells, ANSWERS, "noised counts of all records"))
+    if plan.releases:
+        rows.append(Visibility("models sent to devices", "all: it creates them", "ciphertext"))
+    return tuple(rows)
 
 
 def _inference(plan: Plan, cells: int) -> Visibility:
