@@ -81,12 +81,14 @@ class JobRequest:
                 raise PrivacyError(f"job {self.job_id}: '{event.what}' was {what}", fix=fix)
 
     def counted(self, released: Iterable[Event]) -> tuple[Event, ...]:
-        """Return the events that count permanently once `released` were released, by purpose.
+        """Return the events that count permanently once `released` were released, by account.
 
         Pure ε counts as released. After any other event the whole proven plan counts: (ε, δ) holds
         for a budget fixed beforehand (Rogers et al. 2016; Smith and Thakurta 2022)."""
         found = tuple(released)
         fixed = {event.purpose for event in found if not isinstance(event, PureEvent)}
+        if fixed:  # whether a question follows may depend on what was released before it
+            fixed |= {TRAIN, INFER} if ASK in fixed else {ASK}
         planned = (e for e in self.events if e.status == "proven" or e in found)
         return (
             *(event for event in planned if event.purpose in fixed),
