@@ -158,7 +158,7 @@ def test_questions_beside_training_that_hides_devices_hide_devices():
         "aggregation": {"name": "fedavg"},
     }
     plan = compile_job(job(**changes, statistics={**JOB["statistics"], "epsilon": 1}))
-    assert {event.unit for event in plan.events()} == {"device"} and plan.question.facts["unit"]
+    assert {event.unit for event in plan.events()} == {"device"} == {plan.question.facts["unit"]}
     quote = plan.quote()
     assert quote.training.device_epsilon < 8.4 and quote.inference.device_epsilon < 1.01
     assert {e.unit for e in compile_job(job()).events() if e.purpose == ASKED} == {"record"}
