@@ -102,8 +102,8 @@ def _columns_refusal(schema: DataSchema | None, allowed: Sequence[str], *, heade
     if schema is None:
         read = {} if "*" in allowed else {"*": "all columns, because it has no schema"}
     elif schema.kind != "columns":  # pictures have no columns, but what is asked of them
-        named = [f"{one.name}:{one.part}" for one in schema.columns or ()]
-        read = {name: f"column {name!r}" for name in named}
+        parts = [f"{one.name}:{one.part}" for one in schema.columns or ()]
+        read = {name: f"column {name!r}" for name in parts}
     else:
         named = schema.read_columns
         named_by_job = None if header else schema.header
