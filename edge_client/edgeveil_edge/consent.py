@@ -101,8 +101,9 @@ def _python_refusal(policy: Policy, function: str) -> str:
 def _columns_refusal(schema: DataSchema | None, allowed: Sequence[str], *, header: bool) -> str:
     if schema is None:
         read = {} if "*" in allowed else {"*": "all columns, because it has no schema"}
-    elif schema.kind != "columns":
-        return ""  # pictures have no columns
+    elif schema.kind != "columns":  # pictures have no columns, but what is asked of them
+        parts = [f"{one.name}:{one.part}" for one in schema.columns or ()]
+        read = {name: f"column {name!r}" for name in parts}
     else:
         named = schema.read_columns
         named_by_job = None if header else schema.header

@@ -266,7 +266,10 @@ class Plan:
         job, asked = self.job, self.job.statistics
         if asked is None:
             raise UsageError("the job asks nothing", where="statistics")
-        (vector,), unit = vectors(asked, 1), self.context.unit
+        # Training that hides devices would hide none in an account with questions about records.
+        trained = (event for one in self.planned for event in self.device.price(one))
+        of_devices = any(one.unit == "device" and one.status == "proven" for one in trained)
+        (vector,), unit = vectors(asked, 1), "device" if of_devices else self.context.unit
         squared, delta = vector.sensitivity_squared, job.privacy.delta
         how = max(1, self._times(ASK)), honest_devices(job, sets=1)
         bits = math.isqrt(squared).bit_length() - 1

@@ -27,7 +27,7 @@ LARGEST_EPSILON = 60.0  # of one upload: above, clones are too rare at any numbe
 _TAIL = 1e-4  # share of δ for clone counts left out of the sum
 _ROUNDING = 1e-12  # relative, of the tails of binomial distributions in float64
 _STEPS = 60
-_MOST_EPSILON = 3.0  # of one round of Gaussian uploads, so that the growth of δ is known beforehand
+_MOST_EPSILON = 0.25, 0.5, 1.0, 3.0  # of one round, so that the growth of δ is known beforehand
 
 
 def clone_epsilon(local_epsilon: float, devices: int, delta: float) -> float:
@@ -90,11 +90,12 @@ def approximate_epsilon(
 
     `local` is for two devices' data, one in place of the other."""
     part = delta / (4 * times)  # of each round: for the clone bound, and for δ₀
-    growth = (1 + math.exp(_MOST_EPSILON)) * 1.5 * devices
-    one = clone_epsilon(local(part / growth), devices, part)
-    if one > _MOST_EPSILON:
-        return math.inf
-    return composed(one, 2 * part, times, delta / 2)[0]
+    for most in _MOST_EPSILON:
+        growth = (1 + math.exp(most)) * 1.5 * devices
+        one = clone_epsilon(local(part / growth), devices, part)
+        if one <= most:
+            return composed(one, 2 * part, times, delta / 2)[0]
+    return math.inf
 
 
 def _clones(

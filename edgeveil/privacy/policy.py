@@ -81,12 +81,14 @@ class JobRequest:
                 raise PrivacyError(f"job {self.job_id}: '{event.what}' was {what}", fix=fix)
 
     def counted(self, released: Iterable[Event]) -> tuple[Event, ...]:
-        """Return the events that count permanently once `released` were released, by purpose.
+        """Return the events that count permanently once `released` were released, by account.
 
         Pure ε counts as released. After any other event the whole proven plan counts: (ε, δ) holds
         for a budget fixed beforehand (Rogers et al. 2016; Smith and Thakurta 2022)."""
         found = tuple(released)
         fixed = {event.purpose for event in found if not isinstance(event, PureEvent)}
+        if fixed:  # whether a question follows may depend on what was released before it
+            fixed |= {TRAIN, INFER} if ASK in fixed else {ASK}
         planned = (e for e in self.events if e.status == "proven" or e in found)
         return (
             *(event for event in planned if event.purpose in fixed),
@@ -105,14 +107,16 @@ class Quote:
 def price(events: Iterable[Event], delta: float) -> Quote:
     """Price training and inference events separately; of mixed units per smallest one."""
     listed = tuple(events)
-    training = epsilon(of_account(TRAIN, listed), delta)
-    inferred = of_account(INFER, listed)
-    of_devices = [e for e in inferred if e.unit == "device"]
-    if len(of_devices) in (0, len(inferred)):
-        return Quote(training, epsilon(inferred, delta))
-    least = min((e.unit for e in inferred), key=UNITS.index)
-    whole = epsilon([for_one(least, e) for e in inferred], delta)
-    return Quote(training, replace(whole, of_device=epsilon(of_devices, delta).collusion_epsilon))
+    return Quote(*(_account(of_account(one, listed), delta) for one in (TRAIN, INFER)))
+
+
+def _account(events: list[Event], delta: float) -> Guarantee:
+    of_devices = [e for e in events if e.unit == "device"]
+    if len(of_devices) in (0, len(events)):
+        return epsilon(events, delta)
+    least = min((e.unit for e in events), key=UNITS.index)
+    whole = epsilon([for_one(least, e) for e in events], delta)
+    return replace(whole, of_device=epsilon(of_devices, delta).collusion_epsilon)
 
 
 def of_account(purpose: str, events: Iterable[Event]) -> list[Event]:

@@ -726,6 +726,11 @@ MUTANTS = {
         "event.purpose in fixed -> False",
         "tests/unit/edgeveil/privacy/test_privacy_ledger.py::test_what_was_committed_survives_a_new_process",
     ),
+    "early-end-leaves-out-questions": Mutant(
+        "edgeveil.privacy.policy:JobRequest.counted",
+        "{TRAIN, INFER} if ASK in fixed else {ASK} -> {TRAIN, INFER} if ASK in fixed else set()",
+        "tests/unit/edgeveil/privacy/test_privacy_composition.py::test_an_early_end_counts_questions_with_all_else_that_reads_the_same_records",
+    ),
     "open-job-counts-what-was-released": Mutant(
         "edgeveil.privacy.ledger_chain:JobAccount.counting",
         "self.is_open -> False",
@@ -1270,6 +1275,11 @@ MUTANTS = {
     "shuffled-gaussians-of-one-neighbour": Mutant(
         "edgeveil.jobs.shuffle_amplification:_in_place",
         "2 * event.sensitivity_steps -> event.sensitivity_steps",
+        "tests/unit/edgeveil/jobs/test_shuffle_amplification.py::test_gaussian_uploads_of_whole_devices_gain_in_large_fleets",
+    ),
+    "shuffled-gaussians-grow-as-one-upload": Mutant(
+        "edgeveil.privacy.amplification:approximate_epsilon",
+        "(1 + math.exp(most)) * 1.5 * devices -> (1 + math.exp(most)) * 1.5",
         "tests/unit/edgeveil/jobs/test_shuffle_amplification.py::test_gaussian_uploads_of_whole_devices_gain_in_large_fleets",
     ),
     "statistics-groups-are-free": Mutant(

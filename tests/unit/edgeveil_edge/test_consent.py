@@ -291,6 +291,11 @@ def test_an_owner_names_the_columns_and_the_price_of_questions(tmp_path):
     ):
         found = [e.where for e in refusals(Policy(**{**free, **policy}), plan, trains=True)]
         assert found == [f"policy.{key}"]
+    part = {"name": "picture", "part": "class", "category": ("0", "1")}
+    pictures = compile_job(job(statistics={"epsilon": 1.0, "columns": (part,)}))
+    for columns, refused in ((("picture:height",), 1), (("picture:*",), 0)):
+        policy = Policy(**free, statistics_columns=columns)
+        assert len([*refusals(policy, pictures, trains=True)]) == refused
     allowed = Policy(**free, allowed_columns=("age", *"pqrsy"), statistics_columns=("a*",))
     assert not [*refusals(allowed, plan, trains=True)]
 

@@ -199,8 +199,8 @@ def test_a_job_of_windows_has_their_shape_and_owners_allow_all_its_columns(tmp_p
     assert job.data.input_shape == (16, 2)
     assert type(job).from_canonical(job.canonical()) == job
     read = ["x", "y", "state", "t"]
-    assert "'m'" in _columns_refusal(job.data, read, header=True)
-    assert _columns_refusal(job.data, [*read, "m"], header=True) == ""
+    assert "'m'" in _columns_refusal(job.data.schema_, read, header=True)
+    assert _columns_refusal(job.data.schema_, [*read, "m"], header=True) == ""
 
 
 @pytest.mark.parametrize(

@@ -145,3 +145,20 @@ def test_an_estimate_foresees_the_error_of_questions_beside_training(tmp_path, c
         if one["statistic"] in ("count", "mean", "categories"):
             off = found[one["statistic"], one["column"]]["plus_minus"]
             assert one["plus_minus"] == pytest.approx(off, rel=0.25)
+
+
+def test_questions_beside_training_that_hides_devices_hide_devices():
+    """Else a record's price of training alone would exceed what its noise grid can prove."""
+    changes = {
+        "features": [],
+        "model": {"name": "mlp", "hidden": []},
+        "train": {"method": "sgd", "rounds": 4},
+        "update": [{"name": "gradient_gaussian"}],
+        "privacy": {"epsilon": 8, "delta": 1e-4},
+        "aggregation": {"name": "fedavg"},
+    }
+    plan = compile_job(job(**changes, statistics={**JOB["statistics"], "epsilon": 1}))
+    assert {event.unit for event in plan.events()} == {"device"} == {plan.question.facts["unit"]}
+    quote = plan.quote()
+    assert quote.training.device_epsilon < 8.4 and quote.inference.device_epsilon < 1.01
+    assert {e.unit for e in compile_job(job()).events() if e.purpose == ASKED} == {"record"}

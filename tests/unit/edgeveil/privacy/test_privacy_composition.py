@@ -83,6 +83,18 @@ def test_a_question_is_in_the_accounts_of_training_and_of_evaluation_records():
     )
 
 
+@pytest.mark.parametrize(
+    ("released", "counted"),
+    [(TRAIN, {TRAIN, ASK}), (INFER, {INFER, ASK}), (ASK, {TRAIN, ASK, INFER}), (None, set())],
+)
+def test_an_early_end_counts_questions_with_all_else_that_reads_the_same_records(released, counted):
+    """Whether a device is asked may follow from what it released, and the other way round."""
+    planned = [replace(ONE, purpose=one) for one in (TRAIN, TRAIN, ASK, ASK, INFER, INFER)]
+    found = [event for event in planned if event.purpose == released][:1]
+    whole = tuple(event for event in planned if event.purpose in counted)
+    assert JobRequest("", DELTA, tuple(planned)).counted(found) == whole
+
+
 @pytest.mark.parametrize(("delta", "figure"), [(2e-4, 4.50), (1e-5, 5.41)])
 def test_twenty_jobs_cost_what_their_noise_composes_to(ledger, delta, figure):
     true = brentq(lambda e: delta_of(e, math.sqrt(20) * ONE.mu) - delta, 0.1, 20)
