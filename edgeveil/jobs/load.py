@@ -72,6 +72,10 @@ def _ask(tree: Tree) -> None:
     tree.lines |= {("train", *at[1:]): n for at, n in tree.lines.items() if at[:1] == (STATISTICS,)}
     tree.value["train"] = block
     if isinstance(block, dict):
+        for key in ("epsilon", "every_rounds"):
+            if block.pop(key, None) is not None:
+                text = "is of statistics beside train; in place of train set privacy.epsilon"
+                tree.problems.append(Problem((STATISTICS, key), tree.line((STATISTICS, key)), text))
         tree.value["train"] = {"method": STATISTICS, "rounds": least_rounds(block), **block}
     data = expanded(block, tree.value.get("data"))
     if data is None and isinstance(tree.value.get("data"), dict):  # reported as problems of train

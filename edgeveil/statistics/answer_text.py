@@ -95,7 +95,8 @@ def _text_of(answer: Mapping[str, Any]) -> str:
         return f"{low} {shade} {high}, ± {off} % in each bin"
     if name == "quantiles":
         shown = ", ".join(f"{cell.name} {number_text(cell.value)}" for cell in found)
-        return f"{shown}; rank ± {100 * answer['rank_plus_minus']:.1f} %"
+        within = f", in cells of {number_text(answer['cell'])}" if "cell" in answer else ""
+        return f"{shown}{within}; rank ± {100 * answer['rank_plus_minus']:.1f} %"
     if name == "table":
         grid = [[f"each ± {number_text(answer['plus_minus'])}", *answer["names"][1]]]
         for row, values in zip(answer["names"][0], answer["value"], strict=True):

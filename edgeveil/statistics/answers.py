@@ -360,6 +360,7 @@ class _Answers:
             "value": _digits(found),
             "plus_minus": _digits(spans),
             "rank_plus_minus": to_digits(max(errors)),
+            "cell": to_digits(float(np.diff(edges).max())),  # within which values are not known
             "too_noisy": bool(max(noise) > 0.25),
         }
 
