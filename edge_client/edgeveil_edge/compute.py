@@ -23,6 +23,7 @@ from edgeveil.errors import EdgeVeilError, ProtocolError, RecordsError
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests
+from edgeveil.jobs.job import Round
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.rehearsal import rehearse_device
 from edgeveil.parts.features import match_artifacts
@@ -39,6 +40,7 @@ from edgeveil.parts.round import (
 )
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import RandomBytes
+from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import unpack_tensors
 from edgeveil.subnormals import flushed
@@ -98,11 +100,15 @@ class Computation:
 
 @dataclass(frozen=True)
 class ComputedAnswer:
-    """Parts of an answer; `without`: why records were not used; `late`: work overran."""
+    """Parts of an answer; `without`: why records were not used; `late`: work overran.
+
+    `slowdown`: wall-clock over processor time of the answer without records.
+    """
 
     parts: tuple[Answer, ...]
     without: str = ""
     late: bool = False
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,13 @@ class JobTrial:
     needed_s: float = 0.0
     refused: str = ""
     overruns: int = 0
-    again: bool = False
+    slowdown: float = 1.0
+    """Of work without records: largest recent ratio of wall-clock to processor time."""
+
+    def budget_s(self, round_: Round) -> float:
+        """Return the device's time budget in seconds; each overrun doubles it where it may grow."""
+        own_s = round_.device_budget_s(TRIAL_MARGIN * self.needed_s * self.slowdown / WORK_SHARE)
+        return min(round_.time_budget_s, own_s * 2.0**self.overruns)
 
 
 class Compute:

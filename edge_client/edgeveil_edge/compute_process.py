@@ -34,6 +34,7 @@ from edgeveil.config.policy import USUAL_ROOM
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import EdgeVeilError, PrivacyError, ProtocolError
+from edgeveil.jobs.job import LEAST_BUDGET_S
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.protocol.device_round import WORK_SHARE
 from edgeveil.protocol.tensors import pack_tensors
@@ -148,13 +149,15 @@ class ComputeProcess:
         refused = self._load_job(device, job, trains)
         if refused:
             return JobTrial(0.0, refused)
-        budget_s = job.plan.job.round.time_budget_s
-        enough_s = budget_s * WORK_SHARE / (2 * TRIAL_MARGIN * self._queue_factor)
+        round_ = job.plan.job.round
+        budget_s, least_s = round_.time_budget_s, round_.device_budget_s(LEAST_BUDGET_S)
+        enough_s = least_s * WORK_SHARE / (2 * TRIAL_MARGIN * self._queue_factor)
         self._send(wire.TryJob(device.name, digest_of(job), trains, enough_s))
         report = self._report("the job's computation", TRIAL_S + 4 * budget_s)
         if not report.refused:
             self._change_state(wire.LoadModules(report.modules, digest_of(job)))
-        return JobTrial(report.needed_s * self._queue_factor, report.refused)
+        needed_s = report.needed_s * self._queue_factor
+        return JobTrial(needed_s, report.refused, slowdown=report.slowdown)
 
     @property
     def _queue_factor(self) -> float:
@@ -231,21 +234,23 @@ class ComputeProcess:
         place = self._number, device.name, digest_of(one.job), one.round.index
         own = pack_tensors(one.own)
         asked = wire.AskAnswer(*place, one.package, own, one.trains, noise, one.allowed_s)
-        halves = self._blank(asked, max(one.until_s, one.closes_s))
+        halves, slowdown = self._blank(asked, max(one.until_s, one.closes_s))
         without, late = self._with_records(halves, one.until_s)
-        if late:
-            self._forget_trials(digest_of(one.job))
         answers = (wire.answer_of(halves[half]) for half in sorted(halves))
-        return ComputedAnswer(tuple(answers), "; ".join(without), late)
+        return ComputedAnswer(tuple(answers), "; ".join(without), late, slowdown)
 
-    def _blank(self, asked: wire.AskAnswer, closes_s: float) -> dict[Half, wire.HalfAnswer]:
+    def _blank(
+        self, asked: wire.AskAnswer, closes_s: float
+    ) -> tuple[dict[Half, wire.HalfAnswer], float]:
         try:
-            with suppress(EOFError):  # the worker may have died before the request
+            try:
                 self._send(asked)
-                return dict(self._reply(asked.number, closes_s).parts)
-            self.replace_worker()
-            self._send(asked)
-            return dict(self._reply(asked.number, closes_s).parts)
+                found = self._reply(asked.number, closes_s)
+            except EOFError:  # the worker may have died before the request
+                self.replace_worker()
+                self._send(asked)
+                found = self._reply(asked.number, closes_s)
+            return dict(found.parts), found.slowdown
         except TimeoutError:
             what = "the box was too slow: the round closed"
             fix = "raise it, or give the box less other work"
@@ -299,7 +304,8 @@ class ComputeProcess:
                 self._turn.release()
 
     def _forget(self, digest: bytes) -> None:
-        self._forget_trials(digest)
+        for key in [key for key in self._trials if key[0] == digest]:
+            del self._trials[key]
         if digest in self._jobs:
             self._jobs.discard(digest)
             with suppress(ProtocolError):
@@ -307,10 +313,6 @@ class ComputeProcess:
             if not self._jobs:
                 self._devices = set(self._early or ())
                 self._read.clear()
-
-    def _forget_trials(self, digest: bytes) -> None:
-        for key in [key for key in self._trials if key[0] == digest]:
-            del self._trials[key]
 
     # --- the child ---
 

@@ -25,6 +25,7 @@ from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
 from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, ProtocolError, RecordsError
+from edgeveil.jobs.rehearsal import clocks, slowdown_since
 from edgeveil.parts.features import prepare
 from edgeveil.parts.methods import trains_model
 from edgeveil.parts.own_records import halves
@@ -116,6 +117,7 @@ class TrialReport(msgspec.Struct, frozen=True, tag="tried"):
     needed_s: float
     refused: str
     modules: tuple[str, ...] = ()
+    slowdown: float = 1.0
 
 
 class HalfAnswer(msgspec.Struct, frozen=True):
@@ -130,6 +132,7 @@ class AnswerHalves(msgspec.Struct, frozen=True, tag="parts"):
     number: int
     parts: dict[Half, HalfAnswer]
     without: str = ""
+    slowdown: float = 1.0  # of the halves without records
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused"):
@@ -285,17 +288,19 @@ class ComputeServer:
         site, _ = self._devices[request.device]
         job, before = self.jobs[request.digest], set(sys.modules)
         needed_s, refused, enough_s = 0.0, "", request.enough_s
+        begun_s = clocks()
         try:
             needed_s = trial_seconds(job, site, trains=request.trains, enough_s=enough_s)
         except EdgeVeilError as error:
             refused = str(error)
         except Exception as error:
             refused = failure(error)
-        self._send(TrialReport(needed_s, refused, tuple(sorted(set(sys.modules) - before))))
+        modules = tuple(sorted(set(sys.modules) - before))
+        self._send(TrialReport(needed_s, refused, modules, slowdown_since(begun_s)))
 
     def _answer(self, request: AskAnswer) -> None:
         _, computer = self._devices[request.device]
-        number = request.number
+        number, begun_s = request.number, clocks()
         try:
             job = self.jobs[request.digest]
             one = Computation(
@@ -313,7 +318,7 @@ class ComputeServer:
         except Exception as error:  # no record was read: fails the same for all records
             self._send(refusal_of(number, error))
             return
-        self._send(AnswerHalves(number, blank))
+        self._send(AnswerHalves(number, blank, slowdown=slowdown_since(begun_s)))
         try:
             records, unread = computer.halves(one.job.plan, one.round.phase)
         except Exception as error:

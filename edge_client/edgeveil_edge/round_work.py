@@ -14,8 +14,8 @@ from dataclasses import asdict, replace
 
 from edgeveil.config.edge import EdgeSite
 from edgeveil.errors import DataError, PrivacyError, ProtocolError, UsageError
-from edgeveil.jobs.buffered_rounds import late_rounds, own_budget_s, staleness_weight
-from edgeveil.jobs.job import Job, JobData
+from edgeveil.jobs.buffered_rounds import late_rounds, staleness_weight
+from edgeveil.jobs.job import Job, JobData, Round
 from edgeveil.jobs.plan import SOFTMAX, Plan
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.round import EVALUATIONS, KEPT, Answer, Array, Tensors
@@ -32,7 +32,14 @@ from edgeveil.protocol.sealed import (
     check_factors,
 )
 from edgeveil.protocol.tensors import pack_tensors, tensor_views, unpack_tensors
-from edgeveil_edge.compute import TRIAL_MARGIN, Computation, Compute, JobTrial, TaughtJob
+from edgeveil_edge.compute import (
+    TRIAL_MARGIN,
+    Computation,
+    Compute,
+    ComputedAnswer,
+    JobTrial,
+    TaughtJob,
+)
 from edgeveil_edge.consent import consent, decline_cause, judge, release_refusal
 from edgeveil_edge.identity import DeviceIdentity
 from edgeveil_edge.release_trial import CHECKED
@@ -87,14 +94,13 @@ class RoundWork:
             self._compute.forget(job)
 
     def times_s(self, manifest: Manifest) -> tuple[float, float]:
-        """Return (time budget of the job's rounds, time of one answer) in seconds; 0 if unknown."""
+        """Return (this device's time budget, time of one answer) in seconds; 0 if unknown."""
         try:
             round_ = self._job(manifest).plan.job.round
         except ProtocolError:
             return 0.0, 0.0
-        trial = self._trial(manifest.at.job_id)
-        needed_s = trial.needed_s if trial else 0.0
-        return own_budget_s(round_, needed_s, WORK_SHARE), TRIAL_MARGIN * needed_s
+        trial = self._trial(manifest.at.job_id) or JobTrial()
+        return trial.budget_s(round_), TRIAL_MARGIN * trial.needed_s
 
     def assess(self, manifest: Manifest) -> None:
         """Decide before any record is read whether this device can run the job."""
@@ -118,8 +124,7 @@ class RoundWork:
             self._notify(f"a job is declined, {short_name(job_id)}: {why}")
         else:  # records read at the start may have another share, or were freed with a job
             self._read_ahead(job.plan.job)
-        before = self._trial(job_id) or JobTrial()
-        self._put_trial(job_id, JobTrial(found.needed_s, why, before.overruns))
+        self._put_trial(job_id, replace(found, refused=why))
 
     def judge_release(
         self, manifest: Manifest, package: ReleasePackage
@@ -164,8 +169,9 @@ class RoundWork:
         return asked if fixed is None else float(fixed)
 
     def _trial(self, job_id: bytes) -> JobTrial | None:
-        fact = self._store.fact(trial_name(job_id))
-        return JobTrial(**json.loads(fact)) if fact else None
+        known = json.loads(self._store.fact(trial_name(job_id)) or "{}")
+        known.pop("again", None)  # of earlier versions
+        return JobTrial(**known) if known else None
 
     def _put_trial(self, job_id: bytes, trial: JobTrial) -> None:
         self._store.put_fact(trial_name(job_id), json.dumps(asdict(trial)))
@@ -180,14 +186,18 @@ class RoundWork:
             " time budget (round.budget_s) leaves"
         )
 
-    def _overran(self, job_id: bytes) -> None:
-        trial = self._trial(job_id) or JobTrial()
-        overruns = trial.overruns + 1
-        why = f"{overruns} answers were late: the box is slower than in its trials"
-        refused = trial.refused or why * (overruns >= MOST_OVERRUNS)
-        self._put_trial(job_id, replace(trial, refused=refused, overruns=overruns, again=True))
-        if refused:
-            self._notify(f"a job is declined, {short_name(job_id)}: {refused}")
+    def _follow(self, found: ComputedAnswer, job_id: bytes, round_: Round) -> None:
+        """Adapt the time budget to the load on the box and to an overrun."""
+        before = self._trial(job_id) or JobTrial()
+        slowdown = round(max(found.slowdown, (before.slowdown + 1) / 2), 1)
+        trial = replace(before, slowdown=slowdown, overruns=before.overruns + found.late)
+        longest = before.budget_s(round_) == round_.time_budget_s
+        if found.late and longest and trial.overruns >= MOST_OVERRUNS:
+            why = f"{trial.overruns} answers were late: the box is slower than in its trial"
+            trial = replace(trial, refused=why)
+            self._notify(f"a job is declined, {short_name(job_id)}: {why}")
+        if trial != before:
+            self._put_trial(job_id, trial)
 
     def _job(self, manifest: Manifest) -> TaughtJob:
         job = self._compiled(manifest.at.job_id)
@@ -314,7 +324,7 @@ class RoundWork:
 
     def _check_trial(self, task: ComputeAnswer) -> None:
         trial = self._trial(task.manifest.at.job_id)
-        if trial is None or (trial.again and not trial.refused):
+        if trial is None:
             self.assess(task.manifest)  # may leave too little time for an answer
             what = "the job could be tried only now; the next round is answered"
             raise PrivacyError(what, where="conditions")
@@ -355,8 +365,7 @@ class RoundWork:
         if found.without:
             where = f"job {short_name(at.job_id)}, round {at.round}"
             self._notify(f"{where} is answered without records: {found.without}")
-        if found.late:
-            self._overran(manifest.at.job_id)
+        self._follow(found, manifest.at.job_id, job.plan.job.round)
         data = context.job.data
         if not data.asks:
             self._store.put_fact(self._split_share, repr(data.evaluation_share))

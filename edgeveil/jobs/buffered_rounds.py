@@ -3,7 +3,7 @@
 Each round closes with its first `round.buffer` uploads; a late update goes with a later round,
 times (1 + τ)^-a for τ rounds between. The device weighs its own update, encrypted for that round,
 so the batch does not identify it. A late update is post-processing of a release priced in its own
-round (Dwork and Roth 2014, proposition 2.1). A box's time budget depends on no record.
+round (Dwork and Roth 2014, proposition 2.1).
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 MAX_STALENESS = 8  # rounds; later updates are dropped
 STALENESS_EXPONENT = 0.5
-TRIAL_MARGIN = 3.0  # most ratio of time on records to time of the trial
-LEAST_BUDGET_S = 1.0
 
 
 def staleness_weight(staleness: int) -> float:
@@ -46,14 +44,6 @@ def closing_uploads(round_: Round, asked: int, in_all: int) -> int:
         return rounded_up(asked, round_.quorum)
     share = -(-asked * min(round_.buffer, in_all) // in_all)
     return min(asked, max(share, round_.min_batch))
-
-
-def own_budget_s(round_: Round, needed_s: float, work_share: float) -> float:
-    """Return a box's time budget, from `needed_s` on synthetic records (0: unknown)."""
-    if round_.mode == "sync" or not needed_s:
-        return round_.time_budget_s
-    own_s = max(LEAST_BUDGET_S, TRIAL_MARGIN * needed_s / work_share)
-    return min(round_.time_budget_s, own_s)
 
 
 def impossible(plan: Plan, trainers: int | None = None) -> Iterator[Mix]:

@@ -37,6 +37,7 @@ from edgeveil.privacy.events import Unit
 from edgeveil.statistics.questions import Questions
 
 CANONICAL_BYTES = 1 << 16
+LEAST_BUDGET_S = 0.35  # for wake-up, keys and the disk of a small box
 _UNKNOWN = "not a job of this version"
 _FORM = ("header", "person", "missing")  # of a schema, whatever is read by it
 _SETTLED: dict[str, dict[str, Any]] = {  # as `BlockPart.settled`
@@ -178,8 +179,8 @@ class Round(Block):
     deadline_s: Seconds = 30.0
     """Most seconds from the broadcast to the close of the round."""
     budget_s: Seconds | None = Field(default=None, examples=[0.5])
-    """Public seconds after which every answer is sent; unfinished work counts as no records.
-    null: a tenth of deadline_s, at most 60."""
+    """Public seconds after which every answer is sent; unfinished work counts as no records. null:
+    what each device's trial on made-up records needs, at most a tenth of deadline_s, and 60."""
     quorum: float = Field(default=0.8, gt=0, le=1)
     """Share of the required devices whose uploads close the round early."""
     grace_s: float = Field(default=2.0, ge=0, le=3600)
@@ -191,8 +192,18 @@ class Round(Block):
 
     @property
     def time_budget_s(self) -> float:
-        """`budget_s`, or its default."""
+        """The longest time budget of a device."""
         return min(self.deadline_s / 10, 60.0) if self.budget_s is None else self.budget_s
+
+    def device_budget_s(self, needed_s: float) -> float:
+        """Return the first step of a doubling scale with room for `needed_s` (0: unknown).
+
+        It is public: `needed_s` must depend on no record.
+        """
+        if self.budget_s is not None or not needed_s:
+            return self.time_budget_s
+        steps = max(0, math.ceil(math.log2(needed_s / LEAST_BUDGET_S)))
+        return min(self.time_budget_s, LEAST_BUDGET_S * 2.0**steps)
 
 
 class Proxy(Block):

@@ -72,12 +72,12 @@ def rehearse_device(
         made, state = synthetic_records(plan, records), plan.cloud.initial_state()
         if plan.job.anomaly:  # anomalous records train nothing
             made = replace(made, y=np.zeros_like(made.y))
-        begun_s, trained_s, evaluated_s = _clocks(), 0.0, 0.0
+        begun_s, trained_s, evaluated_s = clocks(), 0.0, 0.0
         if any(round.infer for round in plan.all_rounds):
             rehearsed_softmax(plan, graph, plan.cloud.model(state), made.x, random_bytes)
         inferred_s = _seconds_since(begun_s)
         for round in evaluation_kinds(plan):
-            begun_s = _clocks()
+            begun_s = clocks()
             rehearsed_evaluation(plan, round, graph, state, made, random_bytes)
             evaluated_s = max(evaluated_s, _seconds_since(begun_s))
         if trains:
@@ -94,13 +94,19 @@ def rehearse_device(
         raise DataError(what, where="job", fix="change the job's model or method") from error
 
 
-def _clocks() -> tuple[float, float]:
+def clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
 def _seconds_since(begun_s: tuple[float, float]) -> float:
     """Return wall-clock time, or processor time if less because the process had to wait."""
-    return min(now - begun for now, begun in zip(_clocks(), begun_s, strict=True))
+    return min(now - begun for now, begun in zip(clocks(), begun_s, strict=True))
+
+
+def slowdown_since(begun_s: tuple[float, float]) -> float:
+    """Return wall-clock time over processor time, at least 1: how long the process had to wait."""
+    wall_s, busy_s = (now - begun for now, begun in zip(clocks(), begun_s, strict=True))
+    return max(1.0, wall_s / max(busy_s, 1e-3))
 
 
 def rehearsed_softmax(
@@ -205,7 +211,7 @@ def _train(device: MadeUpDevice, plan: Plan, state: Tensors, memory_bytes: int |
     longest_s = 0.0
     for round in training_kinds(plan):
         package = plan.cloud.package(state, round)
-        begun_s = _clocks()
+        begun_s = clocks()
         device.answer(round, package)
         longest_s = max(longest_s, _seconds_since(begun_s))
         size_bytes = sum(array.nbytes for array in device.kept.values())

@@ -1066,9 +1066,9 @@ MUTANTS = {
         "tests/unit/edgeveil_edge/test_planned_overruns.py::test_a_run_has_the_same_time_however_many_records_the_owner_allows",
     ),
     "overruns-without-end": Mutant(
-        "edgeveil_edge.round_work:RoundWork._overran",
-        "overruns >= MOST_OVERRUNS -> False",
-        "tests/unit/edgeveil_edge/test_planned_overruns.py::test_after_an_overrun_the_job_is_tried_again_and_in_the_end_declined",
+        "edgeveil_edge.round_work:RoundWork._follow",
+        "trial.overruns >= MOST_OVERRUNS -> False",
+        "tests/unit/edgeveil_edge/test_planned_overruns.py::test_overruns_first_lengthen_the_budget_and_in_the_end_decline_the_job",
     ),
     # --- form ---
     "reading-ends-what-keeps-records": Mutant(

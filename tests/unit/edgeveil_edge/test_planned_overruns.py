@@ -9,9 +9,10 @@ import pytest
 from edgeveil.data.records import Records
 from edgeveil.evaluation.inference import InferenceSession
 from edgeveil.jobs import compile_job
+from edgeveil.jobs.job import LEAST_BUDGET_S, Round
 from edgeveil.parts.own_records import at_most, device_records
 from edgeveil.privacy.derived import DerivedRandom
-from edgeveil.protocol.device_round import WORK_SHARE, NoAnswer, SealedAnswer
+from edgeveil.protocol.device_round import WORK_SHARE, NoAnswer, OpenPackage, SealedAnswer
 from edgeveil.protocol.sealed import RoundPackage
 from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge import compute
@@ -163,6 +164,7 @@ class Slow(Computer):
 
     def __init__(self, site, identity, needed_s, late):
         self.loader, self.trials, self.needed_s, self.late = kit.Loader(), 0, needed_s, late
+        self.slowdown = 1.0
         super().__init__(site, identity.split_key, self.loader)
 
     def try_job(self, job, *, trains):
@@ -171,6 +173,7 @@ class Slow(Computer):
 
     def answer(self, one):
         found = super().answer(one)
+        found = replace(found, slowdown=self.slowdown)
         return replace(found, without="late", late=True) if self.late else found
 
 
@@ -195,19 +198,50 @@ def test_a_job_whose_answer_fits_once_and_not_twice_is_declined(tmp_path, share,
     assert bool(device.ledger.spent().epsilon) is answers
 
 
-def test_after_an_overrun_the_job_is_tried_again_and_in_the_end_declined(tmp_path):
-    plan = compile_job(kit.job(train={"method": "fm", "rounds": 12}))
+@pytest.mark.parametrize("mode", ["sync", "buffered"])
+@pytest.mark.parametrize(
+    ("trial_s", "slowdown", "overruns", "steps"),
+    [
+        *((0.001, 1, 0, 1), (0.13, 1, 0, 1), (0.14, 1, 0, 2), (0.52, 1, 0, 4), (0.53, 1, 0, 8)),
+        *((60.0, 1, 0, 40), (0.0, 1, 0, 40), (0.13, 2, 0, 2), (0.13, 8, 0, 8), (0.13, 99, 0, 40)),
+        *((0.001, 1, 1, 2), (0.001, 1, 3, 8), (0.52, 1, 2, 16), (0.52, 1, 9, 40)),
+    ],
+)
+def test_a_time_budget_follows_trial_and_load_and_doubles_with_each_overrun(
+    mode, trial_s, slowdown, overruns, steps
+):
+    trial = compute.JobTrial(trial_s, overruns=overruns, slowdown=slowdown)
+    longest = Round(mode=mode, deadline_s=400 * LEAST_BUDGET_S)
+    assert trial.budget_s(longest) == pytest.approx(steps * LEAST_BUDGET_S)
+    assert trial.budget_s(Round(mode=mode, deadline_s=200, budget_s=7)) == 7.0
+
+
+def test_a_time_budget_follows_the_load_of_answers_without_records(tmp_path):
+    plan = compile_job(kit.job(train={"method": "fm", "rounds": 12}, round={"deadline_s": 60.0}))
+    device, slow = slow_device(tmp_path, plan, 0.1)
+    budgets_s = []
+    for index, slow.slowdown in enumerate((1.0, 8.0, 1.0, 1.0, 1.0, 1.0), start=1):
+        one = kit.Round(plan, index, device.keys())
+        budgets_s.append(device.host.perform(OpenPackage(one.manifest, one.blob)).budget_s)
+        assert isinstance(device.answer(one), SealedAnswer)
+    steps = [1, 1, 8, 4, 4, 2]  # a load counts half of it more in each later round
+    assert budgets_s == pytest.approx([LEAST_BUDGET_S * one for one in steps])
+
+
+@pytest.mark.parametrize(("deadline_s", "doublings"), [(2.0, 0), (60.0, 5)])
+def test_overruns_first_lengthen_the_budget_and_in_the_end_decline_the_job(
+    tmp_path, deadline_s, doublings
+):
+    rounds = {"method": "fm", "rounds": 12}
+    plan = compile_job(kit.job(train=rounds, round={"deadline_s": deadline_s}))
     device, slow = slow_device(tmp_path, plan, 0.01, late=True)
-    answered = index = 0
-    while answered < MOST_OVERRUNS:
-        index += 1
-        found = device.answer(kit.Round(plan, index, device.keys()))
-        if isinstance(found, SealedAnswer):
-            answered += 1
-            continue
-        assert "tried only now" in found.why
-        assert slow.trials == 1 + answered
+    longest_s, index = plan.job.round.time_budget_s, 0
+    for index in range(1, max(MOST_OVERRUNS, doublings + 1) + 1):
+        one = kit.Round(plan, index, device.keys())
+        opened = device.host.perform(OpenPackage(one.manifest, one.blob))
+        assert opened.budget_s == min(longest_s, LEAST_BUDGET_S * 2 ** (index - 1))
+        assert isinstance(device.answer(one), SealedAnswer)
     for later in (index + 1, index + 2):
-        assert f"{MOST_OVERRUNS} answers were late" in device.declines(plan, later).why
-    assert slow.trials == MOST_OVERRUNS
+        assert f"{index} answers were late" in device.declines(plan, later).why
+    assert slow.trials == 1
     device.restarted().declines(plan, index + 3)

@@ -49,7 +49,6 @@ from edgeveil_tools.site.fleet_spec import FLEET_FILE
 
 Settings = dict[str, Any]
 SPOOLED_BATCHES = 3  # uploads, their batch, and the round before
-_RECORD_S = 0.016  # of a round's budget for each nominal record: a box tries four times as many
 _FEWEST_SHARING = 3  # devices for which a job shares its noise
 _TEMPLATES = Path(__file__).parents[1] / "templates"
 _DIGITS_FOR_TRAINING = 1437
@@ -481,7 +480,6 @@ def _job(spec: SiteSpec) -> str:
             min_batch=math.ceil(0.9 * trainers) if shared else max(1, min(5, trainers)),
             nominal_records=nominal,
             inference_epsilon=min(20.0, math.floor(19.5 * (evaluated + 1)) / 10),
-            budget_s=max(2, math.ceil(_RECORD_S * nominal)),
         )
     )
 

@@ -6,7 +6,6 @@ from edgeveil.config.base import ImpossibleMixError
 from edgeveil.jobs import Job, compile_job
 from edgeveil.jobs.buffered_rounds import (
     closing_uploads,
-    own_budget_s,
     staleness_weight,
 )
 from edgeveil.jobs.compile import KnownFleet
@@ -49,17 +48,6 @@ def test_the_buffer_is_shared_among_cells_and_without_one_the_quorum_closes(
 ):
     found = [closing_uploads(round, one, sum(selected)) for one in selected]
     assert found == closes
-
-
-def test_a_fast_box_has_a_time_of_its_own():
-    """It follows from the trial, stays within the job's, and is the job's where none is known."""
-    times = {"budget_s": 20, "deadline_s": 60}
-    found = [
-        own_budget_s(Round(mode="buffered", **times), trial_s, 0.75)
-        for trial_s in (3.0, 0.001, 60.0, 0.0)
-    ]
-    assert found == [12.0, 1.0, 20.0, 20.0]
-    assert own_budget_s(Round(**times), 3.0, 0.75) == 20.0
 
 
 ENCRYPT = {"laplace_eval": {"laplace_eval_eps": 1}}
