@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeveil import plugins
-from edgeveil.config.edge import EdgeSite
 from edgeveil.config.policy import Policy
 from edgeveil.data.records import MAX_BYTES
 from edgeveil.data.schema import DataSchema
@@ -19,8 +19,11 @@ from edgeveil.jobs.plan import Plan
 from edgeveil.parts.sources import require_header
 from edgeveil.privacy.ledger import LEDGER_FILE, Ledger
 from edgeveil.privacy.policy import Limits
-from edgeveil.protocol.messages import Manifest
-from edgeveil.protocol.sealed import ReleasePackage
+
+if TYPE_CHECKING:
+    from edgeveil.config.edge import EdgeSite
+    from edgeveil.protocol.messages import Manifest
+    from edgeveil.protocol.sealed import ReleasePackage
 
 _USED_UP = (  # limits that are used up over time, unlike limits on a single job
     *("lifetime_epsilon", "lifetime_collusion_epsilon", "lifetime_delta"),

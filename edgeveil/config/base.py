@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainValidator,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from edgeveil.errors import ConfigError, ConfigProblem, DataError
 from edgeveil.registry import known_names, nearest
@@ -25,17 +31,41 @@ MIX = "impossible_mix"
 DEPENDS_ON_ANOTHER = "depends_on_another_key"  # which is reported itself
 
 
-class Block(BaseModel):
+class Keys(BaseModel):
+    """Keys described by the texts below them, which are read only when they are shown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        found = handler(schema)
+        shown = handler.resolve_ref_schema(found).get("properties", {})
+        for name, text in key_texts(cls).items():
+            field = cls.model_fields.get(name)
+            if field is not None and (key := field.alias or name) in shown:
+                shown[key].setdefault("description", text)
+        return found
+
+
+@cache
+def key_texts(model: type) -> dict[str, str]:
+    """Return the texts below the fields of a model's class and its bases."""
+    texts: dict[str, str] = {}
+    for one in reversed(model.__mro__):
+        if issubclass(one, Keys) and one.__module__ != __name__:
+            body = ast.parse(dedent(inspect.getsource(one))).body[0].body  # type: ignore[attr-defined]
+            for key, text in pairwise(body):
+                if isinstance(key, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    texts[ast.unparse(key.target)] = inspect.cleandoc(ast.literal_eval(text.value))
+    return texts
+
+
+class Block(Keys):
     """A block of keys. Text is never accepted as a number, nor a number as a switch."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        validate_default=True,
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, validate_default=True)
 
     def _mixes(self) -> Iterable[Mix]:
         return ()

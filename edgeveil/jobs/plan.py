@@ -76,8 +76,8 @@ from edgeveil.protocol.messages import (
     CorrelatedNoise,
     Group,
     MaskedGroup,
+    padded,
 )
-from edgeveil.protocol.sealed import padded
 from edgeveil.selection import rounded_up
 from edgeveil.statistics.blocks import vectors
 

@@ -17,7 +17,7 @@ from edgeveil.parts.features import FeatureMap, finite_records, valid_records
 from edgeveil.parts.features.feature_map import PcaParameters
 from edgeveil.parts.models.layers import Weight, value_count
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.part import BlockPart, PartBlock
+from edgeveil.parts.part import BlockPart, Keys
 from edgeveil.parts.round import CloudMethod, DeviceMethod
 from edgeveil.privacy.correlation import Correlation
 from edgeveil.privacy.events import Unit
@@ -97,7 +97,7 @@ class MethodContext:
         return None if self.projection is None else self.dimension
 
 
-class MethodParameters(PartBlock):
+class MethodParameters(Keys):
     method: str
     rounds: int
 

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -25,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticOmit, core_schema
 
+from edgeveil.config.base import Keys as Keys
 from edgeveil.config.base import as_tuples as as_tuples
 from edgeveil.config.base import filled_from_file as filled_from_file
 from edgeveil.errors import OF_OTHERS_CODE, DataError, UsageError
@@ -32,10 +32,6 @@ from edgeveil.plugins import PluginRefusedError, join, state
 from edgeveil.registry import nearest
 
 PrivacyStatus = Literal["proven", "claimed", "none"]
-
-
-class PartBlock(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def only_for(**defaults: Any) -> WrapValidator:
@@ -109,7 +105,7 @@ class BlockPart(Part):
     block: ClassVar[type[BaseModel]]
     """Base class of the family's parameters."""
 
-    parameters: type[Any]
+    parameters: type[BaseModel]
     settled: Mapping[str, Any] = field(default_factory=dict)
     """Keys of earlier versions with the only value accepted now; canonical bytes keep them."""
 
@@ -117,8 +113,6 @@ class BlockPart(Part):
         key = self.parameters.model_fields[self.tag]
         if not self.name:
             object.__setattr__(self, "name", get_args(key.annotation)[0])
-        if not self.summary:
-            object.__setattr__(self, "summary", str(key.description or ""))
 
     def made(self, **keys: Any) -> Any:
         return self.parameters(**{self.tag: self.name, **keys})

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from edgeveil.parts.part import PartBlock, omittable, only_for, some_names
+from edgeveil.parts.part import Keys, omittable, only_for, some_names
 
 Float64 = NDArray[np.float64]
 _ADAPTIVE = {"fedadagrad": 0.001, "fedadam": 0.001, "fedyogi": 0.001}
 
 
-class ScheduleParameters(PartBlock):
+class ScheduleParameters(Keys):
     """The learning rate by round: public, and known before the first one."""
 
     name: Literal["constant", "linear", "cosine", "step"]
@@ -46,7 +46,7 @@ class ScheduleParameters(PartBlock):
         return self.final + (1 - self.final) * left
 
 
-class ServerOptimizerParameters(PartBlock):
+class ServerOptimizerParameters(Keys):
     """The `server_optimizer` of an `aggregation` block; its moments are the cloud's state."""
 
     name: Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi"]

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from edgeveil.data.records import Records
 from edgeveil.parts.models.network import Network
-from edgeveil.parts.part import BlockPart, PartBlock
+from edgeveil.parts.part import BlockPart, Keys
 from edgeveil.parts.round import PlannedRound
 from edgeveil.privacy.events import Event
 from edgeveil.privacy.gaussian_mechanism import clipped_steps
@@ -151,7 +151,7 @@ class BaseStage:
         raise NotImplementedError
 
 
-class StageParameters(PartBlock):
+class StageParameters(Keys):
     name: str
 
 

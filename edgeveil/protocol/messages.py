@@ -208,8 +208,14 @@ def data_set_tag(name: str) -> bytes:
     return hashlib.sha256(context(DATA_SET, name.encode())).digest()[:DATA_SET_TAG_BYTES]
 
 
+PAD_TO_BYTES = 64
 SEAL_OVERHEAD_BYTES = 48  # HPKE: 32-byte encapsulated key and 16-byte tag
 SEALED_SEED_BYTES = KEY_BYTES + SEAL_OVERHEAD_BYTES
+
+
+def padded(byte_count: int) -> int:
+    """Return the public size of a segment: a multiple of 64 bytes."""
+    return -(-byte_count // PAD_TO_BYTES) * PAD_TO_BYTES
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):

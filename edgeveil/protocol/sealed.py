@@ -292,14 +292,6 @@ def _membership(content_key: ContentKey, manifest: Manifest) -> bytes:
     return hashlib.sha256(MEMBERSHIP + content_key.to_bytes() + bound).digest()
 
 
-PAD_TO_BYTES = 64
-
-
-def padded(byte_count: int) -> int:
-    """Return the public size of a segment: a multiple of 64 bytes."""
-    return -(-byte_count // PAD_TO_BYTES) * PAD_TO_BYTES
-
-
 def filled(tensor: Plaintext, size_bytes: int) -> Plaintext:
     """Return the tensor padded with zeros, copied only if it is shorter."""
     if len(tensor) == size_bytes:

@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from edgeveil import plugins
+from edgeveil.config.base import key_texts
 from edgeveil.config.policy import FUNCTION
 from edgeveil.errors import UsageError
 from edgeveil.parts.aggregation import AGGREGATIONS
 from edgeveil.parts.features import FEATURES
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.models import MODELS
-from edgeveil.parts.part import Part, PartTable, PrivacyStatus
+from edgeveil.parts.part import BlockPart, Part, PartTable, PrivacyStatus
 from edgeveil.parts.partitions import PARTITIONS
 from edgeveil.parts.sources import SOURCES
 from edgeveil.parts.stages import STAGES
@@ -55,6 +56,9 @@ class Entry:
 def entries() -> list[Entry]:
     parts: list[Part] = [table[name] for table in TABLES for name in table]
     texts = [(part, {one.name: getattr(part, one.name) for one in fields(Part)}) for part in parts]
+    for part, words in texts:
+        if isinstance(part, BlockPart) and not part.summary:
+            words["summary"] = key_texts(part.parameters)[part.tag]
     found = [Entry(family=part.key, plugin=_distribution(part), **words) for part, words in texts]
     return found + [
         Entry("preset", name, summary, source, privacy)

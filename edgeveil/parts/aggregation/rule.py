@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgeveil.parts.aggregation.mean import mean
-from edgeveil.parts.part import BlockPart, omittable, only_for, some_names
+from edgeveil.parts.part import BlockPart, Keys, omittable, only_for, some_names
 from edgeveil.parts.round import Aim
 from edgeveil.parts.server_optimizers import ServerOptimizerParameters
 from edgeveil.privacy.sampler import RandomBytes, os_random
@@ -26,10 +26,8 @@ Score = Callable[[Mapping[str, NDArray[np.generic]]], int]
 BLOCK_BYTES = 64 << 20  # of all uploads' values in one block
 
 
-class RuleParameters(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+class RuleParameters(Keys):
+    model_config = ConfigDict(allow_inf_nan=False)
 
     name: str
     secure: bool = omittable(False)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from edgeveil.parts.part import BlockPart, PartBlock
+from edgeveil.parts.part import BlockPart, Keys
 from edgeveil.privacy.grid import row_norms
 from edgeveil.subnormals import flushed
 
@@ -20,7 +20,7 @@ Float64 = NDArray[np.float64]
 SMALLEST_NORM = 1e-12
 
 
-class FeatureParameters(PartBlock):
+class FeatureParameters(Keys):
     name: str
 
 

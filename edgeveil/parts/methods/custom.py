@@ -48,7 +48,7 @@ class CustomParameters(MethodParameters):
     batch_size: int = Field(default=32, ge=1, le=1 << 20)
     """Records of one batch of the loader, which shuffles them in every pass."""
     settings: dict[
-        Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,63}$")], bool | int | float | str
+        Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$", max_length=64)], bool | int | float | str
     ] = Field(default={}, max_length=64, examples=[{"epochs": 1, "lr": 0.05}])
     """Further arguments of the function, by name."""
 

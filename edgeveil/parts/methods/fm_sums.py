@@ -24,7 +24,7 @@ from edgeveil.data.target import scaled
 from edgeveil.errors import PrivacyError
 from edgeveil.parts.features.feature_map import COVARIANCE, PcaParameters
 from edgeveil.parts.method_context import MethodContext, MethodParameters
-from edgeveil.parts.part import PartBlock
+from edgeveil.parts.part import Keys
 from edgeveil.parts.round import TRAIN, Array, PlannedRound
 from edgeveil.privacy.accountant import HAIR, discreteness_tv, epsilon, mu_for, pure_epsilon
 from edgeveil.privacy.derived import bound
@@ -374,7 +374,7 @@ def _own_basis(context: MethodContext, records: Records) -> Array:
     return as_weights(top_basis(covariance, context.feature_dimension, context.dimension))
 
 
-class Shares(PartBlock):
+class Shares(Keys):
     """Shares of the preparatory sums in μ² (Gaussian) or ε (Laplace).
 
     Training gets the rest, with the share of any sum not released. A PCA takes its share first."""

@@ -15,7 +15,7 @@ from pydantic import Field
 from edgeveil.config.policy import FUNCTION
 from edgeveil.parts.method_context import MethodContext, MethodParameters, network_of
 from edgeveil.parts.models.network import Classes, Network
-from edgeveil.parts.part import PartBlock, import_function, omittable, only_for, some_names
+from edgeveil.parts.part import Keys, import_function, omittable, only_for, some_names
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.server_optimizers import ScheduleParameters
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ADAM_EPSILON = 1e-8  # added to the root of the second moment
 
 
-class OptimizerParameters(PartBlock):
+class OptimizerParameters(Keys):
     """The `optimizer` of local training; its state starts anew in every round."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"

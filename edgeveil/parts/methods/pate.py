@@ -26,7 +26,7 @@ from edgeveil.errors import DataError, ProtocolError
 from edgeveil.parts.method_context import MethodContext, MethodParameters, MethodPart
 from edgeveil.parts.methods.fm_sums import noised
 from edgeveil.parts.models.heads import softmax
-from edgeveil.parts.part import PartBlock, filled_from_file
+from edgeveil.parts.part import Keys, filled_from_file
 from edgeveil.parts.round import (
     Answer,
     Array,
@@ -57,7 +57,7 @@ _RADIUS = 0.5  # of centred features, as in the head's graph
 _UNSET_RECORDS = 24  # without a public set; such a job is refused
 
 
-class PublicSet(PartBlock):
+class PublicSet(Keys):
     """Public, unlabelled records for the vote: a file in a job file, the records in a sent job."""
 
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)

@@ -26,7 +26,7 @@ from edgeveil.parts.features.feature_map import NodeList
 from edgeveil.parts.features.onnx import MAX_BACKBONE_BYTES, sha256_hex
 from edgeveil.parts.models.heads import THRESHOLD
 from edgeveil.parts.models.layers import Dense, Layer, Shape, Weight, placed
-from edgeveil.parts.part import BlockPart, PartBlock, filled_from_file, omittable
+from edgeveil.parts.part import BlockPart, Keys, filled_from_file, omittable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -214,7 +214,7 @@ def classifier(
     return Network(whole, shape, classes, parameters.input_scale, gain=gain)
 
 
-class StateDictFile(PartBlock):
+class StateDictFile(Keys):
     file: str | None = Field(default=None, min_length=1, max_length=4096, exclude=True)
     """Path of the file, from the job file's folder."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -240,7 +240,7 @@ def _facts(given: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"file": str(path), "sha256": sha256_hex(packed_state_dict(path))}
 
 
-class AdapterParameters(PartBlock):
+class AdapterParameters(Keys):
     """The `adapters` of a `model` block; all of it is public."""
 
     rank: int = Field(default=4, ge=0, le=1024)
@@ -261,7 +261,7 @@ class AdapterParameters(PartBlock):
     other classes."""
 
 
-class ModelParameters(PartBlock):
+class ModelParameters(Keys):
     runs_python: ClassVar[bool] = False
     """Whether the block names code that owners must have installed and allowed."""
 

@@ -22,8 +22,7 @@ from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import SigningKey
 from edgeveil.errors import BrokerError, JobFailed
 from edgeveil.protocol import effects as fx
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, RoundId, Signer, Upload, encode
-from edgeveil.protocol.sealed import padded
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, RoundId, Signer, Upload, encode, padded
 from edgeveil.protocol.transfer import describe, part_bytes, sends
 from edgeveil.transport.dialling import client_context
 from edgeveil.transport.link import LinkSettings, Topics

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field
 
-from edgeveil.config.base import Block, Mix, Seconds, SitePath
+from edgeveil.config.base import Block, Mix, Seconds, SitePath, key_texts
 from edgeveil.config.explain import SchemaWalk
 from edgeveil.config.file import judged, only_block, parsed, problems_error, read
 from edgeveil.config.links import BrokerUrl, PacketBytes
@@ -231,7 +231,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     walk = SchemaWalk(LoadOptions.model_json_schema())
     for key, field in LoadOptions.model_fields.items():
         node = walk.variants(walk.property(walk.root, key) or {})[0]
-        kind, text = node.get("type"), (field.description or "").removesuffix(".")
+        kind, text = node.get("type"), key_texts(LoadOptions).get(key, "").removesuffix(".")
         if field.default is not None and field.default is not False:
             text += f" (default {field.default})"
         option: dict[str, Any] = {"dest": key, "default": argparse.SUPPRESS}

@@ -21,8 +21,7 @@ from edgeveil.config.proxy import ProxySite
 from edgeveil.crypto.keys import OpeningKey, SigningKey
 from edgeveil.enrolment import Enrolment
 from edgeveil.errors import BrokerError, JobFailed, UsageError
-from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES
-from edgeveil.protocol.sealed import padded
+from edgeveil.protocol.messages import SEAL_OVERHEAD_BYTES, padded
 from edgeveil.transport.link import LinkSettings
 from edgeveil.transport.mqtt_link import MqttLink, read_password
 from edgeveil.transport.process import peer_key

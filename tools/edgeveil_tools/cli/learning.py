@@ -36,6 +36,9 @@ def check(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    from edgeveil.config.file import read
+
+    read(args.job)  # a missing file is known before seconds of imports
     from edgeveil_tools.local.run import run_local
 
     found = vars(args)
