@@ -48,6 +48,7 @@ from edgeveil_edge.release_trial import try_release
 
 _WARM_RECORDS = 8
 TRIAL_MARGIN = 2.0  # an answer gets this multiple of the trial's time
+AROUND_S = 0.03  # for opening the package, ledger and a new worker
 SLOW_RECORDS = 32  # runs of the graph that may each take 1/64 of the time
 READING_S = 0.5  # per reading; plus, per record, several times the cost on a core of 2020:
 RECORD_S, PICTURE_S = 100e-6, 2e-3
@@ -123,7 +124,8 @@ class JobTrial:
 
     def budget_s(self, round_: Round) -> float:
         """Return the device's time budget in seconds; each overrun doubles it where it may grow."""
-        own_s = round_.device_budget_s(TRIAL_MARGIN * self.needed_s * self.slowdown / WORK_SHARE)
+        least_s = TRIAL_MARGIN * (self.needed_s + AROUND_S) * self.slowdown / WORK_SHARE
+        own_s = round_.device_budget_s(least_s if self.needed_s else 0.0)
         return min(round_.time_budget_s, own_s * 2.0**self.overruns)
 
 

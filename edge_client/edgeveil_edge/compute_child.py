@@ -104,7 +104,7 @@ class _WorkerNursery:
                 break
             if not raw:  # a worker's pipe follows
                 self._fork(recv_handle(self._control))
-            elif branch or not self._server.loads_job(raw):
+            elif branch or "torch" in sys.modules or not self._server.loads_job(raw):
                 self._change_state(raw)
             elif not self._branch_idled(raw):
                 break

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from edgeveil.errors import ConfigError
 from edgeveil_tools.lifeline import Lifeline
 from edgeveil_tools.local import children as module
 from edgeveil_tools.local.children import PREFIX, scratch, spawn, sweep
+from edgeveil_tools.site.provision import SiteSpec, provision
 
 LIVING = """
 import sys, time, tempfile
@@ -59,6 +61,19 @@ def test_a_child_imports_nothing_from_the_folder_that_it_is_started_in(tmp_path,
     finally:
         lifeline.close()
     assert child.returncode == 0, output
+
+
+def test_a_worker_that_fails_ends_the_others_and_its_log_is_shown(tmp_path):
+    waiting = provision(SiteSpec(tmp_path / "site", devices=1)).edges[0]  # for a broker, for ever
+    lifeline, place = Lifeline(), "edgeveil_tools.local.edge_workers"
+    words = [str(tmp_path), "2", "", str(tmp_path / "none.yaml"), str(waiting)]
+    try:
+        workers = spawn(words, subprocess.PIPE, lifeline, module=place)
+        output, _ = workers.communicate(timeout=60)
+    finally:
+        lifeline.close()
+    assert workers.returncode == ConfigError.exit_code
+    assert b"worker-1" in output and b"none.yaml" in output
 
 
 def test_the_folder_is_its_owners_alone_and_goes_with_the_run(tmp_path):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import psutil
 
@@ -42,11 +42,11 @@ class Children:
         self._lifeline = Lifeline()
         self._next_look_s, self._memory_bytes, self.memory_peak_bytes = 0.0, 0, 0
 
-    def start(self, name: str, arguments: Sequence[str], *, threads: int | None = None) -> None:
-        """Start `edgeveil <arguments>`; `threads` limits its numerical libraries."""
+    def start(self, name: str, arguments: Sequence[str], **how: Any) -> None:
+        """Start `edgeveil <arguments>`; see `spawn` for `how`."""
         log = self._folder / f"{name}.log"
         with log.open("wb") as output:
-            process = spawn(arguments, output, self._lifeline, threads=threads)
+            process = spawn(arguments, output, self._lifeline, **how)
         self._children.append(_Child(name, log, process))
 
     def count(self, name: str, pid: int | None) -> None:
@@ -102,10 +102,12 @@ def spawn(
     output: IO[bytes] | int,
     lifeline: Lifeline,
     *,
-    threads: int | None,
+    threads: int | None = None,
     module: str = "edgeveil_tools.cli",
 ) -> subprocess.Popen[bytes]:
-    """Start `edgeveil <arguments>` in its own process group, with all output to `output`."""
+    """Start `edgeveil <arguments>` in its own process group, with all output to `output`.
+
+    `threads` limits its numerical libraries."""
     settings = {"PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "2"}
     if threads is not None:
         settings |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}

@@ -19,6 +19,7 @@ from edgeveil.config.addresses import place
 from edgeveil.errors import EdgeVeilError, JobFailed, UsageError
 from edgeveil.jobs import Job
 from edgeveil.jobs.artifacts import carried_digests, read_artifacts
+from edgeveil.parts.methods import trains_model
 from edgeveil.parts.models.heads import described
 from edgeveil.privacy.one_run_audit import OneRunAudit
 from edgeveil.protocol.transfer import LEAST_BYTES
@@ -187,9 +188,10 @@ class FleetProcesses(LocalFleet):
         self.children.start("cloud", ["cloud", "--config", str(site.cloud)])
         self.children.start("proxy", ["proxy", "--config", str(site.proxy)])
         workers = min(self.settings.workers or WORKERS, len(site.edges))
-        for number in range(workers):
-            configs = [a for e in site.edges[number::workers] for a in ("--config", str(e))]
-            self.children.start(f"worker-{number + 1}", ["edge", *configs], threads=1)
+        loaded = "torch,torch.func" if trains_model(self.job.train.method) else ""
+        words = [str(self.out / "logs"), str(workers), loaded, *map(str, site.edges)]
+        module = "edgeveil_tools.local.edge_workers"
+        self.children.start("workers", words, threads=1, module=module)
         what = f"{workers} workers with {len(site.edges)} devices"
         self.log.doing(f"starting a cloud, a proxy and {what}")
 
