@@ -20,17 +20,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 from edgeveil.crypto import labels
 from edgeveil.crypto.keys import NoiseKey
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy.events import Event, to_dict
-from edgeveil.privacy.sampler import RandomBytes, SampleBytes
+from edgeveil.privacy.sampler import RandomBytes, SampleBytes, keystream
 
 KEY_BYTES = 32
-_NONCE = bytes(16)  # a key has one stream
 _NUMBER_BYTES = 8
 _NUMBER_AT = len(labels.context(labels.NOISE_SUM, b""))  # offset of the draw's number
 
@@ -72,12 +70,12 @@ class DerivedRandom(SampleBytes):
             raise PrivacyError(f"the key must have {KEY_BYTES} bytes, got {len(key)}")
         self._key, self._draws = bytes(key), 0
         self._keyed = hmac.new(self._key, digestmod="sha256")  # copied for each draw
-        self._samples: _Keystream | None = None  # most answers need none
+        self._samples: RandomBytes | None = None  # most answers need none
 
     def __call__(self, count: int) -> bytes:
         if self._samples is None:
             label = labels.separated(labels.NOISE_SAMPLES)
-            self._samples = _Keystream(hmac.digest(self._key, label, "sha256"))
+            self._samples = keystream(hmac.digest(self._key, label, "sha256"))
         return self._samples(count)
 
     def __repr__(self) -> str:
@@ -95,7 +93,7 @@ class DerivedRandom(SampleBytes):
         mac.update(head[:_NUMBER_AT] + number + head[_NUMBER_AT + _NUMBER_BYTES :])
         mac.update(little.tobytes())  # its length follows from type and shape
         self._draws += 1
-        return _Keystream(mac.digest())
+        return keystream(mac.digest())
 
 
 def bound(random_bytes: RandomBytes, law: Event | str, total: NDArray[np.generic]) -> RandomBytes:
@@ -111,13 +109,3 @@ def _first_head(law: Event | str, dtype: str, shape: tuple[int, ...]) -> bytes:
     named = law if isinstance(law, str) else json.dumps(to_dict(law), sort_keys=True)
     parts = named.encode(), dtype.encode(), str(shape).encode()
     return labels.context(labels.NOISE_SUM, bytes(_NUMBER_BYTES), *parts)
-
-
-class _Keystream:
-    """ChaCha20 keystream: fast without AES instructions, and constant-time everywhere."""
-
-    def __init__(self, key: bytes) -> None:
-        self._cipher = Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor()
-
-    def __call__(self, count: int) -> bytes:
-        return self._cipher.update(bytes(count))

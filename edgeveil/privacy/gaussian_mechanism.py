@@ -37,6 +37,7 @@ from edgeveil.privacy.grid import SHRINK
 from edgeveil.privacy.sampler import (
     LARGEST_SCALE,
     RandomBytes,
+    boxed_gaussian,
     discrete_gaussian,
     os_random,
     too_much_noise,
@@ -313,7 +314,7 @@ def noised_step(
     if total.size != one.coordinates:
         raise PrivacyError(f"{one.what}: {total.size} values, priced as {one.coordinates}")
     source = bound(random_bytes, event, total)
-    return total + discrete_gaussian(one.sigma_squared, total.shape, source)
+    return total + boxed_gaussian(one.sigma_squared, total.shape, source)
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 from edgeveil.errors import PrivacyError
@@ -24,6 +25,10 @@ RandomBytes = Callable[[int], bytes]
 Int64 = NDArray[np.int64]
 
 CHUNK = 1 << 16
+BOX_CHUNK = 1 << 13  # whose arrays stay in a processor's cache
+BOX_BITS = 15
+BOXES = 1 << BOX_BITS  # of equal area over a Gaussian's curve
+BOX_REACH = 40  # in σ; exp(-40²/2) is below 2^-1100
 LARGEST_SCALE = 1 << 40
 # Bounds on the float64 error of the fast path; derived in docs/privacy.md.
 LOG_MARGIN = 2.0**-49  # relative to t + y, for y = -t·ln U
@@ -32,7 +37,17 @@ SMALLEST_FAST = np.uint64(1 << 52)  # below it, 64 bits determine ln U too coars
 GUARD_BITS = 64
 MOST_BITS = 64 + 1024  # of one uniform number; reached with probability below 2^-1000
 
-os_random: RandomBytes = os.urandom
+EXPANDED = 1 << 10  # bytes; fewer come from the operating system itself
+
+
+def keystream(key: bytes) -> RandomBytes:
+    """Return ChaCha20's: fast without AES instructions, and constant-time everywhere."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return lambda count: cipher.update(bytes(count))
+
+
+def os_random(count: int) -> bytes:
+    return os.urandom(count) if count < EXPANDED else keystream(os.urandom(32))(count)
 
 
 class SampleBytes:
@@ -75,6 +90,53 @@ def discrete_gaussian(
     return _collect(shape, 1.4, candidates)
 
 
+def boxed_gaussian(
+    sigma_squared: Fraction | int, shape: tuple[int, ...], random_bytes: RandomBytes = os_random
+) -> Int64:
+    """Draw as `discrete_gaussian` does, many values five times as fast, by other bits.
+
+    A uniform integer of a uniform box is kept if a uniform height in the box is below the curve."""
+    variance = _gaussian_law(sigma_squared)[0]
+    _check_source(random_bytes)
+    starts, rows, sure, width, scale = _boxes(variance)
+
+    def draw(count: int) -> Int64:
+        words = _uint64s(count, random_bytes).view(np.int64)
+        box = words & (BOXES - 1)
+        found: Int64 = starts[box] + ((words >> BOX_BITS) & (width - 1))
+        crossed = (box >= sure).nonzero()[0]
+        row, heights = rows[box[crossed]], _uint64s(len(crossed), random_bytes)
+        squared = np.square(found[crossed].astype(np.float64))
+        excess = (row + heights * 2.0**-64) / scale - np.exp(squared * (-0.5 / float(variance)))
+        for i in (np.abs(excess) <= ACCEPT_MARGIN).nonzero()[0]:
+            height = LazyUniform(int(row[i]) << 64 | int(heights[i]), 64, random_bytes, scale)
+            gamma = int(found[crossed[i]]) ** 2 / (2 * variance)
+            excess[i] = -1.0 if height.less_than_exp(gamma) else 1.0
+        return np.delete(found, crossed[excess >= 0])
+
+    return _collect(shape, 1.1, draw, BOX_CHUNK)
+
+
+@lru_cache(maxsize=8)
+def _boxes(variance: Fraction) -> tuple[Int64, Int64, int, int, int]:
+    """Return (starts, rows, sure, width, scale) of boxes that cover exp(-x²/2σ²).
+
+    Box i holds `width` integers x from starts[i] and heights from rows[i] to rows[i] + 1, in units
+    of 1/`scale`; the first `sure` lie wholly below the curve."""
+    width = 1 << max(0, math.frexp(math.sqrt(variance))[1] - 5)  # a 16th to a 32nd of σ, or 1
+    reach = math.ceil(BOX_REACH * math.sqrt(variance) / width)
+    starts = np.arange(-reach, reach, dtype=np.int64) * width
+    squared = np.square(np.array([starts, starts + (width - 1)], np.float64))
+    low, high = np.sort(np.exp(squared * (-0.5 / float(variance))), axis=0)
+    scale = int((BOXES - len(starts)) / high.sum())
+    counts = np.minimum(scale, np.floor(scale * (high + ACCEPT_MARGIN)) + 1).astype(np.int64)
+    counts[-1] += BOXES - counts.sum()
+    rows = np.arange(BOXES) - np.repeat(np.cumsum(counts) - counts, counts)
+    crossed = rows >= np.repeat(np.floor(scale * (low - ACCEPT_MARGIN)), counts)
+    order = np.argsort(crossed, kind="stable")
+    return np.repeat(starts, counts)[order], rows[order], int((~crossed).sum()), width, scale
+
+
 @lru_cache(maxsize=64)  # one variance serves many small draws
 def _gaussian_law(sigma_squared: Fraction | int) -> tuple[Fraction, Fraction, float, float]:
     """Return (variance, proposal scale, peak, fall): x is kept with exp(`fall`·(|x| - peak)²)."""
@@ -90,11 +152,13 @@ def _check_source(random_bytes: RandomBytes) -> None:
         raise PrivacyError("noise must be bound to the sum", fix="draw it by `derived.bound`")
 
 
-def _collect(shape: tuple[int, ...], surplus: float, draw: Callable[[int], Int64]) -> Int64:
+def _collect(
+    shape: tuple[int, ...], surplus: float, draw: Callable[[int], Int64], chunk: int = CHUNK
+) -> Int64:
     need = math.prod(shape)
     parts: list[Int64] = []
     while need > 0:
-        part = draw(min(CHUNK, int(need * surplus) + 16))[:need]
+        part = draw(min(chunk, int(need * surplus) + 16))[:need]
         parts.append(part)
         need -= len(part)
     flat = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else np.empty(0, np.int64)
@@ -154,10 +218,10 @@ def too_much_noise(what: str, fix: str) -> PrivacyError:
 
 
 class LazyUniform:
-    """A uniform number in [0, 1) of `count` known leading bits, extended on demand."""
+    """A uniform number in units of 1/`scale`: `count` known bits past the point, more on demand."""
 
-    def __init__(self, bits: int, count: int, random_bytes: RandomBytes) -> None:
-        self._bits, self._count, self._random_bytes = bits, count, random_bytes
+    def __init__(self, bits: int, count: int, random_bytes: RandomBytes, scale: int = 1) -> None:
+        self._bits, self._count, self._random_bytes, self._scale = bits, count, random_bytes, scale
 
     def _extend(self) -> None:
         self._bits = (self._bits << 64) | int.from_bytes(self._random_bytes(8), "little")
@@ -167,7 +231,7 @@ class LazyUniform:
         if gamma <= 0:
             return True
         while True:
-            low, high = exp_bracket(gamma, self._count)
+            low, high = (self._scale * end for end in exp_bracket(gamma, self._count))
             if self._bits + 1 <= low:
                 return True
             if self._bits >= high or self._count >= MOST_BITS:

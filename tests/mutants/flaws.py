@@ -54,6 +54,21 @@ MUTANTS = {
         "float(variance / scale) -> 0.0",
         "tests/unit/edgeveil/privacy/test_privacy_sampler.py::test_discrete_noise_has_its_exact_probabilities",
     ),
+    "gaussian-boxes-without-the-curve": Mutant(
+        "edgeveil.privacy.sampler:boxed_gaussian",
+        "excess >= 0 -> excess >= 1.5",
+        "tests/unit/edgeveil/privacy/test_privacy_sampler.py::test_discrete_noise_has_its_exact_probabilities",
+    ),
+    "gaussian-boxes-above-the-curve": Mutant(
+        "edgeveil.privacy.sampler:_boxes",
+        "low - ACCEPT_MARGIN -> high",
+        "tests/unit/edgeveil/privacy/test_privacy_sampler.py::test_boxes_cover_the_curve_and_those_taken_unasked_lie_below_it",
+    ),
+    "large-seeds-of-no-chance": Mutant(
+        "edgeveil.privacy.sampler:os_random",
+        "keystream(os.urandom(32)) -> keystream(bytes(32))",
+        "tests/unit/edgeveil/privacy/test_privacy_sampler.py::test_bytes_of_the_operating_system_are_new_in_each_call",
+    ),
     "sampled-half-noise": Mutant(
         "edgeveil.privacy.gaussian_mechanism:noised_step",
         "one.sigma_squared -> one.sigma_squared // 4",
@@ -948,7 +963,7 @@ MUTANTS = {
     ),
     "samples-repeat": Mutant(
         "edgeveil.privacy.derived:DerivedRandom.__call__",
-        "self._samples(count) -> _Keystream(self._key)(count)",
+        "self._samples(count) -> keystream(self._key)(count)",
         "tests/unit/edgeveil/privacy/test_privacy_derived.py::test_the_samples_go_on_and_do_not_repeat",
     ),
     # --- grid rounding ---

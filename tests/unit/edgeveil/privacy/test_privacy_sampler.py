@@ -7,18 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp
-from scipy.stats import chi2, chi2_contingency
+from scipy.stats import chi2, chi2_contingency, norm
 
 from edgeveil.errors import PrivacyError
 from edgeveil.privacy import sampler
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import (
+    BOX_BITS,
+    EXPANDED,
     MOST_BITS,
     LazyUniform,
     SeededRandom,
+    _boxes,
+    boxed_gaussian,
     discrete_gaussian,
     discrete_laplace,
     exp_bracket,
+    os_random,
 )
 
 
@@ -52,23 +57,77 @@ def laplace_law(scale):
     return lambda k: math.exp(-abs(k) / scale), int(4 * scale) + 1
 
 
+SIZES = (1, 10), (7, 3), (400, 1), (1600, 1)
+
+
 @pytest.mark.parametrize("source", [SeededRandom, derived])
 @pytest.mark.parametrize(
     ("draw", "law", "size"),
     [
-        *((discrete_gaussian, gaussian_law, Fraction(*of)) for of in ((1, 10), (7, 3), (400, 1))),
+        *((discrete_gaussian, gaussian_law, Fraction(*of)) for of in SIZES),
+        *((boxed_gaussian, gaussian_law, Fraction(*of)) for of in SIZES),
         *((discrete_laplace, laplace_law, Fraction(*of)) for of in ((1, 3), (13, 2), (40, 1))),
     ],
 )
 def test_discrete_noise_has_its_exact_probabilities(draw, law, size, source):
     weight, cells = law(size)
-    sample = draw(size, (300_000,), source(1))
+    sample = draw(size, (3_000_000 if draw is boxed_gaussian else 300_000,), source(1))
     assert p_value(sample, exact_probabilities(weight, cells), cells) > 1e-4
 
 
+@pytest.mark.parametrize("variance", [2**60 + 2, 2**80])
+def test_many_values_on_a_fine_grid_spread_as_a_gaussian(variance):
+    places = norm.cdf(boxed_gaussian(variance, (1_000_000,), SeededRandom(6)) / variance**0.5)
+    counts = np.histogram(places, 1000, (0, 1))[0]
+    assert chi2.sf(((counts - 1000) ** 2 / 1000).sum(), 999) > 1e-4
+
+
+VARIANCES = Fraction(1, 10), Fraction(7, 3), Fraction(1600), Fraction(2**60 + 2)
+
+
+def curve(x, variance):
+    mp.prec = 2000
+    return mp.exp(-(mp.mpf(int(x)) ** 2) * variance.denominator / (2 * variance.numerator))
+
+
+@pytest.mark.parametrize("variance", VARIANCES)
+def test_boxes_cover_the_curve_and_those_taken_unasked_lie_below_it(variance):
+    starts, _, sure, width, scale = _boxes(variance)
+    columns, counts = np.unique(starts, return_counts=True)
+    below = dict(zip(*np.unique(starts[:sure], return_counts=True), strict=True))
+    assert np.array_equal(columns, np.arange(columns[0], -columns[0], width))
+    assert curve(columns[0], variance) < 2.0**-1000
+    for begin, boxes in zip(columns, counts, strict=True):
+        ends = sorted(abs(int(end)) for end in (begin, begin + width - 1))
+        assert boxes >= curve(ends[0], variance) * scale
+        assert below.get(begin, 0) <= curve(ends[1], variance) * scale
+
+
+@pytest.mark.parametrize("variance", VARIANCES)
+def test_a_value_of_a_box_is_kept_with_the_chance_that_the_curve_gives_it(variance):
+    starts, rows, sure, width, scale = _boxes(variance)
+    for box in range(sure, len(starts), 97):
+        for place in (0, width - 1):
+            x = int(starts[box]) + place
+            chance = curve(x, variance) * scale - int(rows[box])
+            for off, kept in ((-1e-3, x), (1e-3, starts[0])):  # refused, the next box is 0
+                height = min(max(0, int((chance + off) * 2**64)), 2**64 - 1)
+                given = iter([place << BOX_BITS | box, height])
+                words = lambda n, given=given: (  # noqa: E731
+                    next(given, 0).to_bytes(8, "little") + bytes(n - 8)
+                )
+                if 0 < chance + off < 1:
+                    assert boxed_gaussian(variance, (1,), words) == kept
+
+
+@pytest.mark.parametrize(
+    ("draw", "count", "asked"), [(discrete_gaussian, 300, 900), (boxed_gaussian, 20_000, 5)]
+)
 @pytest.mark.parametrize("sigma", [1, 50, 2**26, 2**40])
-def test_every_decision_by_exact_arithmetic_gives_the_same_draws(sigma, monkeypatch):
-    fast = discrete_gaussian(sigma**2, (300,), SeededRandom(3))
+def test_every_decision_by_exact_arithmetic_gives_the_same_draws(
+    sigma, draw, count, asked, monkeypatch
+):
+    fast = draw(sigma**2, (count,), SeededRandom(3))
     monkeypatch.setattr(sampler, "LOG_MARGIN", math.inf)
     monkeypatch.setattr(sampler, "ACCEPT_MARGIN", 2.0)
     exact_calls = 0
@@ -80,8 +139,8 @@ def test_every_decision_by_exact_arithmetic_gives_the_same_draws(sigma, monkeypa
         return compare(self, gamma)
 
     monkeypatch.setattr(LazyUniform, "less_than_exp", counted)
-    slow = discrete_gaussian(sigma**2, (300,), SeededRandom(3))
-    assert exact_calls > 900
+    slow = draw(sigma**2, (count,), SeededRandom(3))
+    assert exact_calls > asked
     np.testing.assert_array_equal(fast, slow)
 
 
@@ -157,6 +216,16 @@ def test_a_comparison_ends_where_the_bits_follow_exp_for_ever():
     assert Fraction(3, 2**MOST_BITS) < Fraction(1, 2**1000)  # as likely as bits so near are
 
 
+@pytest.mark.parametrize("count", [0, 1, EXPANDED - 1, EXPANDED, 1 << 20])
+def test_bytes_of_the_operating_system_are_new_in_each_call(count):
+    first, second = os_random(count), os_random(count)
+    assert len(first) == len(second) == count
+    assert (first == second) == (count == 0) or count == 1
+    if count == 1 << 20:
+        counts = np.bincount(np.frombuffer(first, np.uint8), minlength=256)
+        assert chi2.sf(((counts - 4096) ** 2 / 4096).sum(), 255) > 1e-6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_agrees_with_opendp(noise):
@@ -178,5 +247,7 @@ def test_agrees_with_opendp(noise):
 def test_meaningless_scales_are_refused(bad):
     with pytest.raises(PrivacyError):
         discrete_gaussian(bad, (1,))
+    with pytest.raises(PrivacyError):
+        boxed_gaussian(bad, (1,))
     with pytest.raises(PrivacyError):
         discrete_laplace(bad, (1,))
