@@ -24,7 +24,6 @@ from edgeveil.heap import keep_memory_private
 from edgeveil_tools import lifeline
 from edgeveil_tools.cli.commands import COMMANDS, GROUPS
 from edgeveil_tools.cli.common import CommandParser, CommandRow, Subparsers, add_row
-from edgeveil_tools.cli.successors import successor
 
 _ABOUT = "Private federated learning for edge boxes, over MQTT."
 _EXAMPLES = """\
@@ -139,9 +138,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"edgeveil {metadata.version('edgeveil')}")
         return 0
-    if old := successor(words):
-        print(f"edgeveil {old[0]} is now: {old[1]}", file=sys.stderr)
-        return UsageError.exit_code
     try:
         top = parser(words[0] if words else "")
         args = top.parse_args(words)
