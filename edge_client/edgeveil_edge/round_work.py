@@ -189,7 +189,7 @@ class RoundWork:
     def _follow(self, found: ComputedAnswer, job_id: bytes, round_: Round) -> None:
         """Adapt the time budget to the load on the box and to an overrun."""
         before = self._trial(job_id) or JobTrial()
-        slowdown = round(max(found.slowdown, (before.slowdown + 1) / 2), 1)
+        slowdown = round(max(found.slowdown, (7 * before.slowdown + 1) / 8), 1)
         trial = replace(before, slowdown=slowdown, overruns=before.overruns + found.late)
         longest = before.budget_s(round_) == round_.time_budget_s
         if found.late and longest and trial.overruns >= MOST_OVERRUNS:
