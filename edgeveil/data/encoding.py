@@ -493,9 +493,7 @@ def digest_rows(digests: bytes | bytearray) -> NDArray[np.float32]:
 
 
 def asked_pictures(
-    schema: DataSchema,
-    parts: NDArray[Any],
-    classes: Callable[[dict[str, int]], Iterable[int]],
+    schema: DataSchema, parts: NDArray[Any], classes: Callable[[dict[str, int]], Iterable[int]]
 ) -> NDArray[np.float32]:
     """Return what a `raw` schema asks of pictures (n, columns), as a table's values are.
 

@@ -47,10 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "features": [{"name": "identity"}],
         "train": {"method": "fm"},
         "privacy": {"epsilon": 8.0, "delta": 1e-5},
-        "encrypt": {
-            "laplace_eval": {"laplace_eval_eps": 230260.0},
-            "laplace_eval_sensitivity": 1,
-        },
+        "encrypt": {"laplace_eval": {"laplace_eval_eps": 230260.0}, "laplace_eval_sensitivity": 1},
         "unsupervised": {"every_rounds": 1},
     },
     "pso_dp_fl": {
@@ -73,12 +70,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": _MLP,
         "train": {"method": "sgd", "rounds": 300, **_BATCHES},
         "proxy": {"shuffle": "whole"},
-        "aggregation": {
-            "name": "secprobe",
-            "k": 50,
-            "sampling": "exponential",
-            "epsilon_3": 1.0,
-        },
+        "aggregation": {"name": "secprobe", "k": 50, "sampling": "exponential", "epsilon_3": 1.0},
     },
     "stc": {
         "model": _MLP,

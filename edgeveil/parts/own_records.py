@@ -116,7 +116,7 @@ def device_records(
 
 def halves(records: Records, split_key: bytes, share: float) -> tuple[Records, Records]:
     training, evaluation = split_once(records.places, share, split_key)
-    return records.at(training), records.at(evaluation)
+    return records.at(training) if len(evaluation) else records, records.at(evaluation)
 
 
 def at_most(

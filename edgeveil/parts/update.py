@@ -7,7 +7,7 @@ the weight of a device with `aggregation.weights: records`), that is one further
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -195,6 +195,9 @@ class Pipeline:
         )
 
 
+Given = tuple[Tensors, Records, RandomBytes]
+
+
 class UpdateDevice:
     def __init__(
         self, trainer: Trainer, context: MethodContext, server: Server | None = None
@@ -204,6 +207,7 @@ class UpdateDevice:
         self._form, self._broadcast = form_of(context, server), server.initial()
         self._network = network_of(context)
         self._stages = Pipeline(context)
+        self._ahead: dict[int, tuple[Task, Update]] = {}  # by the identity of `random_bytes`
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return self._stages.price(round, self._trainer.price(round))
@@ -220,31 +224,19 @@ class UpdateDevice:
         """Train, apply the stages and return the segments: the wire's dtype, or integers if summed.
 
         `kept/…` tensors are this device's own. Raises ProtocolError before any record is read."""
-        weights, clip_norm = self._checked(tensors), self._clip_norm(tensors)
-        extra = {n: required(tensors, n, a.shape, "float32") for n, a in self._broadcast.items()}
-        self._network.prepare()
-        kept: Memory = {
-            name.removeprefix(KEPT): np.asarray(array)
-            for name, array in tensors.items()
-            if name.startswith(KEPT)
-        }
-        memory = dict(kept)
-        network, context = self._network, self._context
-        valid = context.learned_from(records)
-        own = records.at(valid)
-        if context.mapped:
-            own = replace(own, x=np.asarray(context.features(own.x), np.float32))
-        weights |= self._personal(memory)
-        task = Task(round, network, weights, own, memory, random_bytes, processor, clip_norm, extra)
-        update = self._trainer.train(task, self._stages.start(task))
+        context, ahead = self._context, self._ahead.pop(id(random_bytes), None)
+        if ahead is None:
+            task = self._task(round, (tensors, records, random_bytes), processor)
+            ahead = task, self._trainer.train(task, self._stages.start(task))
+        task, update = ahead
         if without := diverged(update):
             update = {name: np.zeros_like(array) for name, array in update.items()}
-            memory.clear()
-            memory |= kept
+            task.memory.clear()
+            task.memory.update(_kept(tensors))
         for name in context.local:
-            memory[PERSONAL + name] = weights[name] + update.pop(name)
+            task.memory[PERSONAL + name] = task.weights[name] + update.pop(name)
         if context.weighted:
-            update = weighted(update, len(own) / context.nominal_records)
+            update = weighted(update, len(task.records) / context.nominal_records)
         values: NDArray[Any]
         if context.summed:
             values = self._stages.summed(task, update)
@@ -261,9 +253,36 @@ class UpdateDevice:
             segments[NOISE] = noise
         return Answer(segments, self.price(round), task.memory, without)
 
-    def _personal(self, memory: Memory) -> dict[str, NDArray[np.float32]]:
-        kept = ((name, memory.get(PERSONAL + name)) for name in self._context.local)
-        return {name: np.asarray(one, np.float32) for name, one in kept if one is not None}
+    @flushed_training()
+    def train_ahead(self, round: PlannedRound, given: Iterable[Given], processor: str) -> None:
+        """Train simulated devices together; `answer` with the same random bytes takes the update.
+
+        Only updates with the bits of training one by one are kept; raises as `answer` does."""
+        self._ahead, alike = {}, dict[int, list[Task]]()
+        for one in given if getattr(self._trainer, "stacks", False) else ():
+            task = self._task(round, one, processor)
+            alike.setdefault(len(task.records), []).append(task)
+        for tasks in alike.values():
+            found = self._trainer.together(tasks, self._stages.start)  # type: ignore[attr-defined]
+            both = zip(tasks, found, strict=False)
+            self._ahead |= {id(task.random_bytes): (task, update) for task, update in both}
+
+    def _task(self, round: PlannedRound, given: Given, processor: str) -> Task:
+        (tensors, records, random_bytes), context, network = given, self._context, self._network
+        weights = {
+            one.name: np.asarray(required(tensors, one.name, one.shape, "float32"), np.float32)
+            for one in network.weights
+        }
+        clip_norm = self._clip_norm(tensors)
+        extra = {n: required(tensors, n, a.shape, "float32") for n, a in self._broadcast.items()}
+        network.prepare()
+        valid, memory = context.learned_from(records), _kept(tensors)
+        own = records if valid.all() else records.at(valid)
+        if context.mapped:
+            own = replace(own, x=np.asarray(context.features(own.x), np.float32))
+        for name in context.local:
+            weights[name] = np.asarray(memory.get(PERSONAL + name, weights[name]), np.float32)
+        return Task(round, network, weights, own, memory, random_bytes, processor, clip_norm, extra)
 
     def _clip_norm(self, tensors: Tensors) -> float:
         if self._stages.last.clip is None:
@@ -273,11 +292,9 @@ class UpdateDevice:
             raise ProtocolError("bad_package", f"'{CLIP_NORM}' is out of bounds")
         return norm
 
-    def _checked(self, tensors: Tensors) -> dict[str, NDArray[np.float32]]:
-        return {
-            one.name: np.asarray(required(tensors, one.name, one.shape, "float32"), np.float32)
-            for one in self._network.weights
-        }
+
+def _kept(tensors: Tensors) -> Memory:
+    return {n.removeprefix(KEPT): np.asarray(a) for n, a in tensors.items() if n.startswith(KEPT)}
 
 
 def diverged(update: Update) -> str:
@@ -395,11 +412,7 @@ class UpdateCloud(CloudMethod):
         return new
 
     def _method(
-        self,
-        update: dict[str, Float64],
-        state: Tensors,
-        new: dict[str, Array],
-        uploads: int,
+        self, update: dict[str, Float64], state: Tensors, new: dict[str, Array], uploads: int
     ) -> dict[str, Float64]:
         extra = update.pop(EXTRA)
         if self.context.weighted:

@@ -26,16 +26,7 @@ from edgeveil.errors import CryptoError, PrivacyError
 from edgeveil.privacy.accountant import weakest
 from edgeveil.privacy.events import Event, UnprotectedEvent, event_from_dict, to_dict
 from edgeveil.privacy.guarantee import Guarantee
-from edgeveil.privacy.policy import (
-    INFER,
-    TRAIN,
-    JobRequest,
-    Limits,
-    Quote,
-    check_job,
-    price,
-    total,
-)
+from edgeveil.privacy.policy import INFER, TRAIN, JobRequest, Limits, Quote, check_job, price, total
 from edgeveil.storage import SqliteFile
 
 _TABLES = {
@@ -165,10 +156,7 @@ def next_refusal(account: Account, limits: Limits) -> PrivacyError | None:
 
 
 def spent(
-    account: Account,
-    job_id: str | None = None,
-    purpose: str = TRAIN,
-    delta: float | None = None,
+    account: Account, job_id: str | None = None, purpose: str = TRAIN, delta: float | None = None
 ) -> Guarantee:
     """Return the price of one job, or `total` at `delta` of all (None).
 

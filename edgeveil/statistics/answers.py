@@ -306,10 +306,7 @@ class _Answers:
             values, variances = [estimate.value[0], present], [estimate.variance, variance]
             mean, pm = delta(lambda v: v[0] / v[1], values, variances)
             value = middle + half * min(1.0, max(-1.0, mean))
-            yield {
-                **self._said("mean", one, value, half * pm),
-                "too_noisy": bool(pm > 0.5),
-            }
+            yield {**self._said("mean", one, value, half * pm), "too_noisy": bool(pm > 0.5)}
         if "deviation" in one.ask:
             squared, pm = delta(
                 _spread,

@@ -114,12 +114,7 @@ class AskedColumn(Block):
         if self.values is not None:
             values = self.values
             return Column(name=self.column, first_bytes=values.length, words=values.words)
-        return Column(
-            name=self.column,
-            number=self.number,
-            category=self.category,
-            part=self.part,
-        )
+        return Column(name=self.column, number=self.number, category=self.category, part=self.part)
 
 
 class Condition(NamedTuple):

@@ -167,10 +167,7 @@ class PcaResidualCloud(CloudMethod):
         values, vectors = np.linalg.eigh(covariance)
         root = np.sqrt(self._weights(np.maximum(values, 0.0), uploads))
         residual = (vectors * root) @ vectors.T
-        return {
-            CENTRE: state[CENTRE].astype(np.float32),
-            "residual": residual.astype(np.float32),
-        }
+        return {CENTRE: state[CENTRE].astype(np.float32), "residual": residual.astype(np.float32)}
 
     def _weights(self, values: NDArray[np.float64], uploads: int) -> NDArray[np.float64]:
         """Return the weight (d,) of each direction, in ascending order of variance."""

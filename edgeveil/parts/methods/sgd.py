@@ -11,7 +11,9 @@ nothing enforces it. The stage `gradient_gaussian` is the sound alternative."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,9 +23,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from edgeveil.errors import PrivacyError
-from edgeveil.parts.method_context import MethodContext
+from edgeveil.parts.method_context import MethodContext, network_of
 from edgeveil.parts.methods.local_steps import chosen_processor
 from edgeveil.parts.methods.optimizers import LocalTraining, Steps, local_refusals
+from edgeveil.parts.models.layers import Dense, Flatten, Relu, value_count
+from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import omittable, only_for, some_names
 from edgeveil.parts.round import PlannedRound
 from edgeveil.parts.stage import Task, Update
@@ -35,6 +39,8 @@ from edgeveil.privacy.sampler import LARGEST_SCALE, RandomBytes, discrete_gaussi
 
 if TYPE_CHECKING:
     import torch
+
+LARGEST_STACKED = 1 << 17  # weights of a model whose steps are faster in a stack
 
 
 class SgdParameters(LocalTraining):
@@ -88,16 +94,17 @@ class SgdParameters(LocalTraining):
 class LocalEpochs:
     """A device's records of one round, and passes over them.
 
-    `loss` is the mean loss of a batch; `count` the number of records."""
+    Of several `tasks`, with equally many records each (`count`) and the same broadcast weights,
+    `leaves` and results have a leading axis."""
 
-    def __init__(self, parameters: SgdParameters, task: Task) -> None:
+    def __init__(self, parameters: SgdParameters, *tasks: Task) -> None:
         import torch
 
-        self._parameters, self._task = parameters, task
+        self._parameters, self._tasks, task = parameters, tasks, tasks[0]
         self.processor = chosen_processor(task.processor)
-        self._x = torch.as_tensor(task.records.x).to(self.processor)
-        self._y = torch.as_tensor(task.records.y).to(self.processor)
-        self._loss, self.count = parameters.loss_of(task.network), len(self._y)
+        self._x = [torch.as_tensor(one.records.x).to(self.processor) for one in tasks]
+        self._y = [torch.as_tensor(one.records.y).to(self.processor) for one in tasks]
+        self._loss, self.count = parameters.loss_of(task.network), len(task.records)
         self.anchor = self.fixed(task.weights)
 
     def fixed(self, values: Mapping[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:
@@ -108,7 +115,7 @@ class LocalEpochs:
     def leaves(self, values: Mapping[str, NDArray[np.float32]]) -> dict[str, torch.Tensor]:
         import torch
 
-        still = self._task.network.statistics
+        still = self._tasks[0].network.statistics
         return {
             name: torch.tensor(array, device=self.processor, requires_grad=name not in still)
             for name, array in values.items()
@@ -132,14 +139,19 @@ class LocalEpochs:
         named = weights if trained is None else trained
         moved = {name: weights[name] for name in named if weights[name].requires_grad}
         shifts = [shift[name] for name in moved] if shift else ()
-        rate = p.rate(self._task.round)
+        rate, random_bytes = p.rate(self._tasks[0].round), self._tasks[0].random_bytes
         steps = Steps(list(moved.values()), rate, p.momentum, p.optimizer, p.gradient_clip)
         for _ in range(epochs if moved else 0):
-            for batch in batches(self.count, p.batch_size, self._task.random_bytes):
-                chosen = torch.as_tensor(batch).to(self.processor)
-                loss = self._loss(
-                    weights, self._x[chosen], self._y[chosen], self._task.random_bytes
+            drawn = (batches(self.count, p.batch_size, one.random_bytes) for one in self._tasks)
+            for batch in zip(*drawn, strict=True):
+                chosen = [torch.as_tensor(one).to(self.processor) for one in batch]
+                x, y = (
+                    torch.cat([one.index_select(0, at) for one, at in zip(of, chosen, strict=True)])
+                    for of in (self._x, self._y)
                 )
+                loss = self._loss(weights, x, y, random_bytes)
+                if len(batch) > 1:  # the sum of the devices' mean losses
+                    loss = loss * len(batch)
                 if pull:
                     away = (((w - self.anchor[name]) ** 2).sum() for name, w in moved.items())
                     loss = loss + pull / 2 * sum(away)
@@ -157,17 +169,51 @@ class LocalEpochs:
 class Sgd:
     def __init__(self, parameters: SgdParameters, context: MethodContext) -> None:
         self.parameters, self.context = parameters, context
+        self._alike: dict[tuple[int, int], bool] = {}  # by numbers of tasks and records
 
     def price(self, round: PlannedRound) -> tuple[Event, ...]:
         return (UnprotectedEvent(what="update without noise", unit="record"),)
 
     def train(self, task: Task, start: Mapping[str, NDArray[np.float32]]) -> Update:
         """Return weights after the local epochs, minus the global ones. Needs torch."""
+        return self._trained(start, task)
+
+    def _trained(self, start: Mapping[str, NDArray[np.float32]], *tasks: Task) -> Update:
         p = self.parameters
-        local = LocalEpochs(p, task)
+        local = LocalEpochs(p, *tasks)
         weights = local.leaves(start)
         local.run(weights, p.local_epochs, pull=p.mu if p.method == "fedprox" else 0.0)
         return local.change(weights)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether `together` may be called: steps are alike whatever a device's records."""
+        p, network = self.parameters, network_of(self.context)
+        known = all(isinstance(layer, Flatten | Dense | Relu) for _, layer in network.layers)
+        plain = type(self) is Sgd and type(network) is Network and not self.context.local
+        small = value_count(network.weights) <= LARGEST_STACKED
+        return known and plain and small and p.loss is None and p.gradient_clip is None
+
+    def together(self, tasks: Sequence[Task], start: Callable[[Task], Update]) -> list[Update]:
+        """Return what `train` returns for each task, by one stack; [] if its bits would differ.
+
+        The order in which a library adds up follows from shapes: the first stack of each shape is
+        compared with training one by one."""
+        shape = len(tasks), len(tasks[0].records)
+        if len(tasks) < 2 or self._alike.get(shape) is False:
+            return []
+        starts, again = list(map(start, tasks)), deepcopy([one.random_bytes for one in tasks])
+        stack = {name: np.stack([one[name] for one in starts]) for name in starts[0]}
+        stack = self._trained(stack, *tasks)
+        found = [{name: of[at] for name, of in stack.items()} for at in range(len(tasks))]
+        if shape in self._alike:
+            return found
+        afresh = (replace(one, random_bytes=own) for one, own in zip(tasks, again, strict=True))
+        alone = [self.train(*pair) for pair in zip(afresh, starts, strict=True)]
+        both = zip(found, alone, strict=True)
+        same = (one[name].tobytes() == other[name].tobytes() for one, other in both for name in one)
+        self._alike[shape] = all(same)
+        return alone
 
 
 def batches(count: int, size: int, random_bytes: RandomBytes) -> Iterator[NDArray[np.int64]]:

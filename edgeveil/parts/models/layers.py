@@ -92,7 +92,11 @@ class Dense(Layer):
     def apply(self, weights: Tensors, name: str, x: Tensor) -> Tensor:
         import torch
 
-        return torch.addmm(weights[f"{name}.bias"], x, weights[f"{name}.weight"])
+        bias, weight = weights[f"{name}.bias"], weights[f"{name}.weight"]
+        if weight.ndim == 2:
+            return torch.addmm(bias, x, weight)
+        each = x.reshape(len(weight), -1, x.shape[1])  # several models with equal parts of x
+        return torch.baddbmm(bias.unsqueeze(1), each, weight).flatten(0, 1)
 
     def nodes(self, graph: NodeList, name: str, x: str, given: Shape) -> str:
         return graph.add("Gemm", x, f"{name}.weight", f"{name}.bias")

@@ -33,13 +33,7 @@ from edgeveil.data.records import (
     whole_labels,
 )
 from edgeveil.data.schema import DataSchema
-from edgeveil.data.table_form import (
-    bounded_lines,
-    number_in,
-    number_reader,
-    open_text,
-    text_rows,
-)
+from edgeveil.data.table_form import bounded_lines, number_in, number_reader, open_text, text_rows
 from edgeveil.errors import DataError, RecordsError
 from edgeveil.parts.sources.source import Origin, SourcePart, require_library
 from edgeveil.registry import nearest

@@ -44,13 +44,7 @@ from edgeveil_tools.simulation.workers import (
     one_thread,
 )
 from edgeveil_tools.site.brokers import BrokerProcess, choose_engine, free_ports
-from edgeveil_tools.site.provision import (
-    Ports,
-    Site,
-    SiteSpec,
-    broker_processes,
-    provision,
-)
+from edgeveil_tools.site.provision import Ports, Site, SiteSpec, broker_processes, provision
 
 START_S = 60.0
 START_PER_DEVICE_S = 0.5

@@ -17,13 +17,7 @@ from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import Job
 from edgeveil.parts.features import OnnxParameters
 from edgeveil.parts.sources import SOURCES
-from edgeveil.parts.sources.memory import (
-    Arrays,
-    Frame,
-    holders_of,
-    opened,
-    read_opened,
-)
+from edgeveil.parts.sources.memory import Arrays, Frame, holders_of, opened, read_opened
 from edgeveil.registry import nearest
 from edgeveil_tools.backbone.command import ensure_for_jobs
 from edgeveil_tools.local.data import dealt_classes, source, source_of

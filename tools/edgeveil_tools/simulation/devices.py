@@ -6,6 +6,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -15,19 +16,20 @@ import numpy as np
 from edgeveil.config.edge import EdgeSite
 from edgeveil.data.records import Records
 from edgeveil.data.schema import DataSchema
-from edgeveil.errors import DataError, PrivacyError, UsageError
+from edgeveil.errors import DataError, EdgeVeilError, PrivacyError, UsageError
 from edgeveil.jobs import compile_canonical
 from edgeveil.jobs.artifacts import carried_digests
 from edgeveil.jobs.round_context import RoundContext
 from edgeveil.parts.aggregation.mean import ExactSum, Grids, largest
 from edgeveil.parts.features import match_artifacts
 from edgeveil.parts.own_records import dealt_records, halves, origin_of
-from edgeveil.parts.round import Array, Tensors
-from edgeveil.privacy.events import Event
+from edgeveil.parts.round import TRAIN, Array, Tensors
+from edgeveil.parts.update import UpdateDevice
 from edgeveil.privacy.policy import check_job
 from edgeveil.privacy.sampler import SeededRandom
 from edgeveil.protocol.sealed import RoundPackage
-from edgeveil.protocol.tensors import pack_tensors
+from edgeveil.protocol.tensors import pack_tensors, unpack_tensors
+from edgeveil.subnormals import flushed
 from edgeveil.testing import SimulationSeeds, device_sites
 from edgeveil_cloud.open_segments import norm
 from edgeveil_edge.compute import Computation, Computer, LoadRecords, SharedSession, TaughtJob
@@ -102,7 +104,9 @@ class SimulatedDevices:
         self._refused = lru_cache(maxsize=64)(self._refused_of)  # all devices of a role are alike
         name, request = self._plan.job.job, self._plan.request
         self._requests = {r: request(name, trains=r == "train") for r in self._sites}
-        self._price = lru_cache(maxsize=1024)(self._price_of)
+        self._price = lru_cache(maxsize=1024)(
+            lambda role, round: RoundContext.of(self._plan, round).price(trains=role == "train")
+        )
 
     def begin(self, round: int, package: RoundPackage, selected: int) -> None:
         """Begin a round with `selected` devices, and discard the one before."""
@@ -110,7 +114,24 @@ class SimulatedDevices:
         self._round = RoundContext.of(self._plan, round), package, selected
 
     def answer(self, numbers: Sequence[int]) -> list[DeviceAnswer]:
-        return [self._answer(number) for number in numbers]
+        refused = {number: self._refusal(self._device(number)) for number in numbers}
+        self._train_ahead([self._device(number) for number in numbers if not refused[number]])
+        return [self._answer(number, refused[number]) for number in numbers]
+
+    def _train_ahead(self, devices: Sequence[_Device]) -> None:
+        (context, package, _), plan = self._round, self._plan.device
+        if context.round.phase != TRAIN or not isinstance(plan, UpdateDevice):
+            return
+        alike = [one for one in devices if one.role == "train" and one.job is self._job]
+        with suppress(EdgeVeilError), flushed():  # each device's own answer shows an error
+            records = (one.computer.halves(self._plan)[0][0] for one in alike)
+            tensors = unpack_tensors(package.tensors)
+            own = ({**tensors, **self._own(one, context)} for one in alike)
+            given = zip(own, records, (one.noise for one in alike), strict=True)
+            plan.train_ahead(context.round, given, self._sites["train"].device)
+
+    def _own(self, device: _Device, context: RoundContext) -> dict[str, Array]:
+        return {**own_answers(context, device.released.get), **kept_tensors(device.kept)}
 
     def arrays(self, group: int, numbers: Sequence[int]) -> list[Array]:
         return list(self._shelf.all(group, numbers))
@@ -120,14 +141,15 @@ class SimulatedDevices:
         size = self._round[0].segments[group].count
         return ExactSum(size, grids).add(self._shelf.all(group, numbers))
 
-    def _answer(self, number: int) -> DeviceAnswer:
-        context, package, selected = self._round
+    def _answer(self, number: int, refused: EdgeVeilError | None) -> DeviceAnswer:
+        context, package, _ = self._round
         device = self._device(number)
         index = context.round.index
         try:
-            self._consent(device, context, selected)
+            if refused is not None:
+                raise refused
             trains = device.role == "train"
-            own = {**own_answers(context, device.released.get), **kept_tensors(device.kept)}
+            own = self._own(device, context)
             asked = context.round, package, own if trains else {}, trains, device.noise
             found = device.computer.answer(Computation(device.job, *asked))
             check_price(context.price(trains=trains), found.parts)
@@ -174,18 +196,18 @@ class SimulatedDevices:
             self._devices[number] = _Device(role, job, self._seeds.noise(number), computer)
         return self._devices[number]
 
-    def _consent(self, device: _Device, context: RoundContext, selected: int) -> None:
-        """Raise UsageError or PrivacyError if the device declines this round."""
-        site = self._sites[device.role]
+    def _refusal(self, device: _Device) -> EdgeVeilError | None:
+        """Return why the device declines this round, or None."""
+        (context, _, selected), site = self._round, self._sites[device.role]
         why = nothing_to_give(site, context) or too_large(site, context.plan.upload_bytes)
-        if why:
-            raise UsageError(why)
-        refused = self._refused(device.role, selected)
-        if refused is not None:
-            raise refused
+        if why or (refused := self._refused(device.role, selected)):
+            return UsageError(why) if why else refused
         spent = [event for index in device.answered for event in self._price(device.role, index)]
-        new = self._price(device.role, context.round.index)
-        self._requests[device.role].admit(spent, new)
+        try:
+            self._requests[device.role].admit(spent, self._price(device.role, context.round.index))
+        except PrivacyError as error:
+            return error
+        return None
 
     def _refused_of(self, role: Role, selected: int) -> PrivacyError | None:
         site = self._sites[role]
@@ -195,9 +217,6 @@ class SimulatedDevices:
         except PrivacyError as error:
             return error
         return None
-
-    def _price_of(self, role: Role, round: int) -> tuple[Event, ...]:
-        return RoundContext.of(self._plan, round).price(trains=role == "train")
 
 
 class _Shelf:

@@ -131,13 +131,7 @@ def test_all_exchanges_together_cost_what_the_job_says(unit, rounds):
 def played(parameters, rows, devices=10, seed=0, noisy=True, **changes):
     """Answers of a fleet that deals the rows; `noisy` False: of the exact sums."""
     s = context(
-        **{
-            "epsilon": 1.0,
-            "delta": 1e-6,
-            "nominal_records": 100_000,
-            "honest": devices,
-            **changes,
-        }
+        **{"epsilon": 1.0, "delta": 1e-6, "nominal_records": 100_000, "honest": devices, **changes}
     )
     method = METHODS["statistics"]
     device, cloud = method.device(parameters, s), method.cloud(parameters, s)

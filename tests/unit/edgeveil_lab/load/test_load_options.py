@@ -12,13 +12,7 @@ from edgeveil.config.site_files import kind_of
 from edgeveil.errors import ConfigError, UsageError
 from edgeveil.jobs import parse_job
 from edgeveil_lab.load.command import check_files
-from edgeveil_lab.load.scenario import (
-    LoadOptions,
-    add_arguments,
-    chosen,
-    job_yaml,
-    resolve,
-)
+from edgeveil_lab.load.scenario import LoadOptions, add_arguments, chosen, job_yaml, resolve
 from edgeveil_tools.checks import load
 from edgeveil_tools.cli import main
 

@@ -13,13 +13,7 @@ from edgeveil.data.records import Records
 from edgeveil.data.target import LABELS
 from edgeveil.parts.features import PcaParameters
 from edgeveil.parts.methods.fm import FmCloud, FmDevice
-from edgeveil.parts.methods.fm_sums import (
-    QUADRATIC,
-    FmParameters,
-    head_shape,
-    symmetric,
-    wishart,
-)
+from edgeveil.parts.methods.fm_sums import QUADRATIC, FmParameters, head_shape, symmetric, wishart
 from edgeveil.parts.round import TRAIN
 from edgeveil.privacy.accountant import epsilon, total_mu
 from edgeveil.privacy.events import ClaimedEvent, GaussianEvent, LaplaceEvent

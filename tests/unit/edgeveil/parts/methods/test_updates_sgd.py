@@ -10,6 +10,10 @@ from edgeveil.data.records import Records
 from edgeveil.errors import ProtocolError
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.sgd import Steps
+from edgeveil.parts.models import build_network
+from edgeveil.parts.models.mlp import NetworkParameters
+from edgeveil.parts.models.network import Network
+from edgeveil.parts.round import KEPT, TRAIN, PlannedRound
 from edgeveil.parts.stage import CLIP_NORM, USUAL_GRID, WITHIN, AdaptiveClip, FixedPoint
 from edgeveil.parts.stages.noise import GradientGaussian, GradientGaussianParameters
 from edgeveil.parts.update import Pipeline, UpdateCloud
@@ -218,3 +222,66 @@ def test_a_package_with_no_norm_that_can_be_is_refused(norm):
     tensors = ZERO if norm is None else ZERO | {CLIP_NORM: norm}
     with pytest.raises(ProtocolError, match=CLIP_NORM):
         answer("sgd", context=ADAPTIVE, weights=tensors)
+
+
+HIDDEN = build_network(NetworkParameters(hidden=(32,)), (8, 8), 10)
+OF_DIGITS = replace(CONTEXT, network=HIDDEN, classes=10, input_shape=(8, 8))
+
+
+TOGETHER = {
+    "sgd": ({}, {}),
+    "momentum": ({"momentum": 0.9, "local_epochs": 2}, {}),
+    "adam": ({"optimizer": {"name": "adamw", "weight_decay": 0.01}}, {}),
+    "fedprox": ({"mu": 0.5}, {}),
+    "weighed": ({"label_smoothing": 0.1, "class_weights": [1, 5] * 5}, {"summed": 12}),
+}
+ALONE = {  # else the first stack would stand for later ones that differ by device
+    "clipped": ({"gradient_clip": 3.0}, {}),
+    "fedbn": ({"local": ["output.*"]}, {"local": ("output.weight", "output.bias")}),
+    "output_perturbation": ({}, {}),
+}
+
+
+def played(name, ahead, seen=()):
+    """All bytes of twelve devices in three rounds, and the sizes of passes through the network."""
+    (options, more), start = (TOGETHER | ALONE)[name], len(seen)
+    method, chance = METHODS.get(name) or METHODS["sgd"], np.random.default_rng(5)
+    made = method.made(batch_size=16, rounds=3, learning_rate=0.3, **options)
+    device = method.device(made, replace(OF_DIGITS, **more))
+    x = [chance.normal(size=(n, 8, 8)).astype(np.float32) for n in [40] * 8 + [33, 7, 0, 41]]
+    x[-1][3, 0, 0] = np.nan  # so that 40 are left
+    records = [Records(one, chance.integers(0, 10, len(one))) for one in x]
+    noise, kept, found = [SeededRandom(k) for k in range(12)], [{}] * 12, []
+    for number in (1, 2, 3):
+        weights = {name: number * array for name, array in HIDDEN.initial().items()}
+        own = [weights | {KEPT + name: array for name, array in one.items()} for one in kept]
+        asked = list(zip(own, records, noise, strict=True))
+        if ahead:
+            device.train_ahead(PlannedRound(number, TRAIN, number), asked, "cpu")
+        answers = [device.answer(PlannedRound(number, TRAIN, number), *a, "cpu") for a in asked]
+        kept = [one.kept for one in answers]
+        found += [a.tobytes() for o in answers for a in (*o.segments.values(), *o.kept.values())]
+    return found, seen[start:]
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    seen, plain = [], Network.logits
+    monkeypatch.setattr(Network, "logits", lambda *a: (seen.append(len(a[2])), plain(*a))[1])
+    return seen
+
+
+@pytest.mark.parametrize("name", [*TOGETHER, *ALONE])
+def test_devices_that_train_together_send_the_bits_of_each_alone(name, passes):
+    alone, one_by_one = played(name, ahead=False, seen=passes)
+    found, sizes = played(name, ahead=True, seen=passes)
+    assert found == alone and len(set(alone)) > 100 and max(one_by_one) == 16
+    assert (max(sizes) == 9 * 16) == (name in TOGETHER)
+
+
+def test_a_library_that_adds_a_stack_up_in_another_order_trains_one_by_one(monkeypatch, passes):
+    (alone, _), plain = played("sgd", ahead=False), torch.baddbmm
+    monkeypatch.setattr(torch, "baddbmm", lambda *given: plain(*given) * (1 + 2**-23))
+    found, sizes = played("sgd", ahead=True, seen=passes)
+    assert found == alone
+    assert sum(size > 16 for size in sizes) == 3  # one epoch of the first stack
