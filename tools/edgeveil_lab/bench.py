@@ -54,7 +54,7 @@ LOAD = (
 )
 
 
-class Row(NamedTuple):
+class _Row(NamedTuple):
     """`ours` returns values by figure; `peer` that of the first, None where it is not installed."""
 
     what: str
@@ -201,33 +201,33 @@ def uploads() -> dict[str, float]:
     return {"CPU ms an upload": sum(cost), "of a bare relay's uploads/s": found["raw_ratio"]}
 
 
-def rows(data: Path | None) -> dict[str, Row]:
+def rows(data: Path | None) -> dict[str, _Row]:
     found = {
-        "start": Row("processor time to the first job", "0.5 s; 0.3 s", first_job, flower_import),
-        "round": Row(
+        "start": _Row("processor time to the first job", "0.5 s; 0.3 s", first_job, flower_import),
+        "round": _Row(
             "digits perceptron, 10 devices", "0.5 s; 8 s; 25; 1,536", partial(round_of, 128, [64])
         ),
-        "large": Row("16 MiB, 10 devices", "3.1 s", partial(round_of, 64, [2048, 1984])),
-        "perceptron-step": Row(
+        "large": _Row("16 MiB, 10 devices", "3.1 s", partial(round_of, 64, [2048, 1984])),
+        "perceptron-step": _Row(
             "`dp_sgd`, 101,770 weights",
             "0.7 of Opacus",
             partial(step_of, PERCEPTRON),
             partial(opacus_step, False),
         ),
-        "cnn-step": Row(
+        "cnn-step": _Row(
             "`dp_sgd`, small CNN",
             "0.8 of Opacus",
             partial(step_of, CNN),
             partial(opacus_step, True),
         ),
-        "uploads": Row("2,000 uploads of 64 KiB", "1.1 ms; 0.40", uploads),
+        "uploads": _Row("2,000 uploads of 64 KiB", "1.1 ms; 0.40", uploads),
     }
     if data is not None:
-        found["simulation"] = Row("FedAvg simulated, 100 × 600", "1.4 s", partial(simulated, data))
+        found["simulation"] = _Row("FedAvg simulated, 100 × 600", "1.4 s", partial(simulated, data))
     return found
 
 
-def measured(row: Row, repeats: int) -> dict[str, Any]:
+def measured(row: _Row, repeats: int) -> dict[str, Any]:
     ours, peers = [], []
     for _ in range(repeats):  # in turn, so that both meet the same machine
         ours.append(row.ours())
