@@ -300,8 +300,7 @@ MUTANTS = {
     ),
     "persons-gradients-bounded-by-record": Mutant(
         "edgeveil.parts.methods.dp_sgd:NoisedSums._by_unit",
-        "clip_sum(own << NOISE_BITS - RECORD_BITS, 1 << NOISE_BITS)"
-        " -> own << NOISE_BITS - RECORD_BITS",
+        "clip_sum(own, 1 << NOISE_BITS) -> own",
         "tests/unit/edgeveil/parts/methods/test_units.py::test_a_person_and_a_record_of_one_move_the_gradients_no_further_than_a_record",
         of=("dp_sgd",),
     ),
@@ -323,7 +322,7 @@ MUTANTS = {
     ),
     "gradients-against-a-quarter-of-the-noise": Mutant(
         "edgeveil.parts.methods.dp_sgd:NoisedSums.sampled",
-        "NOISE_BITS - RECORD_BITS -> NOISE_BITS - RECORD_BITS + 2",
+        "self.total(rows, chosen, norm) -> self.total(rows, chosen, norm) << 2",
         "tests/unit/edgeveil/parts/methods/test_updates_dp_sgd.py::test_a_step_is_the_sum_over_the_public_batch_and_only_that",
         of=("dp_sgd", "pso_dp_sgd"),
     ),
@@ -426,9 +425,14 @@ MUTANTS = {
         "np.where(within[:, None], factors, 0) -> quantise(residual, 2.0)",
         "tests/unit/edgeveil/parts/methods/test_fm_options.py::test_one_record_changes_no_sum_by_more_than_its_event_says",
     ),
+    "gradient-factors-not-clipped": Mutant(
+        "edgeveil.parts.methods.dp_sgd:_squared_norms",
+        "left * right / left_unit**2 -> 0.0 * left",
+        "tests/unit/edgeveil/parts/methods/test_updates_dp_sgd.py::test_no_product_of_factors_is_longer_than_the_clip_whatever_their_size_and_scale",
+    ),
     "gradient-rows-not-clipped": Mutant(
         "edgeveil.parts.methods.dp_sgd:to_steps",
-        "part.masked_fill_(~kept.to(part.device)[:, None], 0.0) -> part * 4",
+        "one.masked_fill_(~kept.to(one.device)[:, None], 0.0) -> one.mul_(4.0)",
         "tests/unit/edgeveil/parts/methods/test_updates_dp_sgd.py::test_a_gradient_that_is_no_number_counts_nothing_and_harms_nobody",
     ),
     # --- Poisson sampling ---

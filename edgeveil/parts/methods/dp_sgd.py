@@ -7,14 +7,16 @@ Noise and sums are discrete. The upload is computed from noised sums only.
 Noise hides a record only if the rest of the sum stays identical to the last bit. So gradients are
 computed in blocks of one fixed shape, each record at a place drawn by its own random bits, the
 other places zero; and each gradient is scaled to norm C and rounded toward zero to steps of C·2⁻¹⁶,
-so that sums are exact (`docs/privacy.md`, "Gradients of records")."""
+so that sums are exact. Of a dense layer's, an outer product (Goodfellow 2015), both factors are
+rounded, so that a sum is a product of integers (`docs/privacy.md`, "Gradients of records")."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,8 @@ from edgeveil.parts.methods.optimizers import (
     Steps,
     local_refusals,
 )
+from edgeveil.parts.models import layers
+from edgeveil.parts.models.layers import Conv, Dense
 from edgeveil.parts.models.network import Network
 from edgeveil.parts.part import only_for, some_names
 from edgeveil.parts.round import PlannedRound
@@ -48,17 +52,20 @@ from edgeveil.privacy.sampler import RandomBytes
 if TYPE_CHECKING:
     import torch
 
-    Parts = list[torch.Tensor]
+    from edgeveil.parts.models.layers import Layer, Tensors
+
+    Part = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+    Parts = Sequence[Part]
     Rows = Callable[[torch.Tensor, torch.Tensor], Parts]
-    Losses = Callable[[Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
-    Gradients = Callable[
-        [Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]
-    ]
+    Losses = Callable[[Tensors, torch.Tensor, torch.Tensor], torch.Tensor]
+    Gradients = Callable[[Tensors, torch.Tensor, torch.Tensor], Tensors]
 
 
 Int64 = NDArray[np.int64]
 
+NOISE_BITS = 30  # noise and sums in steps of 2^-30 of the clip norm, far finer than the noise
 RECORD_BITS = 16  # gradients in steps of 2^-16 of the clip norm; block sums stay below 2^24
+LEFT_BITS = NOISE_BITS - RECORD_BITS  # left factors in steps of 2^-14 of their norm
 PLACES = {"cpu": 16}  # records per block, a power of two; elsewhere 128
 CHUNK = 1024  # a float32 sum of this many squares has a relative error below 2^-13
 AIM, LIMIT = 1 - 2.0**-12, 1 - 2.0**-13  # target of the norm; limit of its square
@@ -81,27 +88,102 @@ def record_losses(network: Network, parameters: LocalTraining | None = None) -> 
 def _alone(network: Network, parameters: LocalTraining | None) -> Losses:
     mean_loss = network.loss if parameters is None else parameters.loss_of(network)
 
-    def loss(weights: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(weights: Tensors, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return mean_loss(weights, x[None], y[None])
 
     return loss
 
 
-def to_steps(rows: list[torch.Tensor], there: torch.Tensor, clip_norm: float) -> list[torch.Tensor]:
-    """Return clipped rows of float32 parts (n, …) in whole steps; 0 if absent or not finite."""
+# Layers without weights, after which no record's value depends on another's.
+PLAIN = (layers.Flatten, layers.HardSwish, layers.MaxPool, layers.Picture, layers.Relu, layers.Tanh)
+
+
+def gradient_rows(network: Network, parameters: LocalTraining | None, weights: Tensors) -> Rows:
+    """Return a function to n records' gradients under `weights`, in their order.
+
+    Parts are (n, values), or factors (n, in + 1), (n, out) of a dense layer's weight and bias. By
+    `vmap` where layers or the loss might mix records, or have weights in another way."""
+    import torch
+    from torch.nn.functional import pad, unfold
+
+    passed: list[tuple[Conv | Dense, torch.Tensor, torch.Tensor]] = []
+
+    def logits(_: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+        for name, layer in network.layers:
+            given, x = x.detach(), layer.apply(weights, name, x)
+            if isinstance(layer, Conv | Dense):
+                passed.append((layer, given, x.requires_grad_()))
+        return x
+
+    def by_layer(x: torch.Tensor, y: torch.Tensor) -> Parts:
+        passed.clear()
+        loss = mean_loss(weights, x, y) * len(x)
+        outer = torch.autograd.grad(loss, [output for *_, output in passed])
+        found: list[Part] = []
+        for (layer, given, _), own in zip(passed, outer, strict=True):
+            if isinstance(layer, Dense):
+                found.append((pad(given, (0, 1), value=1.0), own))
+                continue
+            w = layer.window
+            patches = unfold(given, w.kernel, w.dilation, w.padding, w.stride)
+            found.append((own.flatten(2) @ patches.transpose(1, 2)).flatten(1))
+            found += [own.sum((2, 3))] if layer.bias else []
+        return found
+
+    def whole(x: torch.Tensor, y: torch.Tensor) -> Parts:
+        found = gradients(weights, x, y)
+        return [found[name].flatten(1) for name in weights]
+
+    noted = replace(network, layers=(("", cast("Layer", SimpleNamespace(apply=logits))),))
+    mean_loss = noted.loss if parameters is None else parameters.loss_of(noted)
+    gradients = record_gradients(network, parameters)
+    known = type(network) is Network and (parameters is None or parameters.loss is None)
+    known &= all(one.device.type != "mps" for one in weights.values())  # without float64
+    for _, layer in network.layers:
+        known &= type(layer) in (Conv, Dense, *PLAIN) and not getattr(layer, "depthwise", False)
+    return by_layer if known else whole
+
+
+def to_steps(rows: Parts, there: torch.Tensor, clip_norm: float) -> Parts:
+    """Return clipped float32 parts (n, …) in whole steps; 0 if absent or not finite.
+
+    Steps are 2⁻¹⁶ of `clip_norm`; of an outer product 2⁻³⁰."""
     norms = _squared_norms(rows).sqrt().clamp(min=clip_norm)
-    scale = (AIM * 2.0**RECORD_BITS / norms * there.to(norms.device)).float()[:, None]
-    # Round toward zero; torch's `trunc` is not vectorised, 20 times slower on a CPU.
-    whole = [part.abs().mul_(scale.to(part.device)).floor_().copysign_(part) for part in rows]
-    kept = _squared_norms(whole) <= LIMIT * 4.0**RECORD_BITS  # False for NaN
+    scale = AIM * 2.0**RECORD_BITS / norms * there.to(norms.device)
+    whole: list[Part] = []
+    for part in rows:
+        if isinstance(part, tuple):
+            length = part[0].double().square().sum(1).sqrt()
+            left = _scaled(part[0], 2.0**LEFT_BITS / length)
+            whole.append((left, _scaled(part[1], scale * length)))
+        else:
+            whole.append(_scaled(part, scale))
+    kept = _squared_norms(whole, 2.0**LEFT_BITS) <= LIMIT * 4.0**RECORD_BITS  # False for NaN
     if not bool(kept.all()):
-        whole = [part.masked_fill_(~kept.to(part.device)[:, None], 0.0) for part in whole]
+        for one in (one for part in whole for one in (part if isinstance(part, tuple) else [part])):
+            one.masked_fill_(~kept.to(one.device)[:, None], 0.0)
     return whole
 
 
-def in_places(
-    chosen: Int64, places: int, empty: int, random_bytes: RandomBytes
-) -> NDArray[np.int64]:
+def _scaled(part: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (part * scale.float()[:, None].to(part.device)).trunc_()
+
+
+def _exact_sum(parts: Parts, own: slice | torch.Tensor) -> Int64:
+    """Return the sum (values,) of the `own` of whole parts in steps of 2⁻³⁰."""
+    import torch
+
+    found = []
+    for part in parts:
+        if isinstance(part, tuple):
+            left, right = (one[own].double() for one in part)
+            found.append((left.T @ right).long().flatten().cpu())
+        else:
+            found.append(part[own].sum(0).cpu().long() << LEFT_BITS)
+    return np.asarray(torch.cat(found).numpy())
+
+
+def in_places(chosen: Int64, places: int, empty: int, random_bytes: RandomBytes) -> Int64:
     """Return blocks (k >= 1, places) of chosen records at uniform places, the others `empty`."""
     drawn = np.frombuffer(random_bytes(len(chosen)), np.uint8).astype(np.int64) % places
     order = np.argsort(drawn, kind="stable")
@@ -112,12 +194,18 @@ def in_places(
     return blocks
 
 
-def _squared_norms(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Return squared L2 norms (n,), float64, with a relative error below 2⁻¹³: sums of chunks."""
+def _squared_norms(rows: Parts, left_unit: float = 1.0) -> torch.Tensor:
+    """Return squared L2 norms (n,), float64, with a relative error below 2⁻¹³: sums of chunks.
+
+    Left factors are in steps of 1/`left_unit`."""
     import torch
 
     parts = []
     for part in rows:
+        if isinstance(part, tuple):
+            left, right = (one.double().square().sum(1) for one in part)
+            parts.append(left * right / left_unit**2)
+            continue
         even = part.shape[1] // CHUNK * CHUNK
         for piece in (part[:, :even].reshape(len(part), -1, CHUNK), part[:, None, even:]):
             norms = torch.linalg.vector_norm(piece, dim=2)
@@ -130,7 +218,6 @@ def _squared_norms(rows: list[torch.Tensor]) -> torch.Tensor:
 # Noised local steps, shared with other methods: each draws one noised sum of vectors of bounded
 # norm over a fresh Poisson sample of the device's records.
 
-NOISE_BITS = 30  # noise and sums in steps of 2^-30 of the clip norm, far finer than the noise
 MARGIN_STEPS = 1 << 14  # a record's norm stays below 2^30 steps by more, as LIMIT makes it
 UNIT_VALUES = 1 << 23  # of the sums of several units in memory
 
@@ -178,16 +265,6 @@ def noised_steps(
     return calibrated(one, times, context.epsilon, context.delta)
 
 
-def gradient_rows(gradients: Gradients, weights: Mapping[str, torch.Tensor]) -> Rows:
-    """Return a function to n records' gradients under `weights`, one (n, values) for each."""
-
-    def rows(x: torch.Tensor, y: torch.Tensor) -> Parts:
-        found = gradients(weights, x, y)
-        return [found[name].flatten(1) for name in weights]
-
-    return rows
-
-
 class NoisedSums:
     def __init__(self, task: Task, event: PoissonSampled) -> None:
         import torch
@@ -224,13 +301,13 @@ class NoisedSums:
         count = self.count if self._units is None else len(self._units)
         chosen = poisson_sample(count, self._event.sampling_probability, self._random_bytes)
         if self._units is None:
-            return self.total(rows, chosen, norm) << (NOISE_BITS - RECORD_BITS)
+            return self.total(rows, chosen, norm)
         return self._by_unit(rows, [self._units[at] for at in chosen], norm)
 
     def total(self, rows: Rows, chosen: Int64, clip_norm: float) -> Int64:
-        """Return the sum (values,) of `chosen` records' rows in steps of `clip_norm`·2⁻¹⁶.
+        """Return the sum (values,) of `chosen` records' rows in steps of `clip_norm`·2⁻³⁰.
 
-        One record's L2 norm is at most 2¹⁶ steps."""
+        One record's L2 norm is at most 2³⁰ steps."""
         return self._sums(rows, [chosen], clip_norm)[0]
 
     def _by_unit(self, rows: Rows, units: list[Int64], clip_norm: float) -> Int64:
@@ -240,11 +317,11 @@ class NoisedSums:
         units = units or [np.empty(0, np.int64)]
         for start in range(0, len(units), size):
             for own in self._sums(rows, units[start : start + size], clip_norm):
-                total = total + clip_sum(own << NOISE_BITS - RECORD_BITS, 1 << NOISE_BITS)
+                total = total + clip_sum(own, 1 << NOISE_BITS)
         return total
 
     def _sums(self, rows: Rows, units: list[Int64], clip_norm: float) -> list[Int64]:
-        """Return the sum (values,) of each unit's records' rows in steps of `clip_norm`·2⁻¹⁶."""
+        """Return the sum (values,) of each unit's records' rows in steps of `clip_norm`·2⁻³⁰."""
         import torch
 
         sums: list[Int64] = [np.zeros(1, np.int64)] * len(units)
@@ -256,10 +333,10 @@ class NoisedSums:
             whole = to_steps(rows(self._x[at], self._y[at]), at != self.count, clip_norm)
             numbers = np.unique(unit[block[block != self.count]]) if len(units) > 1 else (0,)
             for number in numbers:
-                own = torch.as_tensor(unit[block] == number)
-                parts = whole if len(units) == 1 else [part[own.to(part.device)] for part in whole]
-                found = torch.cat([part.sum(0) for part in parts])
-                sums[number] = sums[number] + found.cpu().numpy().astype(np.int64)
+                own = slice(None) if len(units) == 1 else torch.as_tensor(unit[block] == number)
+                found = _exact_sum(whole, own)
+                found += sums[number]
+                sums[number] = found
         return sums
 
 
@@ -267,7 +344,7 @@ class NoisedSgd:
     def __init__(
         self, task: Task, sums: NoisedSums, parameters: DpSgdParameters, context: MethodContext
     ) -> None:
-        self._sums, self._gradients = sums, record_gradients(task.network, parameters)
+        self._sums, self._learned = sums, (task.network, parameters)
         self._global, self._optimizer = task.weights, parameters.optimizer
         batch = parameters.sampling_rate * context.nominal_records  # public, unlike the sample's
         self._rate, self._clip_norm = parameters.rate(task.round), parameters.clip_norm
@@ -290,10 +367,10 @@ class NoisedSgd:
         processor = self._sums.processor
         return {name: torch.tensor(array, device=processor) for name, array in values.items()}
 
-    def take(self, weights: Mapping[str, torch.Tensor], optimizer: Steps | None = None) -> None:
+    def take(self, weights: Tensors, optimizer: Steps | None = None) -> None:
         import torch
 
-        rows = gradient_rows(self._gradients, weights)
+        rows = gradient_rows(*self._learned, weights)
         drawn = self._scale * self._sums.draw(rows, self._clip_norm)
         step = torch.as_tensor(drawn.astype(np.float32)).to(self._sums.processor)
         parts = torch.split(step, [value.numel() for value in weights.values()])

@@ -27,7 +27,6 @@ from edgeveil.parts.methods.dp_sgd import (
     NoisedSums,
     gradient_rows,
     noised_steps,
-    record_gradients,
 )
 from edgeveil.parts.methods.optimizers import OptimizerParameters, local_refusals
 from edgeveil.parts.round import Aim, Array, PlannedRound, Tensors
@@ -76,7 +75,7 @@ class SummedGradients(BaseStage):
         own = replace(self.event, event=noise_of(self.release))
         sums = NoisedSums(task, own)
         weights = {n: torch.tensor(a, device=sums.processor) for n, a in task.weights.items()}
-        rows = gradient_rows(record_gradients(task.network, self.parameters), weights)
+        rows = gradient_rows(task.network, self.parameters, weights)
         total = sums.sampled(rows, self.parameters.clip_norm)
         return noised_step(np.clip(total, -self.room, self.room), own, task.random_bytes)
 

@@ -1,5 +1,6 @@
 """DP-SGD's clipped sums and steps by hand; every record's part stays as it is beside others."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +10,13 @@ import torch
 from edgeveil.data.records import Records
 from edgeveil.parts.methods import METHODS
 from edgeveil.parts.methods.dp_sgd import (
-    RECORD_BITS,
+    AIM,
+    NOISE_BITS,
     DpSgd,
     DpSgdParameters,
     NoisedSgd,
     NoisedSums,
+    _exact_sum,
     to_steps,
 )
 from edgeveil.parts.models import build_network
@@ -50,7 +53,7 @@ class QuietSums(NoisedSums):
 
     def draw(self, rows, norm):
         self.found = self.total(rows, self.chosen, norm)
-        return self.found * (norm * 2.0**-RECORD_BITS)
+        return self.found * (norm * 2.0**-NOISE_BITS)
 
 
 def summed(network, records, weights, chosen, clip_norm, places=None):
@@ -65,13 +68,18 @@ def summed(network, records, weights, chosen, clip_norm, places=None):
 
 
 def test_a_clipped_gradient_by_hand():
-    # p = (½, ½): the gradient is (-½, ½) for the weights and for the bias, of norm 1. Clipped to
-    # ½ each value is ½ of the clip norm, 2^15 steps, less the margin of 2^-12.
-    found = summed(NETWORK, ONE, ZERO, [0], 0.5)
-    assert found.tolist() == [-32760, 32760, -32760, 32760]
+    # p = (½, ½): the gradient of the logits is (-½, ½), that of weights and bias its products with
+    # (x, 1): of norm 1, so clipped to ½, less the margin of 2^-12. Each factor is rounded.
+    left, right = int(2**14 / 2**0.5), int(2**16 * AIM * 0.5 * 2**0.5)
+    value = left * right
+    assert value == pytest.approx(2**29, rel=2**-11)
+    assert summed(NETWORK, ONE, ZERO, [0], 0.5).tolist() == [-value, value, -value, value]
     # What is shorter than the clip stays as it is: ½ is an eighth of 4, and x is 3 for the weights.
     three = Records(np.full((1, 1), 3, np.float32), ONE.y)
-    assert summed(NETWORK, three, ZERO, [0], 4.0).tolist() == [-24570, 24570, -8190, 8190]
+    right = int(2**16 * AIM * 0.5 * 10**0.5 / 4)
+    weight, bias = int(2**14 * 3 / 10**0.5) * right, int(2**14 / 10**0.5) * right
+    assert bias == pytest.approx(2**27, rel=2**-11)
+    assert summed(NETWORK, three, ZERO, [0], 4.0).tolist() == [-weight, weight, -bias, bias]
 
 
 def test_a_step_is_the_sum_over_the_public_batch_and_only_that():
@@ -85,9 +93,8 @@ def test_a_step_is_the_sum_over_the_public_batch_and_only_that():
         random = lambda n, noise=noise: bytes(n) if n <= 1 else noise(n)  # noqa: E731
         answer = device.answer(ROUND, ZERO, records, random, "cpu")
         found.append(answer.segments["output.bias"].astype(float))
-    # -η·C·(∓32760·2^-16)/(1.0·8)
-    by_hand = 0.4 * 0.5 * 32760 * 2.0**-16 / 8
-    np.testing.assert_allclose(found[0] - found[1], [by_hand, -by_hand], atol=1e-7)
+    by_hand = 0.4 * 0.5 * 0.5 * AIM / 8  # -η·C·(∓½)/(1.0·8)
+    np.testing.assert_allclose(found[0] - found[1], [by_hand, -by_hand], atol=1e-6)
 
 
 def some(n):
@@ -102,7 +109,7 @@ def test_the_sum_is_that_of_its_records_bit_by_bit_and_none_is_longer_than_the_c
     places = np.random.default_rng(0).integers(0, 16, 50).tolist()
     alone = [summed(network, records, weights, [i], 0.7, places) for i in range(50)]
     lengths = [int((part**2).sum()) for part in alone]
-    assert max(lengths) <= 1 << 32
+    assert max(lengths) <= 1 << 60
     assert sum(length > 0 for length in lengths) > 25  # the others are right without a doubt
     everyone = summed(network, records, weights, range(50), 0.7, places)
     np.testing.assert_array_equal(everyone, np.sum(alone, axis=0))
@@ -117,10 +124,46 @@ def test_a_gradient_that_is_no_number_counts_nothing_and_harms_nobody():
     records.x[1] = 3e38
     both = summed(network, records, network.initial(), [0, 1, 2], 1.0, [0, 1, 2])
     sound = summed(network, records, network.initial(), [0, 2], 1.0, [0, 1, 2])
-    assert int(((both - sound) ** 2).sum()) <= 1 << 32
+    assert int(((both - sound) ** 2).sum()) <= 1 << 60
     rows = [torch.tensor([[np.nan, 1.0], [np.inf, 0.0], [0.0, 2.0]])]
     there = torch.tensor([True, True, True])
     assert to_steps(rows, there, 1.0)[0].tolist() == [[0, 0], [0, 0], [0, 65520]]
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, 3e38])
+def test_a_record_without_a_gradient_leaves_those_of_others_as_they_are(broken):
+    there = torch.ones(3) > 0
+    part, left, right = torch.rand(3, 4), torch.rand(3, 5), torch.rand(3, 2)
+    sound = to_steps([part, (left, right)], there, 0.1)
+    for one in (part, left, right):
+        kept = one[1].clone()
+        one[1] = broken
+        found = to_steps([part, (left, right)], there, 0.1)
+        one[1] = kept
+        for before, after in zip((sound[0], *sound[1]), (found[0], *found[1]), strict=True):
+            assert torch.equal(before[[0, 2]], after[[0, 2]])
+            assert after[1].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1, 1023, 1024, 5000])
+def test_no_product_of_factors_is_longer_than_the_clip_whatever_their_size_and_scale(size):
+    rng = np.random.default_rng(size)
+    left, right = (
+        torch.as_tensor(
+            (rng.standard_t(2, (64, n)) * 10.0 ** rng.integers(-8, 8, (64, 1))).astype(np.float32)
+        )
+        for n in (size, 7)
+    )
+    beside = right * left.norm(dim=1, keepdim=True)
+    parts = to_steps([(left, right), beside], torch.ones(64) > 0, 3.0)
+    whole = [part.to(torch.int64) for part in (*parts[0], parts[1] * 2.0**14)]
+    squares = [[sum(int(v) ** 2 for v in row) for row in one] for one in whole]
+    lengths = [a * b + c for a, b, c in zip(*squares, strict=True)]
+    assert max(lengths) <= 1 << 60
+    assert max(lengths) > 0.99 * 2**60
+    sums = _exact_sum(parts, slice(None))
+    exact = whole[0].T.numpy().astype(object) @ whole[1].numpy().astype(object)
+    assert sums.tolist() == [*exact.ravel().tolist(), *whole[2].sum(0).tolist()]
 
 
 @pytest.mark.parametrize("size", [1, 1023, 1024, 5000])

@@ -62,8 +62,8 @@ def test_a_round_is_one_step_along_the_sum_over_all_devices_and_the_public_batch
     without = uploads([records()] * 3)
     moved = flat(after(with_records)).astype(float) - flat(after(without)).astype(float)
     # p = (½, ½): a gradient is ±½ in each of 4 values, clipped to ½, less the margin of 2^-12.
-    step = 0.4 * 3 * 0.5 * 32760 * 2.0**-16 / (1.0 * 8 * 3)
-    np.testing.assert_allclose(moved, [step, -step, step, -step], atol=1e-7)
+    step = 0.4 * 3 * 0.5 * 0.5 * dp_sgd.AIM / (1.0 * 8 * 3)
+    np.testing.assert_allclose(moved, [step, -step, step, -step], atol=1e-6)
 
 
 def test_one_record_moves_an_upload_by_no_more_than_is_priced():

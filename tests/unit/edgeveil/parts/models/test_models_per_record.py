@@ -8,7 +8,7 @@ import torch
 from safetensors.numpy import save
 from torch import nn
 
-from edgeveil.parts.methods.dp_sgd import RECORD_BITS, record_gradients, to_steps
+from edgeveil.parts.methods.dp_sgd import NOISE_BITS, _exact_sum, gradient_rows, to_steps
 from edgeveil.parts.models import MODELS, build_network, python_model
 from edgeveil.parts.models.network import AdapterParameters
 from edgeveil.parts.models.python_model import PythonParameters
@@ -109,13 +109,14 @@ def test_clipped_gradients_of_records_are_those_of_a_loop(case):
         leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
         loss = network.loss(leaves, x[k : k + 1], y[k : k + 1])
         alone.append(torch.autograd.grad(loss, list(leaves.values())))
-    together = record_gradients(network)(weights, x, y)
+    rows = gradient_rows(network, None, weights)(x, y)
     norms = [math.sqrt(sum(float(part.double().square().sum()) for part in one)) for one in alone]
     clip_norm = sorted(norms)[1]  # one record is shorter, one longer
     assert norms[0] > 0
-    rows = [together[name].flatten(1) for name in weights]
-    found = torch.cat(to_steps(rows, torch.ones(len(x)), clip_norm), 1) * 2.0**-RECORD_BITS
+    whole = to_steps(rows, torch.ones(len(x)), clip_norm)
+    sums = [_exact_sum(whole, torch.arange(len(x)) == k) for k in range(len(x))]
+    found = torch.tensor(np.ldexp(np.stack(sums), -NOISE_BITS))
     for k, one in enumerate(alone):
-        wanted = torch.cat([part.flatten() for part in one]) / max(norms[k], clip_norm)
+        wanted = torch.cat([part.flatten() for part in one]).double() / max(norms[k], clip_norm)
         torch.testing.assert_close(found[k], wanted, rtol=0, atol=5e-4)
         assert float(found[k].double().norm()) <= 1
