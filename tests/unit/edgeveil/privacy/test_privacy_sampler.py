@@ -13,7 +13,6 @@ from edgeveil.errors import PrivacyError
 from edgeveil.privacy import sampler
 from edgeveil.privacy.derived import DerivedRandom
 from edgeveil.privacy.sampler import (
-    BOX_BITS,
     EXPANDED,
     MOST_BITS,
     LazyUniform,
@@ -101,23 +100,6 @@ def test_boxes_cover_the_curve_and_those_taken_unasked_lie_below_it(variance):
         ends = sorted(abs(int(end)) for end in (begin, begin + width - 1))
         assert boxes >= curve(ends[0], variance) * scale
         assert below.get(begin, 0) <= curve(ends[1], variance) * scale
-
-
-@pytest.mark.parametrize("variance", VARIANCES)
-def test_a_value_of_a_box_is_kept_with_the_chance_that_the_curve_gives_it(variance):
-    starts, rows, sure, width, scale = _boxes(variance)
-    for box in range(sure, len(starts), 97):
-        for place in (0, width - 1):
-            x = int(starts[box]) + place
-            chance = curve(x, variance) * scale - int(rows[box])
-            for off, kept in ((-1e-3, x), (1e-3, starts[0])):  # refused, the next box is 0
-                height = min(max(0, int((chance + off) * 2**64)), 2**64 - 1)
-                given = iter([place << BOX_BITS | box, height])
-                words = lambda n, given=given: (  # noqa: E731
-                    next(given, 0).to_bytes(8, "little") + bytes(n - 8)
-                )
-                if 0 < chance + off < 1:
-                    assert boxed_gaussian(variance, (1,), words) == kept
 
 
 @pytest.mark.parametrize(
