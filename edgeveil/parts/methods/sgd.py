@@ -145,10 +145,7 @@ class LocalEpochs:
             drawn = (batches(self.count, p.batch_size, one.random_bytes) for one in self._tasks)
             for batch in zip(*drawn, strict=True):
                 chosen = [torch.as_tensor(one).to(self.processor) for one in batch]
-                x, y = (
-                    torch.cat([one.index_select(0, at) for one, at in zip(of, chosen, strict=True)])
-                    for of in (self._x, self._y)
-                )
+                x, y = _rows(self._x, chosen), _rows(self._y, chosen)
                 loss = self._loss(weights, x, y, random_bytes)
                 if len(batch) > 1:  # the sum of the devices' mean losses
                     loss = loss * len(batch)
@@ -164,6 +161,15 @@ class LocalEpochs:
             name: value.detach().sub_(self.anchor[name]).cpu().numpy()
             for name, value in weights.items()
         }
+
+
+def _rows(of: Sequence[torch.Tensor], chosen: Sequence[torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    found = of[0].new_empty((len(of) * len(chosen[0]), *of[0].shape[1:]))
+    for part, given, rows in zip(found.chunk(len(of)), of, chosen, strict=True):
+        torch.index_select(given, 0, rows, out=part)
+    return found
 
 
 class Sgd:
@@ -202,11 +208,12 @@ class Sgd:
         shape = len(tasks), len(tasks[0].records)
         if len(tasks) < 2 or self._alike.get(shape) is False:
             return []
-        starts, again = list(map(start, tasks)), deepcopy([one.random_bytes for one in tasks])
+        starts, known = list(map(start, tasks)), shape in self._alike
+        again = [] if known else deepcopy([one.random_bytes for one in tasks])
         stack = {name: np.stack([one[name] for one in starts]) for name in starts[0]}
         stack = self._trained(stack, *tasks)
         found = [{name: of[at] for name, of in stack.items()} for at in range(len(tasks))]
-        if shape in self._alike:
+        if known:
             return found
         afresh = (replace(one, random_bytes=own) for one, own in zip(tasks, again, strict=True))
         alone = [self.train(*pair) for pair in zip(afresh, starts, strict=True)]
