@@ -92,27 +92,22 @@ class _WorkerNursery:
         self._control, self._server, self._worker = control, server, 0
 
     def serve(self, *, branch: bool = False) -> int:
-        """Serve until the pipe closes or a `branch` is idle; return the exit code."""
-        code = 0
-        while True:
-            if branch and not self._server.jobs and not self._control.poll(IDLE_S):
-                code = _IDLE_EXIT
-                break
-            try:
-                raw = self._control.recv_bytes()
-            except EOFError:
-                break
-            if not raw:  # a worker's pipe follows
-                self._fork(recv_handle(self._control))
-            elif branch or "torch" in sys.modules or not self._server.loads_job(raw):
-                self._change_state(raw)
-            elif not self._branch_idled(raw):
-                break
-        self._end()
-        return code
+        """Serve until a `branch` is idle; return the exit code. Raises EOFError with the pipe."""
+        from edgeveil_edge.compute_worker import receive
 
-    def _change_state(self, raw: bytes) -> None:
-        self._control.send_bytes(self._server.change_state(raw))
+        try:
+            while True:
+                if branch and not self._server.jobs and not self._control.poll(IDLE_S):
+                    return _IDLE_EXIT
+                raw = receive(self._control)
+                if not raw:  # a worker's pipe follows
+                    self._fork(recv_handle(self._control))
+                elif branch or "torch" in sys.modules or not self._server.loads_job(raw):
+                    self._control.send_bytes(self._server.change_state(raw))
+                elif not self._branch_idled(raw):
+                    return 0
+        finally:
+            self._end()
 
     def _branch_idled(self, raw: bytes) -> bool:
         """Serve in a branch, which first loads a job; return False unless it ended as idle."""
@@ -122,7 +117,7 @@ class _WorkerNursery:
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == _IDLE_EXIT
         code = 1
         try:
-            self._change_state(raw)
+            self._control.send_bytes(self._server.change_state(raw))
             code = self.serve(branch=True)
         except (OSError, EOFError):  # the parent may end at any moment
             pass
@@ -158,8 +153,8 @@ class _WorkerNursery:
 
 def _print_type(error: Exception) -> None:
     # Not its text, which could quote a record.
-    sys.stderr.write(f"edgeveil: the computing process fails with {type(error).__name__}\n")
-    sys.stderr.flush()
+    what = f"edgeveil: the computing process fails with {type(error).__name__}"
+    print(what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

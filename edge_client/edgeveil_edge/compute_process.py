@@ -263,8 +263,7 @@ class ComputeProcess:
         self, halves: dict[Half, wire.HalfAnswer], until_s: float
     ) -> tuple[list[str], bool]:
         """Replace blank halves by those in time; return why some stay, and if work overran."""
-        in_time, missing, without = self._clock() <= until_s, set(halves), []
-        late = False
+        in_time, late, missing, without = self._clock() <= until_s, False, set(halves), list[str]()
         try:
             while missing:
                 found = self._reply(self._number, until_s)
@@ -349,7 +348,7 @@ class ComputeProcess:
         self._drop_worker()
         try:
             control = self._to_child(wire.encode(request))
-            return wire.decode_reply(control.recv_bytes())
+            return wire.decode_reply(wire.receive(control))
         except (OSError, EOFError):
             raise self._lost() from None
 
@@ -427,10 +426,9 @@ class ComputeProcess:
         if connection is None:
             raise EOFError
         left_s, raw = until_s - self._clock(), None
-        late = left_s <= 0
         try:
-            if not late and connection.poll(None if left_s == math.inf else left_s):
-                raw = connection.recv_bytes()
+            if left_s > 0 and connection.poll(None if left_s == math.inf else left_s):
+                raw = wire.receive(connection)
         except (EOFError, OSError):
             if self._closed.is_set():
                 raise ProtocolError("stopping") from None

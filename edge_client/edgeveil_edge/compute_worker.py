@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from io import BufferedReader, FileIO
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -158,6 +159,18 @@ def encode(message: Request | Reply) -> bytearray:
     return encode_at_once(_encoder, message)
 
 
+def receive(connection: Connection) -> bytes:
+    """Return the next message as `recv_bytes`, read into one buffer. Raises EOFError, OSError."""
+    with BufferedReader(FileIO(connection.fileno(), closefd=False), 1) as pipe:  # no read-ahead
+        need, head = 4, pipe.read(4)
+        if head == b"\xff\xff\xff\xff":  # of a message over 2 GiB
+            need, head = 8, pipe.read(8)
+        raw = pipe.read(size := int.from_bytes(head, "big"))
+    if len(head) < need or len(raw) < size:
+        raise EOFError
+    return raw
+
+
 def decode_reply(raw: bytes) -> Reply:
     """Decode a reply. Raises ProtocolError `malformed_answer`."""
     try:
@@ -267,7 +280,7 @@ class ComputeServer:
         self._connection = connection
         with suppress(EOFError, OSError):
             while True:
-                request = _requests.decode(connection.recv_bytes())
+                request = _requests.decode(receive(connection))
                 if isinstance(request, TryJob):
                     self._try(request)
                 elif isinstance(request, TryRelease):

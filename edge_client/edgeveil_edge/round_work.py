@@ -55,9 +55,6 @@ from edgeveil_edge.store import (
 )
 
 _BY_VALUES = "by their values"
-_BY_SCHEMA = "as they are stored"
-_BY_PERSON = "by the column"
-MEMORY_BYTES = 1 << 26
 MOST_OVERRUNS = 3  # late answers of a job before it is declined
 _FURTHER_ATTEMPTS = 3  # beyond the job's own, for a cloud that pauses or starts again
 
@@ -390,8 +387,8 @@ class RoundWork:
 
 def _read_by(data: JobData) -> str:
     if data.person is not None:
-        return f"{_BY_PERSON} '{data.person}'"
-    return _BY_VALUES if data.schema_ is None else _BY_SCHEMA
+        return f"by the column '{data.person}'"
+    return _BY_VALUES if data.schema_ is None else "as they are stored"
 
 
 def nothing_to_give(site: EdgeSite, context: RoundContext) -> str:
@@ -478,7 +475,7 @@ def kept_tensors(kept: Tensors) -> Tensors:
 
 
 def release(
-    ledger: Ledger, manifest: Manifest, parts: list[Answer], memory_bytes: int = MEMORY_BYTES
+    ledger: Ledger, manifest: Manifest, parts: list[Answer], memory_bytes: int = 1 << 26
 ) -> tuple[Receipt, bytes]:
     """Commit events, tensors and kept state; return receipt and payload. Empties `parts`."""
     events = [event for part in parts for event in part.events]

@@ -30,8 +30,6 @@ from edgeveil.protocol.sealed import (
 )
 from edgeveil.protocol.tensors import masked_segment, tensor_views
 
-MEMBERSHIP_BYTES = 32
-
 
 @dataclass(frozen=True)
 class Masks:
@@ -113,7 +111,7 @@ def seal_dummies(
     manifest: Manifest, groups: Sequence[int], masks: Masks, sealing: Sealing = real_sealing
 ) -> SealedAnswer:
     """Seal empty segments that look like a real answer to all but the cloud."""
-    membership = os.urandom(MEMBERSHIP_BYTES)
+    membership = os.urandom(32)
     sealed = [
         sealing.seal_segment(manifest, manifest.groups[index], membership, b"") for index in groups
     ]

@@ -91,6 +91,7 @@ class Receipt:
     events: tuple[Event, ...]
     payload_sha256: bytes = field(repr=False)
     token: object = field(repr=False, compare=False)
+    hashed: bytes | None = field(default=None, repr=False, compare=False)  # what has that digest
 
     def __post_init__(self) -> None:
         if self.token is not _MADE_BY_LEDGER:
@@ -98,7 +99,8 @@ class Receipt:
 
     def covers(self, payload: bytes) -> bool:
         """Return whether `payload` is exactly the one stored under this receipt."""
-        return hashlib.sha256(payload).digest() == self.payload_sha256
+        same = payload is self.hashed and type(payload) is bytes  # immutable: hashed once
+        return same or _digest(payload) == self.payload_sha256
 
 
 class Ledger:
@@ -186,6 +188,7 @@ class Ledger:
         `kept` replaces the state for the job's next release; None keeps it. A second commit of a
         round returns the first receipt: publish what `recall` returns. Raises `PrivacyError` past
         the reservation."""
+        stored = None
         with self._written() as db:
             if self._answer(job_id, round) is None:
                 self.admit(job_id, events)
@@ -195,7 +198,8 @@ class Ledger:
                 db.execute("INSERT INTO payloads VALUES (?, ?)", (number, payload))
                 if kept is not None:
                     self._keep(db, job_id, kept)
-        return self._receipt(job_id, round)
+                stored = payload
+        return self._receipt(job_id, round, stored)
 
     def kept(self, job_id: str) -> bytes:
         """Return the state that a job's newest release kept for the next one; default empty."""
@@ -224,10 +228,9 @@ class Ledger:
             ).fetchone()
         if row is None:
             raise PrivacyError(f"job {job_id}, round {round}: released and forgotten")
-        receipt = self._receipt(job_id, round)
-        if not receipt.covers(row[0]):
+        if not self._receipt(job_id, round).covers(row[0]):
             raise _other_tensors(answer, self._path)
-        return receipt, row[0]
+        return self._receipt(job_id, round, row[0]), row[0]
 
     def released(self, job_id: str, rounds: Collection[int]) -> bool:
         """Return whether any of these rounds was answered."""
@@ -317,10 +320,10 @@ class Ledger:
         entry = self._account().get(job_id)
         return None if entry is None else entry.answers.get(round)
 
-    def _receipt(self, job_id: str, round: int) -> Receipt:
+    def _receipt(self, job_id: str, round: int, hashed: bytes | None = None) -> Receipt:
         found = self._chain.account(self.dataset)[job_id].answers[round]
         key, digest = (self.dataset, job_id, round), found.payload_sha256
-        return Receipt(*key, found.events, digest, _MADE_BY_LEDGER)
+        return Receipt(*key, found.events, digest, _MADE_BY_LEDGER, hashed)
 
 
 def read_ledger(path: Path) -> LedgerChain:

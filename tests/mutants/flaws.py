@@ -827,6 +827,11 @@ MUTANTS = {
         "receipt.covers(payload) -> True",
         "tests/unit/edgeveil_edge/test_answer.py::test_what_is_released_is_what_the_ledger_held_first",
     ),
+    "receipt-for-a-second-draw": Mutant(
+        "edgeveil.privacy.ledger:Ledger.commit",
+        "self._receipt(job_id, round, stored) -> self._receipt(job_id, round, payload)",
+        "tests/unit/edgeveil/privacy/test_privacy_ledger.py::test_a_retry_returns_the_first_payload_and_costs_nothing",
+    ),
     # --- split by record ---
     "halves-follow-from-the-others": Mutant(
         "edgeveil.data.split:split_once",

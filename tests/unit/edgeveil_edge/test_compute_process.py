@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import edge_kit as kit
@@ -33,7 +34,7 @@ from edgeveil.protocol.tensors import pack_tensors
 from edgeveil_edge import compute, compute_child, compute_process
 from edgeveil_edge.compute import Computation, Computer, TaughtJob
 from edgeveil_edge.compute_process import ComputeProcess, RemoteComputer, digest_of
-from edgeveil_edge.compute_worker import read_in_fork
+from edgeveil_edge.compute_worker import read_in_fork, receive
 
 KEY, SPLIT_KEY = bytes(range(32)), bytes(32)
 MODULE = "hostile_net"
@@ -510,3 +511,22 @@ def test_a_reading_that_ends_its_process_never_ends_or_fails_is_reported():
     with pytest.raises(DataError) as caught:  # a fault of form
         read_in_fork(no_column, 60.0)
     assert not isinstance(caught.value, RecordsError)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 1 << 20])
+def test_a_message_is_read_whole_and_no_further(size_bytes):
+    ours, theirs = Pipe()
+    sent = os.urandom(size_bytes)
+    with ours, theirs, ThreadPoolExecutor(1) as sender:
+        sender.map(theirs.send_bytes, [sent, b"next"])
+        assert (receive(ours), receive(ours)) == (sent, b"next")
+
+
+@pytest.mark.parametrize("cut", [b"", b"\0\0", b"\0\0\0\x08half", b"\xff" * 4 + b"\0" * 4])
+def test_a_message_that_is_cut_off_is_none(cut):
+    ours, theirs = Pipe()
+    with ours:
+        with theirs:
+            os.write(theirs.fileno(), cut)
+        with pytest.raises(EOFError):
+            receive(ours)

@@ -1,3 +1,4 @@
+import hashlib
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -27,12 +28,32 @@ def test_a_retry_returns_the_first_payload_and_costs_nothing(ledger):
     ledger.open_job(request(), WIDE)
     first = ledger.commit("j1", 3, [LINEAR], b"noised")
     spent = ledger.spent("j1")
-    again = ledger.commit("j1", 3, [LINEAR], b"drawn again")
+    drawn = b"drawn again"
+    again = ledger.commit("j1", 3, [LINEAR], drawn)
     assert again == first
-    assert not again.covers(b"drawn again")
+    assert not again.covers(drawn)
     assert ledger.recall("j1", 3) == (first, b"noised")
     assert ledger.spent("j1") == spent
     assert ledger.recall("j1", 4) is None
+
+
+def test_a_payload_is_hashed_once_from_the_ledger_to_its_seal(ledger, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(
+        "edgeveil.privacy.ledger._digest",
+        lambda payload: hashed.append(payload) or hashlib.sha256(payload).digest(),
+    )
+    ledger.open_job(request(), WIDE)
+    first, other = bytes(8), bytearray(8)
+    receipt = ledger.commit("j1", 3, [LINEAR], first)
+    assert receipt.covers(first)
+    assert hashed == [first]
+    again, stored = ledger.recall("j1", 3)
+    assert again.covers(stored)
+    assert hashed == [first, stored]
+    altered = replace(receipt, hashed=other)
+    other[0] = 1
+    assert not altered.covers(other)  # bytes that can change are hashed each time
 
 
 def test_what_was_committed_survives_a_new_process(path, ledger):
