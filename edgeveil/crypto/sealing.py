@@ -51,6 +51,7 @@ def unusable(public: SealingKey) -> CryptoError:
 
 TAG_BYTES = 8
 STANZA_BYTES = TAG_BYTES + KEY_BYTES + SEAL_OVERHEAD_BYTES
+_TEXT_BYTES = STANZA_BYTES - TAG_BYTES - KEY_BYTES  # ciphertext and its tag
 SMALLEST_BUCKET = 16
 # Two recipients share a tag about once in 2^64 pairs: more equal tags are an attempt to waste a
 # device's time.
@@ -69,16 +70,19 @@ def stanza_area_bytes(recipients: int) -> int:
 def seal_stanzas(
     content_key: ContentKey, recipients: Sequence[SealingKey], info: bytes, count: int | None = None
 ) -> bytes:
-    """Return `count` stanzas, filled up with dummies. Raises CryptoError for an unusable key."""
-    ephemeral, thrown_away = OpeningKey.generate(), OpeningKey.generate().public()
+    """Return `count` stanzas, filled up with dummies. Raises CryptoError for an unusable key.
+
+    A dummy is what a stanza is to all but its recipient: a fresh public key and random bytes."""
+    ephemeral = OpeningKey.generate()
     public, private = ephemeral.public(), ephemeral.library_key()
     raw = content_key.to_bytes()
     stanzas = [
         _tag(private, key, _bound(public, key, info)) + seal(key, info, raw) for key in recipients
     ]
     dummies = [
-        os.urandom(TAG_BYTES) + seal(thrown_away, info, os.urandom(KEY_BYTES))
+        os.urandom(TAG_BYTES) + point.public_bytes_raw() + os.urandom(_TEXT_BYTES)
         for _ in range((count or stanza_count(len(recipients))) - len(recipients))
+        for point in (X25519PrivateKey.generate().public_key(),)
     ]
     return b"".join([public.to_bytes(), *sorted(stanzas + dummies)])
 
