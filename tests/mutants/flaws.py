@@ -936,7 +936,7 @@ MUTANTS = {
     ),
     "late-answers-are-taken": Mutant(
         "edgeveil_edge.compute_process:ComputeProcess._receive",
-        "left_s <= 0 -> False",
+        "left_s > 0 -> True",
         "tests/unit/edgeveil_edge/test_compute_process.py::test_a_box_that_is_late_with_the_empty_answer_sends_that_late",
     ),
     # --- derived noise ---
