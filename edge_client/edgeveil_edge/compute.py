@@ -48,7 +48,7 @@ from edgeveil_edge.release_trial import try_release
 
 _WARM_RECORDS = 8
 TRIAL_MARGIN = 2.0  # an answer gets this multiple of the trial's time
-AROUND_S = 0.03  # for opening the package, ledger and a new worker
+AROUND_S = 0.015  # for opening the package, ledger and a new worker
 SLOW_RECORDS = 32  # runs of the graph that may each take 1/64 of the time
 READING_S = 0.5  # per reading; plus, per record, several times the cost on a core of 2020:
 RECORD_S, PICTURE_S = 100e-6, 2e-3
