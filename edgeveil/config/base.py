@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -51,14 +52,15 @@ class Keys(BaseModel):
 
 @cache
 def key_texts(model: type) -> dict[str, str]:
-    """Return the texts below the fields of a model's class and its bases."""
+    """Return the texts below the fields of a model's class and its bases; none without source."""
     texts: dict[str, str] = {}
-    for one in reversed(model.__mro__):
-        if issubclass(one, Keys) and one.__module__ != __name__:
-            body = ast.parse(dedent(inspect.getsource(one))).body[0].body  # type: ignore[attr-defined]
-            for key, text in pairwise(body):
-                if isinstance(key, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    texts[ast.unparse(key.target)] = inspect.cleandoc(ast.literal_eval(text.value))
+    for one in (c for c in reversed(model.__mro__) if issubclass(c, Keys)):
+        with suppress(OSError, TypeError, SyntaxError):  # of a class made at a prompt or by `exec`
+            [tree] = ast.parse(dedent(inspect.getsource(one))).body
+            for key, text in pairwise(getattr(tree, "body", ())):
+                match key, text:
+                    case ast.AnnAssign(), ast.Expr(value=ast.Constant(value=str() as words)):
+                        texts[ast.unparse(key.target)] = inspect.cleandoc(words)
     return texts
 
 

@@ -41,6 +41,12 @@ def test_every_key_is_documented():
     assert [name for name, text in texts.items() if not text] == []
 
 
+def test_a_block_without_source_has_a_schema_of_its_keys():
+    made = {}
+    exec("class Made(Block):\n    devices: int = 3\n", {"Block": Block, "__name__": "prompt"}, made)
+    assert list(made["Made"].model_json_schema()["properties"]) == ["devices"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_schema_is_closed_and_every_key_of_it_stands_in_an_example(kind):
     examples = "\n".join(path.read_text() for path in FILES)
